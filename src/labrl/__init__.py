@@ -1,0 +1,1 @@
+"""labrl: a laboratory for deep reinforcement learning."""

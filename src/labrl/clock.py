@@ -1,0 +1,82 @@
+"""What everything in a session is timed by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+
+class Clock:
+    """Counts frames, episodes, optimizer updates and seconds of training.
+
+    A frame is one agent step of one environment: a vector step of `num_envs` environments adds
+    `num_envs` frames. `wall` is seconds spent in training; it goes on where it was after a resume.
+    """
+
+    def __init__(self, max_frame: int) -> None:
+        self.max_frame = max_frame
+        """Budget of the session, frames."""
+        self.frame = 0
+        self.episode = 0
+        """Finished whole episodes."""
+        self.opt_step = 0
+        """Optimizer updates."""
+        self._previous_frame = 0
+        self._wall_before = 0.0
+        self._started: float | None = None
+
+    @property
+    def wall(self) -> float:
+        """Seconds of training so far, those before a resume included."""
+        running = 0.0 if self._started is None else time.perf_counter() - self._started
+        return self._wall_before + running
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent."""
+        return self.frame >= self.max_frame
+
+    def start(self) -> None:
+        """Let the wall time run; calling it again changes nothing."""
+        if self._started is None:
+            self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        """Hold the wall time, for instance while another program owns the processor."""
+        self._wall_before = self.wall
+        self._started = None
+
+    def tick(self, frames: int, episodes: int = 0) -> None:
+        """Count one vector step: `frames` agent steps, of which `episodes` ended a whole episode."""
+        self._previous_frame = self.frame
+        self.frame += frames
+        self.episode += episodes
+
+    def due(self, frequency: int) -> bool:
+        """Whether the last tick crossed a multiple of `frequency` frames, or ended the budget.
+
+        True exactly once for each multiple, whatever the number of frames in a tick, except that
+        one tick across several multiples is due once. After the last tick everything is due.
+        """
+        return self.frame // frequency > self._previous_frame // frequency or self.finished
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts and seconds as plain numbers."""
+        return {
+            "frame": self.frame,
+            "previous_frame": self._previous_frame,
+            "episode": self.episode,
+            "opt_step": self.opt_step,
+            "wall": self.wall,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; the budget stays that of the present configuration."""
+        self.frame = int(state["frame"])
+        self._previous_frame = int(state["previous_frame"])
+        self.episode = int(state["episode"])
+        self.opt_step = int(state["opt_step"])
+        self._wall_before = float(state["wall"])
+        if self._started is not None:
+            self._started = time.perf_counter()
