@@ -1,0 +1,257 @@
+"""Plain nested dicts into typed config dataclasses, with every mistake told by its full key.
+
+Pydantic checks the leaves; the walk over dataclasses is our own, because a stdlib dataclass in
+pydantic ignores unknown keys, and because the branch of a union must not show up in a key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BeforeValidator, PlainValidator, StrictBool, StrictStr, TypeAdapter, ValidationError
+
+from labrl.config.component import Component, TargetError, accepted_settings, load_target
+from labrl.config.errors import did_you_mean
+from labrl.config.types import real_number, whole_number
+
+Path = tuple[str | int, ...]
+
+
+class Invalid(ValueError):
+    """Every mistake below one node: where, relative to that node, and what is wrong."""
+
+    def __init__(self, mistakes: list[tuple[Path, str]]) -> None:
+        super().__init__(str(mistakes))
+        self.mistakes = mistakes
+
+    def below(self, *parents: str | int) -> list[tuple[Path, str]]:
+        """The mistakes, as seen from further up."""
+        return [((*parents, *path), message) for path, message in self.mistakes]
+
+    def told(self, key: str = "") -> str:
+        """One line for each mistake, for a node whose full key is `key`."""
+        return "\n".join(_line(key, path, message) for path, message in self.mistakes)
+
+
+def _line(key: str, path: Path, message: str) -> str:
+    full = key
+    for part in path:
+        full += f"[{part}]" if isinstance(part, int) else f".{part}" if full else part
+    prefix = full.rpartition(".")[0]
+    message = message.replace("<siblings>", f"{prefix}." if prefix else "").replace("<key>", full)
+    separator = "" if message.startswith(":") else " "
+    return f"{full}{separator}{message}" if full else message
+
+
+def dataclass_of(cls: type, node: Any) -> Any:
+    """`node` as an instance of the dataclass `cls`. Raises Invalid with every mistake."""
+    if isinstance(node, cls):
+        return node
+    if not isinstance(node, Mapping):
+        raise Invalid([((), f"must be a group of keys, got {shown(node)}")])
+    hints = _hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    mistakes: list[tuple[Path, str]] = []
+    values: dict[str, Any] = {}
+    for name, value in node.items():
+        if name not in fields:
+            mistakes.append(((str(name),), _unknown(str(name), list(fields))))
+            continue
+        try:
+            values[name] = _adapter(hints[name]).validate_python(value)
+        except ValidationError as error:
+            mistakes += _mistakes(error, name, _example(fields[name]))
+    for name, field in fields.items():
+        if name not in node and field.default is field.default_factory is dataclasses.MISSING:
+            mistakes.append(((name,), "must be given: set <key>=<value>"))
+    if mistakes:
+        raise Invalid(mistakes)
+    try:
+        return cls(**values)
+    except Invalid:
+        raise
+    except ValueError as error:
+        raise Invalid([((), f": {error}")]) from None
+
+
+def component_of(node: Any) -> Component:
+    """The component that `node` describes. Raises Invalid with every mistake."""
+    if isinstance(node, Component):
+        return node
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise Invalid([((), f"must be a part with a _target_, got {shown(node)}")])
+    path = node["_target_"]
+    if not isinstance(path, str):
+        raise Invalid(
+            [(("_target_",), f"must be a dotted path such as my_module.MyClass, got {shown(path)}")]
+        )
+    try:
+        target = load_target(path)
+    except TargetError as error:
+        raise Invalid([(("_target_",), f": {error}")]) from error
+    settings = {str(name): value for name, value in node.items() if name != "_target_"}
+    config_class = getattr(target, "Config", None)
+    if config_class is not None and dataclasses.is_dataclass(config_class):
+        return Component(path, dataclass_of(config_class, settings))  # type: ignore[arg-type]
+    accepted = accepted_settings(target)
+    unknown = [] if accepted is None else [name for name in settings if name not in accepted]
+    if unknown:
+        raise Invalid([((name,), _unknown(name, sorted(accepted or ()))) for name in unknown])
+    return Component(path, settings)
+
+
+def shown(value: Any) -> str:
+    """`value` as a message shows it: as YAML would, and short."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    guess = did_you_mean(name, known, prefix="<siblings>")
+    return f": no such key.{guess or ' Known here: ' + (', '.join(known) or 'nothing') + '.'}"
+
+
+def _example(field: dataclasses.Field[Any]) -> str:
+    default = field.default
+    if default is dataclasses.MISSING or default is None or dataclasses.is_dataclass(default):
+        return ""
+    return f" (for instance <key>={shown(default)})"
+
+
+def _mistakes(error: ValidationError, name: str, example: str) -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+    for one in error.errors(include_url=False):
+        # `[key]` marks a wrong key of a mapping, not a value below it.
+        path: Path = (name, *[part for part in one["loc"] if part != "[key]"])
+        inner = one.get("ctx", {}).get("error")
+        if isinstance(inner, Invalid):
+            found += inner.below(*path)
+        else:
+            text = f"{_rule(one)}, got {shown(one['input'])}"
+            found.append((path, text + (example if len(path) == 1 else "")))
+    return found
+
+
+def _rule(one: Any) -> str:
+    context = one.get("ctx", {})
+    match one["type"]:
+        case "greater_than":
+            return f"must be greater than {context['gt']}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}"
+        case "less_than":
+            return f"must be less than {context['lt']}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}"
+        case "literal_error":
+            return f"must be {context['expected']}"
+        case "value_error":
+            return str(context["error"])
+        case "bool_type":
+            return "must be true or false"
+        case "string_type":
+            return "must be text"
+        case "list_type" | "tuple_type":
+            return "must be a list"
+        case "dict_type":
+            return "must be a group of keys"
+        case _:
+            return f"is wrong: {one['msg']}"
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    try:
+        known = hash(hint) is not None and hint in _adapters
+    except TypeError:  # an annotation that holds a list cannot be hashed
+        return TypeAdapter(_strict(hint))
+    if not known:
+        _adapters[hint] = TypeAdapter(_strict(hint))
+    return _adapters[hint]
+
+
+def _strict(hint: Any) -> Any:
+    """`hint` with scalars that do not convert, and with dataclasses and components walked by us."""
+    if hint is int:
+        return Annotated[int, BeforeValidator(whole_number)]
+    if hint is float:
+        return Annotated[float, BeforeValidator(real_number)]
+    if hint is bool:
+        return StrictBool
+    if hint is str:
+        return StrictStr
+    if hint is Component:
+        return Annotated[Any, PlainValidator(component_of)]
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return Annotated[Any, PlainValidator(lambda node: dataclass_of(hint, node))]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return Annotated[(_strict(arguments[0]), *hint.__metadata__)]  # type: ignore[return-value]
+    if origin in (Union, types.UnionType):
+        return _union(arguments)
+    if origin in (list, dict, tuple, set):
+        return origin[tuple(_strict(part) if part is not ... else ... for part in arguments)]
+    return hint
+
+
+def _union(members: tuple[Any, ...]) -> Any:
+    """A union that tells one mistake: `null`, then dataclasses told apart by `kind`, then the rest."""
+    optional = type(None) in members
+    shapes = {_kind(member): member for member in members if _kind(member)}
+    others = [member for member in members if member is not type(None) and not _kind(member)]
+    if not shapes and len(others) == 1:
+        return Union[_strict(others[0]), None]  # noqa: UP007 - built at run time
+    adapters = [TypeAdapter(_strict(member)) for member in others]
+
+    def choose(node: Any) -> Any:
+        if node is None and optional:
+            return None
+        if shapes and (isinstance(node, Mapping) or _kind(type(node))):
+            return _shape(shapes, node)
+        rules: list[str] = []
+        for adapter in adapters:
+            try:
+                return adapter.validate_python(node)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                inner = first.get("ctx", {}).get("error")
+                if isinstance(inner, Invalid) and isinstance(node, Mapping):
+                    raise inner from None
+                rules.append(_rule(first).removeprefix("must be "))
+        if shapes:
+            rules.append(f"a schedule ({', '.join(shapes)})" if "linear" in shapes else "a group with a kind")
+        raise ValueError(f"must be {' or '.join(rules)}")
+
+    return Annotated[Any, PlainValidator(choose)]
+
+
+def _kind(cls: Any) -> str | None:
+    """The value of the field `kind` that tells the dataclass `cls` from others in a union."""
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        return None
+    hint = _hints(cls).get("kind")
+    return get_args(hint)[0] if get_origin(hint) is Literal else None
+
+
+def _shape(shapes: dict[str | None, Any], node: Any) -> Any:
+    if not isinstance(node, Mapping):
+        return node
+    kind = node.get("kind")
+    options = [str(name) for name in shapes]
+    if kind not in shapes:
+        guess = did_you_mean(str(kind), options, prefix="<key>=")
+        raise Invalid([(("kind",), f"must be one of {', '.join(options)}, got {shown(kind)}.{guess}")])
+    return dataclass_of(shapes[kind], node)
