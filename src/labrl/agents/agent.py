@@ -1,0 +1,58 @@
+"""The contract between an agent and the session that lets it act and learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from labrl.step import Step
+
+
+class Agent(Protocol):
+    """Acts, observes what came of it, and learns when it is time.
+
+    Built as `Target(config, spaces=Spaces, clock=Clock, streams=Streams, compute=Compute)`. It knows no
+    environment, no session and no file. A target may check a configuration before anything is built:
+    `check_config(config, env)` against the environment's configuration, `check(config, spaces)` against
+    its spaces; both raise ConfigError.
+    """
+
+    def act(self, observation: NDArray) -> NDArray:
+        """Actions for the environments, given the learner's view of observations. [num_envs, ...]"""
+        ...
+
+    def observe(self, step: Step) -> None:
+        """Take in the learner's view of what the last actions led to."""
+        ...
+
+    def learn(self) -> int:
+        """Update if it is time. Returns the number of optimizer updates made."""
+        ...
+
+    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+        """Actions of the policy under evaluation, sampled with `generator`. [num_envs, ...]"""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """What a training row says of learning since the last call; the same keys each time, nan where unknown."""
+        ...
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks by name, for summaries and norms."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the agent remembers."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state."""
+        ...
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        ...

@@ -1,0 +1,89 @@
+"""The agent that every other one has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from labrl.clock import Clock
+from labrl.config.errors import ConfigError
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
+from labrl.step import Step
+
+
+@dataclass(kw_only=True)
+class RandomConfig:
+    """Uniformly random actions: the baseline of every statistic."""
+
+
+class RandomAgent:
+    """Draws every action uniformly from the action space and never learns."""
+
+    Config = RandomConfig
+
+    def __init__(
+        self, config: RandomConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+    ) -> None:
+        self._space = spaces.action
+        self._generator = streams.numpy("policy")
+
+    @classmethod
+    def check(cls, config: RandomConfig, spaces: Spaces) -> None:
+        """Raises ConfigError for a space that has no uniform distribution."""
+        uniform_actions(spaces.action, 1, np.random.default_rng(0))
+
+    def act(self, observation: NDArray) -> NDArray:
+        """[num_envs, ...]"""
+        return uniform_actions(self._space, len(observation), self._generator)
+
+    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+        """[num_envs, ...]"""
+        return uniform_actions(self._space, len(observation), generator)
+
+    def observe(self, step: Step) -> None:
+        """Nothing to remember."""
+
+    def learn(self) -> int:
+        """Never."""
+        return 0
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing to report."""
+        return {}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """None."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing but its stream, which the session saves."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def uniform_actions(space: gym.Space[Any], n: int, generator: np.random.Generator) -> NDArray:
+    """`n` independent uniform actions, [n, ...]. Raises ConfigError for unbounded or unknown spaces."""
+    if isinstance(space, gym.spaces.Discrete):
+        return generator.integers(space.start, space.start + space.n, size=n)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return generator.integers(space.start, space.start + space.nvec, size=(n, *space.shape))
+    if isinstance(space, gym.spaces.MultiBinary):
+        return generator.integers(0, 2, size=(n, *space.shape), dtype=np.int8)
+    if isinstance(space, gym.spaces.Box) and space.is_bounded():
+        return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)
+    raise ConfigError(
+        f"agent=random draws from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, not from {space}."
+    )

@@ -1,0 +1,266 @@
+"""The learner's view of what the environment gives: transforms of observations and rewards.
+
+Statistics are updated when training experience is collected, and frozen in evaluation. What a
+transform does never enters a return: returns are counted by the environment, before any transform.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.errors import ConfigError
+from labrl.config.types import Probability, PositiveFloat
+from labrl.networks.spaces import Spaces, is_image
+from labrl.step import Step
+
+
+class RunningMoments:
+    """Mean and variance of a stream of batches (Chan et al., 1979, "Updating formulae", eq. 1.5)."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count = 0.0
+        self.mean = np.zeros(shape)
+        self._squares = np.zeros(shape)
+
+    def update(self, batch: NDArray) -> None:
+        """batch: [n, *shape]."""
+        batch = np.asarray(batch, np.float64)
+        n, mean = len(batch), batch.mean(0)
+        difference, total = mean - self.mean, self.count + n
+        self._squares += ((batch - mean) ** 2).sum(0) + difference**2 * (self.count * n / total)
+        self.mean += difference * (n / total)
+        self.count = total
+
+    @property
+    def variance(self) -> NDArray:
+        """Population variance; 1 before there is one."""
+        return self._squares / self.count if self.count > 1 else np.ones_like(self._squares)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums so far."""
+        return {"count": self.count, "mean": self.mean.copy(), "squares": self._squares.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with saved sums."""
+        self.count = float(state["count"])
+        self.mean = np.array(state["mean"], np.float64)
+        self._squares = np.array(state["squares"], np.float64)
+
+
+class Transform(Protocol):
+    """One part of the learner's view. Parts need to define only what they change."""
+
+    def observation(self, observation: NDArray) -> NDArray:
+        """The learner's view of observations, [num_envs, *obs]; statistics stay as they are."""
+        ...
+
+    def collect(self, observation: NDArray) -> None:
+        """Take fresh training observations into the statistics, [num_envs, *obs]."""
+        ...
+
+    def reward(self, step: Step) -> NDArray:
+        """The learner's view of the rewards of a training step, [num_envs]; statistics are updated."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be remembered."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state."""
+        ...
+
+
+class Identity:
+    """Changes nothing and remembers nothing; transforms override what they change."""
+
+    def observation(self, observation: NDArray) -> NDArray:
+        """As it is."""
+        return observation
+
+    def collect(self, observation: NDArray) -> None:
+        """Nothing to remember."""
+
+    def reward(self, step: Step) -> NDArray:
+        """As it is."""
+        return step.reward
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+@dataclass(kw_only=True)
+class NormalizeObservationConfig:
+    """Observations with mean 0 and variance 1 over all that was collected."""
+
+    clip: PositiveFloat = 10.0
+    """Largest magnitude after normalization, in standard deviations."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the variance."""
+
+
+class NormalizeObservation(Identity):
+    """Running normalization of vector observations."""
+
+    Config = NormalizeObservationConfig
+
+    def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
+        shape = spaces.observation.shape
+        if shape is None or is_image(spaces.observation) or not np.issubdtype(spaces.observation.dtype, np.floating):
+            raise ConfigError(
+                "transforms.observation: NormalizeObservation needs vectors of real numbers, this environment "
+                f"gives {spaces.observation}. Switch it off with transforms.observation=null."
+            )
+        self._config, self._moments = config, RunningMoments(shape)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._mean = self._moments.mean.astype(np.float32)
+        self._scale = (1 / np.sqrt(self._moments.variance + self._config.epsilon)).astype(np.float32)
+
+    def observation(self, observation: NDArray) -> NDArray:
+        """Normalized and clipped, float32. [num_envs, *obs]"""
+        return np.clip((observation - self._mean) * self._scale, -self._config.clip, self._config.clip)
+
+    def collect(self, observation: NDArray) -> None:
+        """Update mean and variance. [num_envs, *obs]"""
+        self._moments.update(observation)
+        self._refresh()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums so far."""
+        return self._moments.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with saved sums."""
+        self._moments.load_state_dict(state)
+        self._refresh()
+
+
+@dataclass(kw_only=True)
+class NormalizeRewardConfig:
+    """Rewards divided by the standard deviation of the discounted return."""
+
+    discount: Probability = 0.99
+    """Of the running return whose deviation is the scale; normally the agent's."""
+    clip: PositiveFloat = 10.0
+    """Largest magnitude after scaling."""
+    epsilon: PositiveFloat = 1e-8
+    """Added to the variance."""
+
+
+class NormalizeReward(Identity):
+    """Scaling of rewards without shifting them (Engstrom et al., 2020, arXiv:2005.12729, appendix A.1)."""
+
+    Config = NormalizeRewardConfig
+
+    def __init__(self, config: NormalizeRewardConfig, spaces: Spaces) -> None:
+        self._config, self._moments = config, RunningMoments(())
+        self._return = np.zeros(spaces.num_envs)
+
+    def reward(self, step: Step) -> NDArray:
+        """Scaled and clipped, float32. [num_envs]"""
+        self._return = self._return * self._config.discount + step.reward
+        self._moments.update(self._return)
+        self._return[step.terminated | step.episode_over] = 0.0
+        scale = 1 / np.sqrt(self._moments.variance + self._config.epsilon)
+        return np.clip(step.reward * scale, -self._config.clip, self._config.clip).astype(np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums and the returns of the episodes under way."""
+        return {"moments": self._moments.state_dict(), "return": self._return.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with saved sums."""
+        self._moments.load_state_dict(state["moments"])
+        self._return = np.array(state["return"], np.float64)
+
+
+@dataclass(kw_only=True)
+class SignRewardConfig:
+    """Rewards reduced to -1, 0 or 1."""
+
+
+class SignReward(Identity):
+    """The sign of the reward (Mnih et al., 2015), so that one set of hyperparameters fits all Atari games."""
+
+    Config = SignRewardConfig
+
+    def __init__(self, config: SignRewardConfig, spaces: Spaces) -> None:
+        pass
+
+    def reward(self, step: Step) -> NDArray:
+        """[num_envs], in {-1, 0, 1}."""
+        return np.sign(step.reward)
+
+
+@dataclass(kw_only=True)
+class ScaleRewardConfig:
+    """Rewards times a constant."""
+
+    scale: float
+    """What every reward is multiplied by."""
+
+
+class ScaleReward(Identity):
+    """A change of the unit of reward."""
+
+    Config = ScaleRewardConfig
+
+    def __init__(self, config: ScaleRewardConfig, spaces: Spaces) -> None:
+        self._scale = np.float32(config.scale)
+
+    def reward(self, step: Step) -> NDArray:
+        """[num_envs]."""
+        return step.reward * self._scale
+
+
+class Transforms:
+    """All transforms of a session, in order."""
+
+    def __init__(self, parts: Mapping[str, Transform]) -> None:
+        self._parts = dict(parts)
+        self._active: Sequence[Transform] = list(self._parts.values())
+
+    def frozen(self, observation: NDArray) -> NDArray:
+        """The view in evaluation: no statistics change. [num_envs, *obs]"""
+        for part in self._active:
+            observation = part.observation(observation)
+        return observation
+
+    def collected(self, observation: NDArray) -> NDArray:
+        """The view of fresh training observations, which enter the statistics first. [num_envs, *obs]"""
+        for part in self._active:
+            part.collect(observation)
+            observation = part.observation(observation)
+        return observation
+
+    def step(self, step: Step) -> Step:
+        """The learner's view of a training step."""
+        if not self._active:
+            return step
+        same = step.next_observation is step.observation
+        view = dataclasses.replace(step, observation=self.collected(step.observation))
+        view.next_observation = view.observation if same else self.frozen(step.next_observation)
+        for part in self._active:
+            view.reward = part.reward(view)
+        return view
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each part by its name in the configuration."""
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with saved statistics."""
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])

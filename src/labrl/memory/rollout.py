@@ -1,0 +1,115 @@
+"""Storage of one rollout: `horizon` steps of every environment, and the advantages over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+
+def generalized_advantages(
+    reward: NDArray,
+    value: NDArray,
+    next_value: NDArray,
+    terminated: NDArray,
+    episode_over: NDArray,
+    discount: float,
+    gae_lambda: float,
+) -> NDArray[np.float32]:
+    """Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438, eq. 16).
+
+    All arrays are [horizon, num_envs]. `next_value` is the value of the state that the step led to: for
+    an episode cut by a time limit that is its true final observation. The bootstrap stops at
+    termination only; the sum of errors stops wherever the next row is not the successor state, and at
+    a lost life, which ends the problem the learner sees.
+    """
+    advantage = np.zeros_like(reward, dtype=np.float32)
+    error = reward + discount * next_value * ~terminated - value
+    decay = (discount * gae_lambda) * ~(terminated | episode_over)
+    following = np.zeros(reward.shape[1], np.float32)
+    for t in range(len(reward) - 1, -1, -1):
+        following = error[t] + decay[t] * following
+        advantage[t] = following
+    return advantage
+
+
+class Rollout:
+    """Fixed arrays `[horizon, num_envs, ...]` that are filled step by step and then read as one batch."""
+
+    def __init__(
+        self,
+        horizon: int,
+        observation: NDArray,
+        action_shape: tuple[int, ...],
+        action_dtype: torch.dtype,
+        num_parameters: int,
+    ) -> None:
+        """observation: a first observation of all environments, which sets shape and type. [num_envs, *obs]"""
+        self.horizon, self.num_envs = horizon, len(observation)
+        shape = (horizon, self.num_envs)
+        dtype: DTypeLike = np.float32 if observation.dtype == np.float64 else observation.dtype
+        self._arrays: dict[str, NDArray] = {
+            "observation": np.zeros((*shape, *observation.shape[1:]), dtype),
+            "action": torch.zeros((*shape, *action_shape), dtype=action_dtype).numpy(),
+            "parameters": np.zeros((*shape, num_parameters), np.float32),
+            "value": np.zeros(shape, np.float32),
+            "reward": np.zeros(shape, np.float32),
+            "terminated": np.zeros(shape, np.bool_),
+            "episode_over": np.zeros(shape, np.bool_),
+        }
+        # Final observations of truncated episodes, by (t, env): the only states that are not in the rows.
+        self.cut: dict[tuple[int, int], NDArray] = {}
+        self.t = 0
+        """Steps stored so far."""
+
+    def __getitem__(self, name: str) -> NDArray:
+        """One of the arrays, [horizon, num_envs, ...]."""
+        return self._arrays[name]
+
+    @property
+    def full(self) -> bool:
+        """Whether all rows are filled."""
+        return self.t == self.horizon
+
+    def add_choice(self, observation: NDArray, action: NDArray, parameters: NDArray, value: NDArray | float) -> None:
+        """What the agent saw and did at step t; the outcome follows by `add_outcome`."""
+        self._arrays["observation"][self.t] = observation
+        self._arrays["action"][self.t] = action
+        self._arrays["parameters"][self.t] = parameters
+        self._arrays["value"][self.t] = value
+
+    def add_outcome(self, reward: NDArray, terminated: NDArray, episode_over: NDArray) -> None:
+        """What came of step t, [num_envs] each; the rollout moves on to t + 1."""
+        self._arrays["reward"][self.t] = reward
+        self._arrays["terminated"][self.t] = terminated
+        self._arrays["episode_over"][self.t] = episode_over
+        self.t += 1
+
+    def clear(self) -> None:
+        """Begin the next rollout."""
+        self.t = 0
+        self.cut.clear()
+
+    def flat(self, name: str) -> Tensor:
+        """One of the arrays as a batch without copying it, [horizon * num_envs, ...]."""
+        array = self._arrays[name]
+        return torch.from_numpy(array.reshape(-1, *array.shape[2:]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows that are filled, copied."""
+        return {
+            "t": self.t,
+            "arrays": {name: array[: self.t].copy() for name, array in self._arrays.items()},
+            "cut": [[t, env, observation.copy()] for (t, env), observation in self.cut.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of a rollout."""
+        self.t = int(state["t"])
+        for name, rows in state["arrays"].items():
+            self._arrays[name][: self.t] = rows
+        self.cut = {(int(t), int(env)): observation for t, env, observation in state["cut"]}

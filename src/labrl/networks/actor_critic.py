@@ -1,0 +1,80 @@
+"""Policy and value function over one torso or two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from labrl.config.component import Component
+from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.torso import orthogonal
+
+
+@dataclass(kw_only=True)
+class ActorCriticConfig:
+    """Networks of a policy-gradient agent."""
+
+    torso: Component
+    """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
+    shared: bool | None = None
+    """Whether policy and value function share one torso; null: they do for images only."""
+
+
+class PolicyHead(nn.Module):
+    """Features to the parameters of a distribution; a Gaussian's deviations do not depend on the state."""
+
+    def __init__(self, num_features: int, num_outputs: int, log_std_init: float | None) -> None:
+        super().__init__()
+        self.log_std: nn.Parameter | None = None
+        if log_std_init is not None:
+            num_outputs //= 2
+            self.log_std = nn.Parameter(torch.full((1, num_outputs), log_std_init))
+        # A small gain makes the first policy nearly uniform (Andrychowicz et al., 2021, arXiv:2006.05990).
+        self.linear = orthogonal(nn.Linear(num_features, num_outputs), 0.01)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features: [batch, num_features]. Returns parameters [batch, num_outputs]."""
+        outputs = self.linear(features)
+        if self.log_std is None:
+            return outputs
+        return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
+
+
+class ActorCritic(nn.Module):
+    """A policy and a state-value function.
+
+    spaces: what it is built for; num_outputs: parameters of the action distribution; log_std_init:
+    initial log standard deviation of a Gaussian policy, None for others.
+    """
+
+    def __init__(
+        self, config: ActorCriticConfig, spaces: Spaces, num_outputs: int, log_std_init: float | None
+    ) -> None:
+        super().__init__()
+        self.shared = is_image(spaces.observation) if config.shared is None else config.shared
+        self.policy_torso: nn.Module = config.torso.build(observation_space=spaces.observation)
+        self.value_torso = (
+            self.policy_torso if self.shared else config.torso.build(observation_space=spaces.observation)
+        )
+        self.layout = getattr(self.policy_torso, "layout", lambda observation: observation)
+        example = torch.as_tensor(self.layout(spaces.observation.sample()[None]))
+        with torch.no_grad():
+            num_features = self.policy_torso(example).shape[1]
+        self.policy_head = PolicyHead(num_features, num_outputs, log_std_init)
+        self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
+
+    def policy(self, observation: Tensor) -> Tensor:
+        """observation: [batch, *obs]. Returns distribution parameters [batch, num_outputs]."""
+        return self.policy_head(self.policy_torso(observation)).float()
+
+    def value(self, observation: Tensor) -> Tensor:
+        """observation: [batch, *obs]. Returns state values [batch]."""
+        return self.value_head(self.value_torso(observation)).float().squeeze(1)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters [batch, num_outputs] and values [batch]; a shared torso runs once."""
+        features = self.policy_torso(observation)
+        value_features = features if self.shared else self.value_torso(observation)
+        return self.policy_head(features).float(), self.value_head(value_features).float().squeeze(1)

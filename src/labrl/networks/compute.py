@@ -1,0 +1,53 @@
+"""What a session may compute with, and how exactly."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+
+from labrl.config.errors import ConfigError
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 in hardware; emulated, it is slower than float32."""
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Device, number format and threads of one session."""
+
+    device: torch.device
+    """Where networks live."""
+    precision: torch.dtype
+    """torch.float32, or torch.bfloat16 for matrix products and convolutions under autocast; weights,
+    gradients and optimizer state are float32 either way."""
+    num_threads: int
+    """Processor cores that this session may keep busy, >= 1."""
+
+    @classmethod
+    def choose(cls, device: str, precision: str, num_threads: int, session: int = 0) -> Compute:
+        """Resolve `auto` for this machine; sessions take turns on several GPUs.
+
+        Raises ConfigError where a GPU is asked for and there is none.
+        """
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "meta.device: cuda was asked for, but torch sees no GPU here. Use meta.device=auto or cpu, "
+                "or install a torch build for your GPU."
+            )
+        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        chosen = torch.device("cuda", session % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        if precision == "auto":
+            has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else _cpu_has_bf16()
+            precision = "bf16" if has_bf16 else "fp32"
+        return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which networks are evaluated."""
+        if self.precision == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.precision)

@@ -1,0 +1,174 @@
+"""Torsos: modules that turn a batch of observations into a batch of features.
+
+A torso is built from the observation space, has `forward(observation) -> [batch, num_features]`, and
+may have `layout(observation)`, which brings raw observations once, when they are collected, into the
+layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labrl.config.errors import ConfigError, nearest
+from labrl.config.types import PositiveInt
+from labrl.networks.spaces import is_image
+
+
+def activation_named(name: str) -> type[nn.Module]:
+    """The torch activation of that name. Raises ConfigError for an unknown one."""
+    found = getattr(nn, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        known = sorted(n for n in nn.modules.activation.__all__)
+        raise ConfigError(
+            f"agent.network.torso.activation: torch.nn has no {name!r}.{nearest(name, known)} "
+            "Allowed is any activation module of torch.nn, for instance Tanh, ReLU, SiLU."
+        )
+    return found
+
+
+def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
+    """Orthogonal weights (Saxe et al., 2014, arXiv:1312.6120) and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+@dataclass(kw_only=True)
+class MLPConfig:
+    """Fully connected layers over the flattened observation."""
+
+    hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
+    """Units of each layer."""
+    activation: str = "Tanh"
+    """Activation after each layer: any activation module of torch.nn by name."""
+
+
+class MLP(nn.Module):
+    """Multi-layer perceptron for vectors; a discrete observation is one-hot encoded."""
+
+    Config = MLPConfig
+
+    def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.num_classes = int(observation_space.n) if isinstance(observation_space, gym.spaces.Discrete) else 0
+        self.first = int(observation_space.start) if isinstance(observation_space, gym.spaces.Discrete) else 0
+        size = gym.spaces.flatdim(observation_space)
+        activation = activation_named(config.activation)
+        layers: list[nn.Module] = []
+        for units in config.hidden:
+            layers += [orthogonal(nn.Linear(size, units), np.sqrt(2)), activation()]
+            size = units
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
+        if self.num_classes:
+            observation = nn.functional.one_hot(observation.long() - self.first, self.num_classes)
+        if observation.dim() > 2:
+            observation = observation.flatten(1)
+        if observation.dtype != torch.float32:
+            observation = observation.float()
+        return self.layers(observation)
+
+
+@dataclass(kw_only=True)
+class NatureCNNConfig:
+    """The convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
+
+    features: PositiveInt = 512
+    """Units of the fully connected layer after the convolutions."""
+
+
+class NatureCNN(nn.Module):
+    """Three convolutions and a fully connected layer, for images of at least 36 x 36 pixels."""
+
+    Config = NatureCNNConfig
+
+    def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+        if not is_image(observation_space):
+            raise ConfigError(
+                f"agent.network.torso: NatureCNN needs images (three axes of bytes), got {observation_space}. "
+                "Use agent/network=auto or agent/network=mlp."
+            )
+        shape = observation_space.shape
+        assert shape is not None
+        # The axis of channels (or of stacked frames) is the short one: ALE puts it first, Gymnasium last.
+        self.channels_first = shape[0] < shape[2]
+        height, width, channels = (*shape[1:], shape[0]) if self.channels_first else shape
+        if min(height, width) < 36:
+            raise ConfigError(
+                f"agent.network.torso: NatureCNN needs images of at least 36 x 36 pixels, got {height} x {width}. "
+                "Use agent/network=mlp or a torso of your own."
+            )
+        gain = np.sqrt(2)
+        self.first = nn.Conv2d(channels, 32, 8, stride=4)
+        orthogonal(self.first, gain)
+        self.convolutions = nn.Sequential(
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(32, 64, 4, stride=2), gain),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(64, 64, 3, stride=1), gain),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
+        self.linear = nn.Sequential(orthogonal(nn.Linear(flat, config.features), gain), nn.ReLU())
+
+    def layout(self, observation: NDArray) -> NDArray:
+        """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels]."""
+        return np.ascontiguousarray(np.moveaxis(observation, 1, 3)) if self.channels_first else observation
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: [batch, height, width, channels] bytes, as `layout` makes it. Returns [batch, features]."""
+        # A permuted view of channels-last bytes is what the fast convolutions want, so that
+        # one pass makes floats of them (every byte is exact in bfloat16).
+        device = observation.device.type
+        mixed = torch.is_autocast_enabled(device)
+        pixels = observation.permute(0, 3, 1, 2).to(
+            torch.get_autocast_dtype(device) if mixed else torch.float32
+        )
+        # Scaling the few weights instead of the many pixels gives the same function for one pass less.
+        scaled = nn.functional.conv2d(pixels, self.first.weight / 255, self.first.bias, self.first.stride)
+        return self.linear(self.convolutions(scaled))
+
+
+@dataclass(kw_only=True)
+class AutoTorsoConfig:
+    """A torso that fits the observation space."""
+
+    mlp: MLPConfig = field(default_factory=MLPConfig)
+    """Used for vectors and discrete observations."""
+    cnn: NatureCNNConfig = field(default_factory=NatureCNNConfig)
+    """Used for images."""
+
+
+class AutoTorso(nn.Module):
+    """The Nature CNN for images, an MLP for everything else."""
+
+    Config = AutoTorsoConfig
+
+    def __init__(self, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.chosen: MLP | NatureCNN = (
+            NatureCNN(config.cnn, observation_space)
+            if is_image(observation_space)
+            else MLP(config.mlp, observation_space)
+        )
+
+    def layout(self, observation: NDArray) -> NDArray:
+        """As the chosen torso wants it. [num_envs, *obs]"""
+        return self.chosen.layout(observation) if isinstance(self.chosen, NatureCNN) else observation
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns the chosen torso's features, [batch, num_features]."""
+        return self.chosen(observation)

@@ -1,0 +1,136 @@
+"""Coefficients that change over the frames of a run: pure functions of the clock, with no state of their own.
+
+Each shape has an explicit `horizon`, the frame at which it ends and from which it stays as it is, so
+that a longer budget never changes the past of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+Frames = Annotated[int, Field(ge=0)]
+
+
+@dataclass(kw_only=True, frozen=True)
+class LinearSchedule:
+    """A straight line from `start` to `end`."""
+
+    kind: Literal["linear"]
+    start: float
+    """Value at the first frame, or after the warm-up."""
+    end: float
+    """Value at `horizon` and after."""
+    horizon: Annotated[int, Field(ge=1)]
+    """Frame at which `end` is reached, >= 1."""
+    warmup: Frames = 0
+    """Frames over which the value first rises from 0 to `start`."""
+
+    def shape(self, progress: float) -> float:
+        """Value after the share `progress` in [0, 1] of the way."""
+        return self.start + (self.end - self.start) * progress
+
+
+@dataclass(kw_only=True, frozen=True)
+class CosineSchedule:
+    """Half a cosine from `start` to `end` (Loshchilov & Hutter, 2017, arXiv:1608.03983, eq. 5)."""
+
+    kind: Literal["cosine"]
+    start: float
+    """Value at the first frame, or after the warm-up."""
+    end: float
+    """Value at `horizon` and after."""
+    horizon: Annotated[int, Field(ge=1)]
+    """Frame at which `end` is reached, >= 1."""
+    warmup: Frames = 0
+    """Frames over which the value first rises from 0 to `start`."""
+
+    def shape(self, progress: float) -> float:
+        """Value after the share `progress` in [0, 1] of the way."""
+        return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(kw_only=True, frozen=True)
+class ExponentialSchedule:
+    """A constant ratio per frame from `start` to `end`."""
+
+    kind: Literal["exponential"]
+    start: Annotated[float, Field(gt=0)]
+    """Value at the first frame, or after the warm-up, > 0."""
+    end: Annotated[float, Field(gt=0)]
+    """Value at `horizon` and after, > 0."""
+    horizon: Annotated[int, Field(ge=1)]
+    """Frame at which `end` is reached, >= 1."""
+    warmup: Frames = 0
+    """Frames over which the value first rises from 0 to `start`."""
+
+    def shape(self, progress: float) -> float:
+        """Value after the share `progress` in [0, 1] of the way."""
+        return self.start * (self.end / self.start) ** progress
+
+
+@dataclass(kw_only=True, frozen=True)
+class StepSchedule:
+    """`start`, multiplied by `factor` at each of `steps` equal parts of the way."""
+
+    kind: Literal["step"]
+    start: float
+    """Value at the first frame, or after the warm-up."""
+    factor: float
+    """What the value is multiplied by at each step."""
+    steps: Annotated[int, Field(ge=1)]
+    """Number of steps until `horizon`; the last one is at `horizon`."""
+    horizon: Annotated[int, Field(ge=1)]
+    """Frame of the last step, >= 1."""
+    warmup: Frames = 0
+    """Frames over which the value first rises from 0 to `start`."""
+
+    def shape(self, progress: float) -> float:
+        """Value after the share `progress` in [0, 1] of the way."""
+        return self.start * self.factor ** math.floor(self.steps * progress)
+
+
+@dataclass(kw_only=True, frozen=True)
+class PiecewiseSchedule:
+    """Straight lines through `points`; constant before the first and after the last."""
+
+    kind: Literal["piecewise"]
+    points: Annotated[list[tuple[Frames, float]], Field(min_length=1)]
+    """`[frame, value]` pairs with growing frames."""
+
+    def __post_init__(self) -> None:
+        frames = [frame for frame, _ in self.points]
+        if sorted(set(frames)) != frames:
+            raise ValueError(f"the frames of the points must grow, got {frames}")
+
+    def at(self, frame: int) -> float:
+        """Value at `frame`."""
+        before = self.points[0]
+        for point in self.points:
+            if frame < point[0]:
+                if frame <= before[0]:
+                    return before[1]
+                share = (frame - before[0]) / (point[0] - before[0])
+                return before[1] + (point[1] - before[1]) * share
+            before = point
+        return before[1]
+
+
+ShapedSchedule = LinearSchedule | CosineSchedule | ExponentialSchedule | StepSchedule
+Schedule = float | ShapedSchedule | PiecewiseSchedule
+"""A constant, or a function of the frame."""
+
+
+def value_at(schedule: Schedule, frame: int) -> float:
+    """The coefficient at `frame` of the run."""
+    if isinstance(schedule, int | float):
+        return float(schedule)
+    if isinstance(schedule, PiecewiseSchedule):
+        return schedule.at(frame)
+    if frame < schedule.warmup:
+        return schedule.start * frame / schedule.warmup
+    way = max(schedule.horizon - schedule.warmup, 1)
+    return schedule.shape(min((frame - schedule.warmup) / way, 1.0))
