@@ -1,0 +1,75 @@
+"""What hangs on a session's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from labrl.clock import Clock
+    from labrl.config.schema import TrialConfig
+    from labrl.envs.vector import VectorEnv
+    from labrl.seeding import Streams
+    from labrl.session.episodes import EpisodeWindow
+    from labrl.storage.run_folder import SessionFolder
+
+Table = Literal["train", "eval"]
+"""Which table a row of metrics belongs to."""
+
+Row = Mapping[str, Any]
+"""One row of metrics: column name to number, text or None."""
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+"""How a session stands; `interrupted` is a stop between two steps, `failed` an exception."""
+
+
+class SessionView(Protocol):
+    """What a callback may read of a session. A callback changes none of it."""
+
+    config: TrialConfig
+    index: int
+    """Number of the session in its trial, from 0."""
+    seed: int
+    """The session's own seed, from which all its streams come."""
+    clock: Clock
+    env: VectorEnv
+    agent: Any
+    transforms: Any
+    episodes: EpisodeWindow
+    folder: SessionFolder
+    streams: Streams
+    timers: dict[str, float]
+    """Seconds spent so far in `env`, `act`, `learn`, `callbacks`."""
+    num_threads: int
+    """Threads that this session may keep busy."""
+    status: Status
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a checkpoint needs, callbacks' states included."""
+
+
+class Callback:
+    """Base of everything that hangs on the clock; each method may be left out.
+
+    `step` runs after every vector step, so it has to be cheap: ask `session.clock.due(frequency)`
+    first and return. A callback may draw random numbers only from a stream of its own name.
+    """
+
+    def start(self, session: SessionView) -> None:
+        """Before the first step; after `load_state_dict` where a run is resumed."""
+
+    def step(self, session: SessionView) -> None:
+        """After every tick of the clock."""
+
+    def row(self, session: SessionView, table: Table, row: Row) -> None:
+        """After a row of metrics was written to `table`; `row` has the columns of that file."""
+
+    def finish(self, session: SessionView) -> None:
+        """At the end, also after an exception (`session.status` says which); releases resources."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the callback must remember over a resume; plain data, arrays and tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""

@@ -1,0 +1,51 @@
+"""Writing files so that a reader, or a crash, never meets half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names that were created or renamed in `folder` survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, content: bytes | memoryview) -> None:
+    """Write a file and wait until it lies on the disk."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
+    """Replace `path` by `content` at once: written beside, synced where `durable`, renamed.
+
+    Without `durable` a reader still never sees half a file; only a loss of power may lose it.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    # the process id keeps two processes that write the same file from sharing a temporary one
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if durable:
+            write_synced(temporary, data)
+        else:
+            temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_json(path: Path, content: Any, durable: bool = True) -> None:
+    """Replace `path` by `content` as indented JSON, at once."""
+    write_atomic(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", durable)

@@ -1,0 +1,171 @@
+"""The folder that holds everything one trial wrote, readable without labrl."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from labrl.config.errors import ConfigError
+from labrl.storage.atomic import write_json
+
+FORMAT_VERSION = 1
+"""Of the run folder: raised whenever an older labrl could no longer read what is written."""
+
+MARKER = "run.json"
+"""The file whose existence says that a folder belongs to a run."""
+
+RunStatus = Literal["running", "finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class SessionFolder:
+    """Where one session writes. The folder is made by `RunFolder.session`."""
+
+    path: Path
+
+    @property
+    def train_csv(self) -> Path:
+        """Rows of training metrics."""
+        return self.path / "train.csv"
+
+    @property
+    def eval_csv(self) -> Path:
+        """Rows of evaluation metrics."""
+        return self.path / "eval.csv"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the resumable states and the best model."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def log(self) -> Path:
+        """What the session said, and the traceback where it crashed."""
+        return self.path / "session.log"
+
+    @property
+    def result(self) -> Path:
+        """The session's outcome as JSON."""
+        return self.path / "result.json"
+
+    @property
+    def progress(self) -> Path:
+        """How far the session is, as JSON; at most a second old while it runs."""
+        return self.path / "progress.json"
+
+
+class RunFolder:
+    """One trial's folder; made by `create` or `open`.
+
+    `run.json` marks it: `format_version`, `status` (running, finished, failed, interrupted) and times.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Claim `path` for a new run; of several processes that try, exactly one succeeds.
+
+        Raises ConfigError if the folder holds a run already or cannot be written.
+        """
+        folder = Path(os.path.abspath(path))
+        now = _now()
+        marker = {"format_version": FORMAT_VERSION, "status": "running", "created": now, "updated": now}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps(marker, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(_why_not(folder, error)) from error
+        return cls(folder)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The run that lies at `path`.
+
+        Raises ConfigError if there is none, its marker is damaged, or a newer labrl wrote it.
+        """
+        run = cls(Path(os.path.abspath(path)))
+        version = run.info().get("format_version")
+        if not isinstance(version, int):
+            raise ConfigError(f"{run.path / MARKER} has no format_version: this is not a run of labrl")
+        if version > FORMAT_VERSION:
+            raise ConfigError(
+                f"{run.path} has format {version}, this labrl reads up to {FORMAT_VERSION}: "
+                "update labrl to the version that wrote it (see provenance.json)"
+            )
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """What was given on the command line, a YAML list."""
+        return self.path / "overrides.yaml"
+
+    @property
+    def provenance(self) -> Path:
+        """Code, packages, machine, command and seed, JSON."""
+        return self.path / "provenance.json"
+
+    @property
+    def status(self) -> RunStatus:
+        """How the run stands; `running` is also what a killed run leaves behind."""
+        return self.info()["status"]
+
+    def info(self) -> dict[str, Any]:
+        """The content of `run.json`; ConfigError where it is missing or damaged."""
+        marker = self.path / MARKER
+        try:
+            content = json.loads(marker.read_text())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(f"{self.path} holds no run of labrl (no {MARKER} in it)") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{marker} cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{marker} is not what labrl writes there: delete the folder or name another")
+        return content
+
+    def set_status(self, status: RunStatus, **facts: Any) -> None:
+        """Record how the run stands, and further plain `facts`, in `run.json`."""
+        write_json(self.path / MARKER, {**self.info(), "status": status, "updated": _now(), **facts})
+
+    def session(self, index: int) -> SessionFolder:
+        """The folder of session number `index`, made if need be."""
+        folder = SessionFolder(self.path / f"session_{index}")
+        folder.path.mkdir(exist_ok=True)
+        return folder
+
+    def sessions(self) -> list[SessionFolder]:
+        """The folders of all sessions that have started, in order of their number."""
+        found = [path for path in self.path.glob("session_*") if path.name[len("session_") :].isdigit()]
+        return [SessionFolder(path) for path in sorted(found, key=lambda path: int(path.name[8:]))]
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    """What keeps `folder` from becoming a run folder, and the way out."""
+    way_out = "give another folder with hydra.run.dir=<folder>"
+    if (folder / MARKER).exists():
+        return f"{folder} already holds a run: {way_out}"
+    for parent in (folder, *folder.parents):
+        if parent.exists() and not parent.is_dir():
+            return f"{folder} cannot be a run folder, {parent} is a file: {way_out}"
+    return f"{folder} cannot be written ({error.strerror or error}): {way_out}"
