@@ -1,0 +1,32 @@
+"""How many cores there are, and how sessions share them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+
+def available_cpus() -> int:
+    """Cores that this process may use: its affinity, cut to the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, min(cores, math.ceil(quota))) if quota else cores
+
+
+def _cgroup_quota() -> float | None:
+    """Cores granted by a container's processor quota, or None without one."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
+    """Cores of a trial divided evenly over its sessions, at least one each.
+
+    num_cpus: granted to the whole trial, None for all of the machine.
+    """
+    cores = min(num_cpus, available_cpus()) if num_cpus else available_cpus()
+    return max(1, int(cores // num_sessions))

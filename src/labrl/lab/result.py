@@ -1,0 +1,57 @@
+"""What a session and a trial come to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+SessionStatus = Literal["finished", "failed", "interrupted"]
+
+
+@dataclass(kw_only=True)
+class SessionResult:
+    """The outcome of one session; written to `result.json` of its folder."""
+
+    index: int
+    """Number of the session in its trial."""
+    seed: int
+    """Seed of the session's streams, derived from the trial's seed and the index."""
+    status: SessionStatus
+    frame: int = 0
+    """Frames played."""
+    wall: float = 0.0
+    """Seconds of training."""
+    episodes: int = 0
+    """Finished whole episodes."""
+    return_mean: float | None = None
+    """Mean raw return of the last `meta.episode_window` whole episodes; None without any."""
+    return_std: float | None = None
+    best_return: float | None = None
+    """The highest evaluation score of the session."""
+    error: str | None = None
+    """What ended a failed session, in one line."""
+
+    @property
+    def fps(self) -> float:
+        """Frames for each second of training."""
+        return self.frame / self.wall if self.wall > 0 else math.nan
+
+
+@dataclass(kw_only=True)
+class TrialResult:
+    """The outcome of one trial: `labrl.train` returns it."""
+
+    folder: Path
+    """The run folder, with everything that the trial wrote."""
+    seed: int
+    sessions: list[SessionResult] = field(default_factory=list)
+    exit_code: int = 0
+    """0: all finished; 1: one failed; 130 or 143: interrupted."""
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean over the sessions of their final return; None without any."""
+        returns = [s.return_mean for s in self.sessions if s.return_mean is not None]
+        return sum(returns) / len(returns) if returns else None

@@ -1,0 +1,133 @@
+"""A trial: the sessions of one configuration, side by side, each with a seed of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import signal
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from labrl.config.schema import TrialConfig
+from labrl.envs.make import describe
+from labrl.lab.devices import threads_per_session
+from labrl.lab.result import SessionResult, TrialResult
+from labrl.lab.worker import main as session_main
+from labrl.lab.worker import run_session
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import draw_seed, session_seed
+from labrl.session.callbacks.progress import TrialPanel
+from labrl.session.interruption import Interruption
+from labrl.storage.provenance import write_provenance
+from labrl.storage.run_folder import RunFolder, RunStatus
+
+
+def check(config: TrialConfig) -> None:
+    """Refuse what contradicts the environment's spaces or the machine, before any session is built.
+
+    Raises ConfigError.
+    """
+    threads = threads_per_session(config.meta.num_cpus, config.meta.max_session)
+    Compute.choose(config.meta.device, config.meta.precision, threads)
+    observation_space, action_space = describe(config.env)
+    agent = config.agent.load()
+    if hasattr(agent, "check"):
+        agent.check(config.agent.config, Spaces(observation_space, action_space, config.env.config.num_envs))
+
+
+def run_trial(
+    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, overrides: list[str]
+) -> TrialResult:
+    """Run all sessions and record what they came to.
+
+    plain: the configuration as it is saved and handed to processes; overrides: what was given on the
+    command line. Raises ConfigError for wrong input that only spaces and machine can tell.
+    """
+    seed = draw_seed() if config.seed is None else config.seed
+    config, plain = dataclasses.replace(config, seed=seed), {**plain, "seed": seed}
+    write_provenance(folder, plain, overrides)
+    try:
+        check(config)
+        result = TrialResult(folder=folder.path, seed=seed)
+        num_threads = threads_per_session(config.meta.num_cpus, config.meta.max_session)
+        if config.meta.max_session == 1:
+            codes = _in_process(config, folder, num_threads, result)
+        else:
+            codes = _in_processes(config, plain, folder, num_threads, result)
+    except BaseException:
+        folder.set_status("failed")
+        raise
+    result.exit_code = _trial_exit_code(codes)
+    status: RunStatus = {0: "finished", 130: "interrupted", 143: "interrupted"}.get(result.exit_code, "failed")
+    folder.set_status(status, sessions=[dataclasses.asdict(session) for session in result.sessions])
+    return result
+
+
+def _in_process(config: TrialConfig, folder: RunFolder, num_threads: int, result: TrialResult) -> list[int]:
+    session, code = run_session(config, 0, folder.session(0), num_threads)
+    result.sessions.append(session)
+    return [code]
+
+
+def _in_processes(
+    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, num_threads: int, result: TrialResult
+) -> list[int]:
+    """All sessions at once; one that dies leaves the others running."""
+    # A forked child would inherit the threads of torch and of ALE in an unusable state.
+    context = multiprocessing.get_context("spawn")
+    indices = range(config.meta.max_session)
+    processes: list[BaseProcess] = [
+        context.Process(target=session_main, args=(plain, i, folder.path, num_threads), name=f"session_{i}")
+        for i in indices
+    ]
+    for i in indices:
+        folder.session(i)
+    panel = TrialPanel(folder, len(processes), config.env.config.max_frame, enabled=config.meta.progress)
+    with Interruption() as interruption, panel:
+        for process in processes:
+            process.start()
+        forwarded = False
+        while any(process.is_alive() for process in processes):
+            for process in processes:
+                process.join(0.25 / len(processes))
+            panel.update()
+            if interruption.requested and not forwarded:
+                # Ctrl-C in a terminal reaches the children by itself; a kill of this process alone does not.
+                forwarded = True
+                if interruption.signal != signal.SIGINT:
+                    _terminate(processes)
+    codes = [_exit_code(process) for process in processes]
+    for i, code in zip(indices, codes, strict=True):
+        result.sessions.append(_read_result(config, folder, i, code))
+    return codes
+
+
+def _terminate(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+
+
+def _exit_code(process: BaseProcess) -> int:
+    """Of a finished process, as a shell would tell it."""
+    code = process.exitcode if process.exitcode is not None else 1
+    return 128 - code if code < 0 else code
+
+
+def _read_result(config: TrialConfig, folder: RunFolder, index: int, code: int) -> SessionResult:
+    """What the session's process wrote, or what can be said of one that wrote nothing."""
+    assert config.seed is not None
+    path = folder.session(index).result
+    if path.exists():
+        return SessionResult(**json.loads(path.read_text()))
+    error = f"the process ended with code {code} and without a result"
+    return SessionResult(index=index, seed=session_seed(config.seed, index), status="failed", error=error)
+
+
+def _trial_exit_code(codes: list[int]) -> int:
+    """0 when all finished; 130 or 143 when a signal ended some and none failed; else 1."""
+    failed = [code for code in codes if code not in (0, 130, 143)]
+    return 1 if failed else max(codes)

@@ -1,0 +1,50 @@
+"""Signals that ask a run to stop: it finishes the step it is in, saves, and leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ctrl-C, a polite kill, and what SLURM sends before a time limit."""
+
+
+class Interruption:
+    """While entered, the first signal is noted for the loop to see; a second Ctrl-C leaves at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        """The signal that asked for the stop, or None."""
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to stop after the present step."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a program that this signal ended: 130 for Ctrl-C, 143 otherwise."""
+        return 130 if self.signal == signal.SIGINT else 143
+
+    def __enter__(self) -> Interruption:
+        # Python lets only the main thread set handlers; in a notebook's worker Ctrl-C stays as it was.
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            os._exit(130)
+        self.signal = number

@@ -1,0 +1,134 @@
+"""One training run of one agent on one vector environment with one seed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from labrl.agents.agent import Agent
+from labrl.agents.transforms import Transforms
+from labrl.clock import Clock
+from labrl.config.schema import TrialConfig
+from labrl.envs.make import make_env
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams, session_seed
+from labrl.session.callbacks import default_callbacks
+from labrl.session.episodes import EpisodeWindow
+from labrl.session.interruption import Interruption
+from labrl.storage.run_folder import SessionFolder
+
+
+class PhaseTimers:
+    """Seconds spent in each phase of the loop."""
+
+    def __init__(self) -> None:
+        self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0}
+        """Seconds by phase since the session began, those before a resume included."""
+        self._last = time.perf_counter()
+
+    def restart(self) -> None:
+        """Time from now on; what passed since the last lap belongs to no phase."""
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now
+
+
+class Session:
+    """Act, step, observe, learn, tick the clock, let the callbacks that are due speak."""
+
+    def __init__(self, config: TrialConfig, index: int, folder: SessionFolder, num_threads: int) -> None:
+        """Build environments, agent and callbacks.
+
+        config: resolved, with a seed; index: number of the session in its trial; num_threads: cores
+        that it may keep busy. Raises ConfigError for what only the built parts can find out.
+        """
+        assert config.seed is not None, "the trial draws a seed before it starts sessions"
+        self.config, self.index, self.folder = config, index, folder
+        self.seed = session_seed(config.seed, index)
+        self.streams = Streams(self.seed)
+        self.clock = Clock(config.env.config.max_frame)
+        self.episodes = EpisodeWindow(config.meta.episode_window)
+        self.env = make_env(config.env, self.seed, num_threads)
+        self.num_threads = num_threads
+        spaces = Spaces(self.env.observation_space, self.env.action_space, self.env.num_envs)
+        compute = Compute.choose(config.meta.device, config.meta.precision, num_threads, index)
+        self.transforms = Transforms(
+            {name: part.build(spaces=spaces) for name, part in config.transforms.items() if part is not None}
+        )
+        self.agent: Agent = config.agent.build(
+            spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
+        )
+        self.timers = PhaseTimers()
+        self.callbacks = default_callbacks(config)
+        self.interruption = Interruption()
+        self._observation = None
+
+    def run(self) -> None:
+        """Train until the budget is spent or an interruption is asked for."""
+        with self.interruption, ExitStack() as finishing:
+            finishing.callback(self.close)
+            finishing.callback(self.clock.stop)
+            for callback in self.callbacks:
+                callback.start(self)
+                finishing.callback(callback.finish, self)
+            self._loop()
+
+    def _loop(self) -> None:
+        env, agent, transforms, clock, timers = self.env, self.agent, self.transforms, self.clock, self.timers
+        if self._observation is None:
+            self._observation = transforms.collected(env.reset())
+        clock.start()
+        timers.restart()
+        while not (clock.finished or self.interruption.requested):
+            action = agent.act(self._observation)
+            timers.lap("act")
+            step = env.step(action)
+            timers.lap("env")
+            seen = transforms.step(step)
+            agent.observe(seen)
+            clock.opt_step += agent.learn()
+            self._observation = seen.observation
+            timers.lap("learn")
+            clock.tick(env.num_envs, len(step.episodes))
+            self.episodes.add(step.episodes)
+            for callback in self.callbacks:
+                callback.step(self)
+            timers.lap("callbacks")
+
+    def close(self) -> None:
+        """End environments and background threads."""
+        self.env.close()
+        self.agent.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides the future of the session, but for its configuration."""
+        return {
+            "clock": self.clock.state_dict(),
+            "streams": self.streams.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "env": self.env.state_dict(),
+            "transforms": self.transforms.state_dict(),
+            "agent": self.agent.state_dict(),
+            "timers": dict(self.timers.seconds),
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a session of the same configuration was saved."""
+        self.clock.load_state_dict(state["clock"])
+        self.streams.load_state_dict(state["streams"])
+        self.episodes.load_state_dict(state["episodes"])
+        self.transforms.load_state_dict(state["transforms"])
+        self.agent.load_state_dict(state["agent"])
+        self.timers.seconds.update(state["timers"])
+        # The statistics had seen this observation when they were saved: its view is the same again.
+        self._observation = self.transforms.frozen(self.env.load_state_dict(state["env"]))
+        for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
+            callback.load_state_dict(saved)
