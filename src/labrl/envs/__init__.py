@@ -1,0 +1,1 @@
+"""Environments: one protocol of explicit, seeded resets over every library."""

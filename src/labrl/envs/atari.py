@@ -1,0 +1,120 @@
+"""Atari games on the ALE's own C++ vector environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ale_py
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from labrl.config.types import NonNegativeInt, PositiveInt, Probability
+from labrl.envs.games import check_game
+from labrl.envs.protocol import Transition
+
+# One line on standard error for every emulator made is no news.
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+@dataclass(kw_only=True)
+class AtariConfig:
+    """A game of the Arcade Learning Environment; the defaults are the v5 protocol
+    (Machado et al., 2018, arXiv:1709.06009) at the frame skip and picture of Mnih et al., 2015."""
+
+    name: str
+    """How the run is called."""
+    game: str
+    """Snake-case id of the game, such as ms_pacman; `labrl-envs` lists them."""
+    num_envs: PositiveInt = 16
+    """Environments that are stepped together, >= 1."""
+    max_frame: PositiveInt = 10_000_000
+    """Budget of a session, frames (agent steps of one environment), >= 1."""
+    frame_skip: PositiveInt = 4
+    """Emulator frames for which an action is held, >= 1."""
+    stack: PositiveInt = 4
+    """Latest pictures that make one observation, >= 1; zeros stand for those before the reset."""
+    image_size: PositiveInt = 84
+    """Height and width of a picture, pixels, >= 1."""
+    grayscale: bool = True
+    """Grey pictures [stack, size, size]; otherwise RGB [stack, size, size, 3]."""
+    sticky_actions: Probability = 0.25
+    """Probability that the emulator repeats the previous action instead of the given one, per emulator
+    frame, in [0, 1]."""
+    noop_max: NonNegativeInt = 30
+    """A new game begins with fewer than this many random no-operations, emulator frames, >= 0."""
+    fire_reset: bool = True
+    """Press FIRE once at the start of games that have it."""
+    full_action_space: bool = False
+    """All 18 actions in place of those that have an effect in the game."""
+    life_loss_signal: bool = True
+    """A lost life counts as terminated for the learner; the game goes on. Training only: never in
+    evaluation."""
+    max_episode_frames: PositiveInt = 108_000
+    """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
+
+
+class AtariEnv:
+    """Backend over `ale_py.AtariVectorEnv`.
+
+    Observations are uint8, [num_envs, stack, size, size] (with a last axis 3 for RGB). Results do not
+    depend on `num_threads`.
+    """
+
+    Config = AtariConfig
+
+    def __init__(
+        self, config: AtariConfig, *, num_envs: int, num_threads: int, evaluation: bool = False
+    ) -> None:
+        check_game(config.game)
+        self.name = config.name
+        self.num_envs = num_envs
+        self.frame_skip = config.frame_skip
+        self._env: ale_py.AtariVectorEnv | None = ale_py.AtariVectorEnv(
+            config.game,
+            num_envs,
+            # Explicit: 0 would take every core of the machine, those of other sessions too.
+            num_threads=num_threads,
+            max_num_frames_per_episode=config.max_episode_frames,
+            # Explicit: the constructor's default is 0, the registered v5 environments have 0.25.
+            repeat_action_probability=config.sticky_actions,
+            full_action_space=config.full_action_space,
+            img_height=config.image_size,
+            img_width=config.image_size,
+            grayscale=config.grayscale,
+            stack_num=config.stack,
+            frameskip=config.frame_skip,
+            noop_max=config.noop_max,
+            use_fire_reset=config.fire_reset,
+            # `episodic_life` would reset the whole game at each lost life; this lets it go on.
+            life_loss_info=config.life_loss_signal and not evaluation,
+            # On by default in the ALE, and the raw reward would be lost.
+            reward_clipping=False,
+        )
+        self.observation_space: Space[Any] = self._env.single_observation_space
+        self.action_space: Space[Any] = self._env.single_action_space
+
+    @property
+    def _vector(self) -> ale_py.AtariVectorEnv:
+        if self._env is None:
+            raise RuntimeError(f"{self.name}: the environment is closed")
+        return self._env
+
+    def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
+        """Start new games where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
+        # The ALE takes one seed for each masked environment, Gymnasium one for every environment.
+        observation, _ = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
+        return observation
+
+    def step(self, actions: NDArray) -> Transition:
+        """Act in every environment. actions: int64 or int32 [num_envs]."""
+        observation, reward, terminated, truncated, info = self._vector.step(actions)
+        # A lost life and the end of the game are both `terminated`; only at the end no life is left.
+        # This holds, too, for the games that report 0 lives all the time: they have no lives to lose.
+        return Transition(observation, reward, terminated, truncated, terminated & (info["lives"] == 0))
+
+    def close(self) -> None:
+        """End the emulators and their threads."""
+        # The ALE has no close: its threads end with the object.
+        self._env = None

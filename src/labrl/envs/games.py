@@ -1,0 +1,36 @@
+"""The Atari games of the installed ALE, listed without importing it: tab completion must be instant."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+from labrl.config.errors import ConfigError, did_you_mean
+
+TWO_PLAYER_GAMES = frozenset({"combat", "joust", "maze_craze", "warlords"})
+"""ROMs that ship with the ALE and have no single-player mode: the ALE ends the process on them."""
+
+
+@cache
+def games() -> list[str]:
+    """Snake-case ids of every single-player game, sorted; empty when the ALE is not installed."""
+    package = importlib.util.find_spec("ale_py")
+    if package is None or not package.submodule_search_locations:
+        return []
+    roms = Path(package.submodule_search_locations[0]) / "roms"
+    return sorted({rom.stem for rom in roms.glob("*.bin")} - TWO_PLAYER_GAMES)
+
+
+def check_game(game: str) -> None:
+    """Raise ConfigError with the nearest spelling unless `game` is one that can be played."""
+    known = games()
+    if game in known:
+        return
+    if not known:
+        raise ConfigError('env.game needs the ALE, which is not installed: pip install "ale-py>=0.12.1"')
+    reason = "has no single-player mode" if game in TWO_PLAYER_GAMES else "is not a game of the ALE"
+    raise ConfigError(
+        f"env.game={game} {reason}.{did_you_mean(game, known, 'env=')}"
+        f" {len(known)} games are known, written like ms_pacman (labrl-envs lists them)."
+    )

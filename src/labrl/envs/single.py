@@ -1,0 +1,161 @@
+"""Makes one Gymnasium environment from its configuration, in this process or in a worker."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium import error
+
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError, did_you_mean
+
+EXTRAS = ("box2d", "mujoco")
+"""Extras of labrl that bring the dependencies of Gymnasium's extras of the same name."""
+
+MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+
+
+class EnvFactory:
+    """Calling it makes one environment. Picklable, so that worker processes can be given it."""
+
+    def __init__(
+        self,
+        env_id: str | None = None,
+        import_module: str | None = None,
+        make: Component | None = None,
+        kwargs: dict[str, Any] | None = None,
+        max_episode_steps: int | None = None,
+        extra: str | None = None,
+    ) -> None:
+        if (env_id is None) == (make is None):
+            raise ConfigError(
+                "env needs either env.id (an id that Gymnasium knows) or env.make (your own environment's"
+                f" _target_), got {'both' if make else 'neither'}"
+            )
+        self.env_id = env_id
+        self.import_module = import_module
+        self.make = make
+        self.kwargs = kwargs or {}
+        self.max_episode_steps = max_episode_steps
+        self.extra = extra
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """One new environment. Raises ConfigError when it is unknown or a package is missing."""
+        if self.import_module is not None:
+            _import(self.import_module)
+        if self.make is not None:
+            env = self._own(self.make)
+            return env if self.max_episode_steps is None else _limited(env, self.max_episode_steps)
+        assert self.env_id is not None
+        return self._registered(self.env_id)
+
+    def _own(self, make: Component) -> gymnasium.Env[Any, Any]:
+        env = make.build(**self.kwargs)
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(
+                f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}"
+            )
+        return env
+
+    def _registered(self, env_id: str) -> gymnasium.Env[Any, Any]:
+        try:
+            # The checker costs more than a step of CartPole does; labrl's own tests stand in for it.
+            return gymnasium.make(
+                env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
+            )
+        except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
+            raise ConfigError(_unknown(env_id, problem)) from problem
+        except (error.DependencyNotInstalled, ImportError) as problem:
+            raise ConfigError(_missing(env_id, self.extra, problem)) from problem
+        except TypeError as problem:
+            if self.kwargs:
+                raise ConfigError(
+                    f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {problem}"
+                ) from problem
+            raise
+
+
+class WorkerFactory:
+    """An `EnvFactory` for worker processes, which leave Ctrl-C to the process that owns them.
+
+    Otherwise an interrupt would kill the workers in the middle of the step that the session wants to
+    finish before it writes its checkpoint.
+    """
+
+    def __init__(self, make: MakeEnv) -> None:
+        self.make = make
+        self.owner = os.getpid()
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """One new environment."""
+        if os.getpid() != self.owner:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return self.make()
+
+
+class FreshPerEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes its environment anew for every episode, because a seeded reset does not forget the last one."""
+
+    def __init__(self, make: MakeEnv) -> None:
+        super().__init__(make())
+        self._make = make
+        self._used = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """The first observation and info of an environment that has played nothing before."""
+        if self._used:
+            self.env.close()
+            self.env = self._make()
+        self._used = True
+        return self.env.reset(seed=seed, options=options)
+
+
+class FreshFactory:
+    """Makes `FreshPerEpisode` environments. Picklable."""
+
+    def __init__(self, make: MakeEnv) -> None:
+        self.make = make
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """One new environment."""
+        return FreshPerEpisode(self.make)
+
+
+def _limited(env: gymnasium.Env[Any, Any], steps: int) -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.TimeLimit(env, max_episode_steps=steps)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as problem:
+        raise ConfigError(
+            f"env.import_module={module} cannot be imported: {problem}."
+            " Install the package that registers env.id, or correct the name."
+        ) from problem
+
+
+def _unknown(env_id: str, problem: error.Error) -> str:
+    hint = did_you_mean(env_id, gymnasium.registry, "env.id=")
+    if not hint:
+        newest = re.search(r"Did you mean: `(.+?)`", str(problem))
+        hint = f" Did you mean {newest[1]}?" if newest else ""
+    return (
+        f"env.id={env_id} is not an id that Gymnasium knows.{hint} Ids of other packages need"
+        " env.import_module=<the package that registers them>; Atari games are env=<game>, such as env=pong."
+    )
+
+
+def _missing(env_id: str, extra: str | None, problem: Exception) -> str:
+    if extra is None:
+        named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
+        extra = named[1] if named and named[1] in EXTRAS else None
+    if extra is None:
+        return f"env.id={env_id} needs a package that is not installed: {problem}"
+    return f'env.id={env_id} needs packages that are not installed: pip install "labrl[{extra}]"'

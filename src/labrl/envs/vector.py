@@ -1,0 +1,169 @@
+"""labrl's vector environment: explicit seeded resets, whole-game statistics, exact save and restore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from labrl.envs.actions import ActionRecord, action_dtype, check_actions
+from labrl.envs.protocol import Backend, Transition
+from labrl.seeding import episode_seed
+from labrl.step import Episode, Step
+
+
+class ReplayError(RuntimeError):
+    """Replaying saved actions did not lead back: the environment is not determined by its seed."""
+
+
+class VectorEnv:
+    """Steps a backend, resets what has ended at once, and counts returns and lengths of whole games.
+
+    Episode number k of environment i starts with `episode_seed(seed, i, k)` and nothing else, so what
+    an environment plays depends on the seed and its actions only.
+    """
+
+    def __init__(self, backend: Backend, seed: int) -> None:
+        self.backend = backend
+        self.seed = seed
+        """Of the session; every episode's seed is derived from it."""
+        self.name = backend.name
+        self.num_envs = backend.num_envs
+        self.frame_skip = backend.frame_skip
+        """Emulator frames of one agent step."""
+        self.observation_space = backend.observation_space
+        """Of one environment."""
+        self.action_space = backend.action_space
+        """Of one environment."""
+        self._action_dtype = action_dtype(backend.action_space)
+        self._all = np.ones(self.num_envs, dtype=np.bool_)
+        self._begin(seed)
+
+    def reset(self, seed: int | None = None) -> NDArray:
+        """Start episode 0 of every environment; `seed` replaces the session seed.
+
+        Returns the first observations, [num_envs, *obs].
+        """
+        self._begin(self.seed if seed is None else seed)
+        return self.backend.reset(self._all, self._episode_seed)
+
+    def step(self, actions: NDArray) -> Step:
+        """Act in every environment, and start the next episode where one has ended.
+
+        actions: [num_envs, *action], as the environment takes them (nothing is clipped or scaled).
+        """
+        actions = actions.astype(self._action_dtype, copy=False)
+        transition = self.backend.step(actions)
+        observation, reward, terminated, truncated, ended = transition
+        self._record.append(actions)
+        self._return += reward
+        over = ended | truncated
+        step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
+        if over.any():
+            step.episodes = self._finished(transition, over)
+            step.observation = self._next_episode(over)
+        return step
+
+    def close(self) -> None:
+        """Free threads and processes; calling it again changes nothing."""
+        self.backend.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which episode each environment plays, and what was done in it: plain numbers and tensors.
+
+        No simulator is copied: an episode is its seed and its actions. The returns so far are there
+        to be checked when the actions are replayed.
+        """
+        return {
+            "seed": self.seed,
+            "episode": torch.from_numpy(self._episode.copy()),  # [num_envs]
+            "episode_seed": torch.from_numpy(self._episode_seed.copy()),  # [num_envs]
+            "episode_return": torch.from_numpy(self._return.copy()),  # [num_envs]
+            "actions": [torch.from_numpy(own) for own in self._record.since_reset()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
+        """Bring every environment back to where it was saved, bit for bit, by replaying its episode.
+
+        A vector environment can only be stepped as a whole. So the longest episode starts first, and
+        each other environment is reset when as many steps are left as it has actions; what it did
+        before that is thrown away. Returns the present observations, [num_envs, *obs].
+
+        Raises ValueError when the state is of other environments, ReplayError when an environment
+        does not come back to where it was.
+        """
+        actions = [np.asarray(own) for own in state["actions"]]
+        check_actions(actions, self.num_envs, self.action_space)
+        self._begin(int(state["seed"]))
+        self._episode = np.array(state["episode"], dtype=np.int64)
+        self._episode_seed = np.array(state["episode_seed"], dtype=np.int64)
+        rows = self._record.load(actions)
+        observation = self._replay(rows)
+        saved_return = np.asarray(state["episode_return"])
+        wrong = np.flatnonzero(~np.isclose(self._return, saved_return, rtol=0, atol=0, equal_nan=True))
+        if len(wrong):
+            raise ReplayError(
+                f"{self.name}: environment {wrong[0]} has return {self._return[wrong[0]]} after its saved"
+                f" actions, it was {saved_return[wrong[0]]}"
+            )
+        return observation
+
+    def _begin(self, seed: int) -> None:
+        self.seed = seed
+        self._episode = np.zeros(self.num_envs, dtype=np.int64)  # [num_envs]
+        self._episode_seed = self._seeds(self._all)  # [num_envs]
+        self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
+        self._record = ActionRecord(self.num_envs, self.action_space)
+
+    def _seeds(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Seeds of the present episodes of the masked environments, in order."""
+        return np.array(
+            [episode_seed(self.seed, int(env), int(self._episode[env])) for env in np.flatnonzero(envs)],
+            dtype=np.int64,
+        )
+
+    def _finished(self, transition: Transition, over: NDArray[np.bool_]) -> list[Episode]:
+        lengths = self._record.lengths
+        return [
+            Episode(
+                env=int(env),
+                index=int(self._episode[env]),
+                seed=int(self._episode_seed[env]),
+                episode_return=float(self._return[env]),
+                length=int(lengths[env]),
+                truncated=not transition.ended[env],
+            )
+            for env in np.flatnonzero(over)
+        ]
+
+    def _next_episode(self, over: NDArray[np.bool_]) -> NDArray:
+        self._episode[over] += 1
+        self._episode_seed[over] = self._seeds(over)
+        self._return[over] = 0.0
+        self._record.begin(over)
+        return self.backend.reset(over, self._episode_seed)
+
+    def _replay(self, rows: NDArray) -> NDArray:
+        """Play rows [longest, num_envs, *action], resetting each environment where its own begin."""
+        start = len(rows) - self._record.lengths  # [num_envs]
+        observation = self.backend.reset(self._all, self._episode_seed)
+        discarded = np.zeros(self.num_envs, dtype=np.bool_)  # ended before their own actions began
+        for index, row in enumerate(rows):
+            fresh = (start == index) | discarded
+            if index and fresh.any():
+                self.backend.reset(fresh, self._episode_seed)
+            observation, reward, _, truncated, ended = self.backend.step(row.astype(self._action_dtype))
+            own = start <= index
+            self._return[own] += reward[own]
+            over = ended | truncated
+            if (over & own).any():
+                env = np.flatnonzero(over & own)[0]
+                raise ReplayError(
+                    f"{self.name}: the saved episode of environment {env} ended early in its replay"
+                )
+            discarded = over
+        last = (start == len(rows)) | discarded
+        return self.backend.reset(last, self._episode_seed) if len(rows) and last.any() else observation
