@@ -68,6 +68,8 @@ class AtariEnv:
         self, config: AtariConfig, *, num_envs: int, num_threads: int, evaluation: bool = False
     ) -> None:
         check_game(config.game)
+        self._life_loss_signal = config.life_loss_signal and not evaluation
+        self._lives = np.zeros(num_envs, dtype=np.int32)  # after the last reset or step [num_envs]
         self.name = config.name
         self.num_envs = num_envs
         self.frame_skip = config.frame_skip
@@ -88,7 +90,7 @@ class AtariEnv:
             noop_max=config.noop_max,
             use_fire_reset=config.fire_reset,
             # `episodic_life` would reset the whole game at each lost life; this lets it go on.
-            life_loss_info=config.life_loss_signal and not evaluation,
+            life_loss_info=self._life_loss_signal,
             # On by default in the ALE, and the raw reward would be lost.
             reward_clipping=False,
         )
@@ -104,15 +106,20 @@ class AtariEnv:
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new games where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
         # The ALE takes one seed for each masked environment, Gymnasium one for every environment.
-        observation, _ = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
+        observation, info = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
+        self._lives = info["lives"]
         return observation
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: int64 or int32 [num_envs]."""
         observation, reward, terminated, truncated, info = self._vector.step(actions)
-        # A lost life and the end of the game are both `terminated`; only at the end no life is left.
-        # This holds, too, for the games that report 0 lives all the time: they have no lives to lose.
-        return Transition(observation, reward, terminated, truncated, terminated & (info["lives"] == 0))
+        before, self._lives = self._lives, info["lives"]
+        ended = terminated
+        if self._life_loss_signal:
+            # Both a lost life and the end of the game are `terminated`. At the end no life is left, or
+            # the count never moves: 11 games always report 0 lives, Adventure always 1.
+            ended = terminated & ((self._lives == 0) | (self._lives >= before))
+        return Transition(observation, reward, terminated, truncated, ended)
 
     def close(self) -> None:
         """End the emulators and their threads."""

@@ -7,6 +7,7 @@ from typing import Any
 from gymnasium.spaces import Space
 
 from labrl.config.component import Component
+from labrl.config.errors import ConfigError
 from labrl.envs.vector import VectorEnv
 
 
@@ -23,9 +24,9 @@ def make_env(
     out what is there for the learner only (the life-loss signal). num_envs: in place of `env.num_envs`.
     Raises ConfigError when the environment does not exist or something it needs is not installed.
     """
+    _check_target(env)
     if num_envs is None:
-        config = env.config
-        num_envs = config["num_envs"] if isinstance(config, dict) else config.num_envs
+        num_envs = env.config.num_envs
     backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
     return VectorEnv(backend, seed)
 
@@ -35,9 +36,18 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
 
     Raises ConfigError as `make_env` does.
     """
+    _check_target(env)
     target = env.load()
     if hasattr(target, "spaces"):
         return target.spaces(env.config)
     vector = make_env(env, seed=0, num_threads=1, num_envs=1)
     vector.close()
     return vector.observation_space, vector.action_space
+
+
+def _check_target(env: Component) -> None:
+    if isinstance(env.config, dict):
+        raise ConfigError(
+            f"env._target_={env.target} must have a Config with name, num_envs and max_frame."
+            " For an environment of your own, write env=gymnasium and give its class in env.make._target_."
+        )

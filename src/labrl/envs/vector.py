@@ -98,8 +98,8 @@ class VectorEnv:
         actions = [np.asarray(own) for own in state["actions"]]
         check_actions(actions, self.num_envs, self.action_space)
         self._begin(int(state["seed"]))
-        self._episode = np.array(state["episode"], dtype=np.int64)
-        self._episode_seed = np.array(state["episode_seed"], dtype=np.int64)
+        self._episode = np.asarray(state["episode"]).astype(np.int64)
+        self._episode_seed = np.asarray(state["episode_seed"]).astype(np.int64)
         rows = self._record.load(actions)
         observation = self._replay(rows)
         saved_return = np.asarray(state["episode_return"])
