@@ -1,1 +1,33 @@
 """labrl: a laboratory for deep reinforcement learning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labrl.lab.trial import TrialResult
+
+__all__ = ["train"]
+
+
+def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> TrialResult:
+    """Run one trial, as `labrl <overrides>` does, and return what it handed back.
+
+        result = labrl.train(["env=cartpole", "agent=ppo", "seed=7"])
+        result.folder, result.exit_code
+
+    config_dir: a folder with configuration groups of your own, as --config-dir. Raises
+    `labrl.config.errors.ConfigError` for wrong input, before anything is written.
+    """
+    from labrl.config.compose import compose, resolve, to_plain
+
+    cfg = compose(list(overrides), config_dir, with_hydra=True)
+    plain = to_plain(cfg)
+    config = resolve(plain)
+    # Imported late: help and completion must not wait for torch.
+    from labrl.lab.trial import run_trial
+    from labrl.storage.run_folder import RunFolder
+
+    return run_trial(config, plain, RunFolder.create(cfg.hydra.run.dir), list(overrides))

@@ -35,11 +35,11 @@ class Component:
         Raises ConfigError when the target does not exist or a setting is unknown, missing or wrong.
         """
         # Imported late: the command line shows help and composes without pydantic.
-        from labrl.config.validate import Invalid, component_of
+        from labrl.config.validate import InvalidError, component_of
 
         try:
             return component_of(node)
-        except Invalid as invalid:
+        except InvalidError as invalid:
             raise ConfigError(invalid.told(key)) from None
 
     def load(self) -> Any:

@@ -21,7 +21,7 @@ from labrl.config.types import real_number, whole_number
 Path = tuple[str | int, ...]
 
 
-class Invalid(ValueError):
+class InvalidError(ValueError):
     """Every mistake below one node: where, relative to that node, and what is wrong."""
 
     def __init__(self, mistakes: list[tuple[Path, str]]) -> None:
@@ -48,11 +48,11 @@ def _line(key: str, path: Path, message: str) -> str:
 
 
 def dataclass_of(cls: type, node: Any) -> Any:
-    """`node` as an instance of the dataclass `cls`. Raises Invalid with every mistake."""
+    """`node` as an instance of the dataclass `cls`. Raises InvalidError with every mistake."""
     if isinstance(node, cls):
         return node
     if not isinstance(node, Mapping):
-        raise Invalid([((), f"must be a group of keys, got {shown(node)}")])
+        raise InvalidError([((), f"must be a group of keys, got {shown(node)}")])
     hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     mistakes: list[tuple[Path, str]] = []
@@ -69,30 +69,30 @@ def dataclass_of(cls: type, node: Any) -> Any:
         if name not in node and field.default is field.default_factory is dataclasses.MISSING:
             mistakes.append(((name,), "must be given: set <key>=<value>"))
     if mistakes:
-        raise Invalid(mistakes)
+        raise InvalidError(mistakes)
     try:
         return cls(**values)
-    except Invalid:
+    except InvalidError:
         raise
     except ValueError as error:
-        raise Invalid([((), f": {error}")]) from None
+        raise InvalidError([((), f": {error}")]) from None
 
 
 def component_of(node: Any) -> Component:
-    """The component that `node` describes. Raises Invalid with every mistake."""
+    """The component that `node` describes. Raises InvalidError with every mistake."""
     if isinstance(node, Component):
         return node
     if not isinstance(node, Mapping) or "_target_" not in node:
-        raise Invalid([((), f"must be a part with a _target_, got {shown(node)}")])
+        raise InvalidError([((), f"must be a part with a _target_, got {shown(node)}")])
     path = node["_target_"]
     if not isinstance(path, str):
-        raise Invalid(
+        raise InvalidError(
             [(("_target_",), f"must be a dotted path such as my_module.MyClass, got {shown(path)}")]
         )
     try:
         target = load_target(path)
     except TargetError as error:
-        raise Invalid([(("_target_",), f": {error}")]) from error
+        raise InvalidError([(("_target_",), f": {error}")]) from error
     settings = {str(name): value for name, value in node.items() if name != "_target_"}
     config_class = getattr(target, "Config", None)
     if config_class is not None and dataclasses.is_dataclass(config_class):
@@ -100,7 +100,7 @@ def component_of(node: Any) -> Component:
     accepted = accepted_settings(target)
     unknown = [] if accepted is None else [name for name in settings if name not in accepted]
     if unknown:
-        raise Invalid([((name,), _unknown(name, sorted(accepted or ()))) for name in unknown])
+        raise InvalidError([((name,), _unknown(name, sorted(accepted or ()))) for name in unknown])
     return Component(path, settings)
 
 
@@ -114,7 +114,8 @@ def shown(value: Any) -> str:
 
 def _unknown(name: str, known: list[str]) -> str:
     guess = did_you_mean(name, known, prefix="<siblings>")
-    return f": no such key.{guess or ' Known here: ' + (', '.join(known) or 'nothing') + '.'}"
+    here = f" Known here: {', '.join(known)}." if known else " There are no keys here."
+    return f": no such key.{guess or here}"
 
 
 def _example(field: dataclasses.Field[Any]) -> str:
@@ -130,7 +131,7 @@ def _mistakes(error: ValidationError, name: str, example: str) -> list[tuple[Pat
         # `[key]` marks a wrong key of a mapping, not a value below it.
         path: Path = (name, *[part for part in one["loc"] if part != "[key]"])
         inner = one.get("ctx", {}).get("error")
-        if isinstance(inner, Invalid):
+        if isinstance(inner, InvalidError):
             found += inner.below(*path)
         else:
             text = f"{_rule(one)}, got {shown(one['input'])}"
@@ -150,7 +151,7 @@ def _rule(one: Any) -> str:
         case "less_than_equal":
             return f"must be at most {context['le']}"
         case "literal_error":
-            return f"must be {context['expected']}"
+            return f"must be {context['expected']}".replace("False", "false").replace("True", "true")
         case "value_error":
             return str(context["error"])
         case "bool_type":
@@ -199,7 +200,7 @@ def _strict(hint: Any) -> Any:
         return Annotated[Any, PlainValidator(lambda node: dataclass_of(hint, node))]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return Annotated[(_strict(arguments[0]), *hint.__metadata__)]  # type: ignore[return-value]
+        return Annotated[(_strict(arguments[0]), *hint.__metadata__)]
     if origin in (Union, types.UnionType):
         return _union(arguments)
     if origin in (list, dict, tuple, set):
@@ -210,7 +211,7 @@ def _strict(hint: Any) -> Any:
 def _union(members: tuple[Any, ...]) -> Any:
     """A union that tells one mistake: `null`, then dataclasses told apart by `kind`, then the rest."""
     optional = type(None) in members
-    shapes = {_kind(member): member for member in members if _kind(member)}
+    shapes = {kind: member for member in members if (kind := _kind(member))}
     others = [member for member in members if member is not type(None) and not _kind(member)]
     if not shapes and len(others) == 1:
         return Union[_strict(others[0]), None]  # noqa: UP007 - built at run time
@@ -228,7 +229,7 @@ def _union(members: tuple[Any, ...]) -> Any:
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 inner = first.get("ctx", {}).get("error")
-                if isinstance(inner, Invalid) and isinstance(node, Mapping):
+                if isinstance(inner, InvalidError) and isinstance(node, Mapping):
                     raise inner from None
                 rules.append(_rule(first).removeprefix("must be "))
         if shapes:
@@ -246,12 +247,11 @@ def _kind(cls: Any) -> str | None:
     return get_args(hint)[0] if get_origin(hint) is Literal else None
 
 
-def _shape(shapes: dict[str | None, Any], node: Any) -> Any:
+def _shape(shapes: dict[str, Any], node: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
     kind = node.get("kind")
-    options = [str(name) for name in shapes]
     if kind not in shapes:
-        guess = did_you_mean(str(kind), options, prefix="<key>=")
-        raise Invalid([(("kind",), f"must be one of {', '.join(options)}, got {shown(kind)}.{guess}")])
+        guess = did_you_mean(str(kind), shapes, prefix="<key>=")
+        raise InvalidError([(("kind",), f"must be one of {', '.join(shapes)}, got {shown(kind)}.{guess}")])
     return dataclass_of(shapes[kind], node)

@@ -1,0 +1,171 @@
+"""The commands `labrl` and `labrl-envs`. Nothing else reads the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from labrl.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes; 143 is an interruption by SIGTERM."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`labrl`: run a trial, or an experiment of several (-m).
+
+    argv: the words after `labrl`; None: those that the process was started with. Returns the exit code,
+    of several trials the largest.
+    """
+    full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    with _arguments(argv) as arguments:
+        try:
+            if "--version" in arguments:
+                return _print_version()
+            return _run(arguments, full_error)
+        except ConfigError as error:
+            return _refused(error, full_error)
+        except KeyboardInterrupt:
+            print("labrl: interrupted", file=sys.stderr)
+            return INTERRUPTED
+        except SystemExit as end:
+            # How Hydra ends --help, argparse a wrong flag, and an interrupted trial an experiment.
+            return end.code if isinstance(end.code, int) else DONE if end.code is None else WRONG_INPUT
+        except BrokenPipeError:
+            # `labrl --cfg job | head` stopped reading; without this the interpreter complains at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return DONE
+
+
+def _run(arguments: list[str], full_error: bool) -> int:
+    """Let Hydra compose and call `_trial` for each job. Raises ConfigError for all that it cannot compose."""
+    import hydra
+    from hydra._internal.utils import get_args
+
+    from labrl.config.compose import CONFIG_MODULE, explain, prepare
+
+    words = get_args(arguments)
+    prepare(words.config_dir)
+    exit_codes: list[int] = []
+
+    def task(cfg: DictConfig) -> int:
+        code = _trial(cfg, full_error)
+        exit_codes.append(code)
+        if code >= INTERRUPTED:
+            # Hydra would go on with the experiment's next trial.
+            raise SystemExit(code)
+        return code
+
+    with _raising_hydra():
+        try:
+            hydra.main(config_path=CONFIG_MODULE, config_name="config")(task)()
+        except (ConfigError, BrokenPipeError):
+            raise
+        except Exception as error:
+            raise explain(error, words.overrides, words.config_dir) from error
+    return max(exit_codes, default=DONE)
+
+
+def _trial(cfg: DictConfig, full_error: bool) -> int:
+    """Run one trial in the folder that Hydra has made for it. Returns its exit code.
+
+    A trial that fails does not end an experiment: nothing but an interruption is raised.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    from labrl.config.compose import resolve, to_plain
+
+    job = HydraConfig.get()
+    folder = job.runtime.output_dir
+    try:
+        plain = to_plain(cfg)
+        config = resolve(plain)
+        from labrl.lab.trial import run_trial
+        from labrl.storage.run_folder import RunFolder
+
+        return run_trial(config, plain, RunFolder.create(folder), list(job.overrides.task)).exit_code
+    except ConfigError as error:
+        _remove_if_empty(folder)
+        return _refused(error, full_error)
+    except Exception as error:
+        if full_error:
+            traceback.print_exc()
+        print(f"labrl: the trial in {folder} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        print("labrl: HYDRA_FULL_ERROR=1 before the command shows where", file=sys.stderr)
+        return FAILED
+
+
+def list_envs(argv: Sequence[str] | None = None) -> int:
+    """`labrl-envs [part of a name]`: one environment a line, its name, kind and id. Returns the exit code."""
+    import argparse
+
+    from labrl.config.environments import listed
+
+    parser = argparse.ArgumentParser(prog="labrl-envs", description="List what labrl env=<name> can be.")
+    parser.add_argument("part", nargs="?", default="", help="only names with this in them, e.g. pinball")
+    try:
+        part = parser.parse_args(argv).part
+        rows = [row for row in listed() if part in row[0]]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+        for name, kind, identity in rows:
+            print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {identity}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    return DONE
+
+
+def _print_version() -> int:
+    from importlib.metadata import version
+
+    print(f"labrl {version('labrl')}")
+    return DONE
+
+
+def _refused(error: ConfigError, full_error: bool) -> int:
+    if full_error:
+        traceback.print_exception(error)
+    print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
+    return WRONG_INPUT
+
+
+def _remove_if_empty(folder: str) -> None:
+    """Take away the folder that Hydra made for a trial that never started."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return
+
+
+@contextmanager
+def _arguments(argv: Sequence[str] | None) -> Iterator[list[str]]:
+    """The words of the command line; Hydra reads them from `sys.argv`, so given ones are put there."""
+    before = sys.argv
+    if argv is not None:
+        sys.argv = ["labrl", *argv]
+    try:
+        yield sys.argv[1:]
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _raising_hydra() -> Iterator[None]:
+    """Let Hydra raise its errors, for us to tell, in place of printing them and ending the process."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

@@ -1,0 +1,134 @@
+"""From words on a command line to a configuration, and from there to a validated one."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from labrl.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
+
+CONFIG_MODULE = "pkg://labrl.configs"
+
+
+def compose(
+    overrides: list[str], config_dir: str | os.PathLike[str] | None = None, with_hydra: bool = False
+) -> DictConfig:
+    """The configuration that `labrl <overrides>` would run with.
+
+    overrides: as on the command line, e.g. `["env=pong", "agent.lr=1e-4"]`. config_dir: a folder with
+    configuration groups of your own. with_hydra: keep Hydra's own node, which names the run folder.
+    Raises ConfigError for unknown keys, groups and options, and for bad syntax.
+    """
+    import hydra
+
+    prepare(config_dir)
+    try:
+        with _hydra(config_dir):
+            return hydra.compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
+    except Exception as error:
+        raise explain(error, overrides, config_dir) from error
+
+
+def explain(
+    error: Exception, overrides: list[str], config_dir: str | os.PathLike[str] | None = None
+) -> ConfigError:
+    """What Hydra complained about while it composed `overrides`, told in terms of what to type instead."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    from labrl.config.explain import explained
+
+    with _hydra(config_dir):
+        return explained(error, overrides, GlobalHydra.instance().config_loader())
+
+
+def _hydra(config_dir: str | os.PathLike[str] | None) -> Any:
+    """Hydra with labrl's groups, then the user's; on leaving, what was there before is put back."""
+    import hydra
+
+    sources = [CONFIG_MODULE]
+    if config_dir is not None:
+        sources.append(f"file://{os.path.abspath(config_dir)}")
+    return hydra.initialize_config_search_path(sources, job_name="labrl")
+
+
+def prepare(config_dir: str | os.PathLike[str] | None = None) -> None:
+    """Register what labrl adds to Hydra and OmegaConf, and let a user's own modules be found.
+
+    Raises ConfigError when `config_dir` is no folder.
+    """
+    from labrl.config.generated import register
+
+    if config_dir is not None and not os.path.isdir(config_dir):
+        raise ConfigError(f"--config-dir {config_dir}: there is no such folder")
+    register()
+    OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    OmegaConf.register_resolver("labrl.slug", _slug, replace=True)
+    OmegaConf.register_resolver("labrl.product", lambda *factors: math.prod(factors), replace=True)
+    # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
+    for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
+        if folder and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """`cfg` as nested dicts, lists and scalars with nothing left to resolve: what config.yaml records.
+
+    Raises ConfigError for a value that is still missing or an interpolation that leads nowhere.
+    """
+    if not isinstance(cfg, DictConfig):
+        return dict(cfg)
+    # Hydra's own node is resolved by Hydra alone: parts of it have a value in a job only.
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    missing = list(_unset(OmegaConf.to_container(own, resolve=False)))
+    if missing:
+        raise ConfigError("\n".join(f"{key} must be given: set {key}=<value>" for key in missing))
+    try:
+        plain = OmegaConf.to_container(own, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
+    """`cfg` as typed dataclasses, everything checked that needs no environment.
+
+    Raises ConfigError that names every wrong key, its value and what is allowed.
+    """
+    from labrl.config.schema import TrialConfig
+    from labrl.config.validate import InvalidError, dataclass_of
+
+    plain = to_plain(cfg)
+    try:
+        config = dataclass_of(TrialConfig, plain)
+    except InvalidError as invalid:
+        raise ConfigError(invalid.told()) from None
+    check = getattr(config.agent.load(), "check_config", None)
+    if check is not None:
+        check(config.agent.config, config.env.config)
+    return config
+
+
+def _unset(node: Any, key: str = "") -> Iterator[str]:
+    """Full keys of the values that are still `???`; what merely refers to one of them is not named."""
+    if node == "???":
+        yield key
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in items:
+        yield from _unset(value, f"{key}.{name}" if key else str(name))
+
+
+def _slug(name: Any) -> str:
+    """`name` as part of a file's name: `ALE/Pong-v5` becomes `ALE-Pong-v5`."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", str(name)).strip("-.") or "run"

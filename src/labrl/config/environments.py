@@ -1,0 +1,27 @@
+"""What can stand after `env=`."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from omegaconf import DictConfig, OmegaConf
+
+from labrl.envs.games import games
+
+BASES = ("atari", "gymnasium")
+"""Files of the group that need a further word: the game, or the id."""
+
+
+def listed() -> list[tuple[str, str, str]]:
+    """(name, kind, id) of every environment: those with a file of their own, then the Atari games."""
+    rows = []
+    for file in sorted(
+        resources.files("labrl.configs").joinpath("env").iterdir(), key=lambda file: file.name
+    ):
+        name = file.name.removesuffix(".yaml")
+        if name not in BASES and file.name.endswith(".yaml"):
+            content = OmegaConf.create(file.read_text())
+            assert isinstance(content, DictConfig)
+            rows.append((name, "gymnasium", str(content.id)))
+    rows += [(game, "atari", game) for game in games()]
+    return [*rows, ("gymnasium", "gymnasium", "any: labrl env=gymnasium env.id=<id>")]

@@ -1,0 +1,153 @@
+"""Hydra's and OmegaConf's complaints, told again in terms of what was typed and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from labrl.config.errors import ConfigError, did_you_mean, nearest
+
+
+def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+    """`error`, raised while `overrides` were composed, as one that says what to type instead."""
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, OverrideParseException):
+        return _bad_syntax(error)
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error, loader)
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return ConfigError(
+            f"the run folder cannot be made ({error.strerror or error}:{where}): "
+            "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m"
+        )
+    message = str(error) or str(error.__cause__)
+    unknown = re.match(r"Could not override '([^']*)'", message)
+    if unknown:
+        return _unknown_key(unknown[1], overrides, loader)
+    several = re.match(r"Ambiguous value for argument '([^=]*)=(.*)'", message)
+    if several:
+        key, values = several.groups()
+        return ConfigError(
+            f"{key}={values}: several values are an experiment (labrl -m {key}={values}) "
+            f"or a list ({key}=[{values}])."
+        )
+    if message.startswith("Config group override must be"):
+        return _not_an_option(overrides, loader)
+    absent = re.search(r"Missing mandatory value: (\S+)", f"{message} {error.__cause__}")
+    if absent:
+        key = absent[1].rstrip(".:,")
+        return ConfigError(f"{key} must be given: set {key}=<value>")
+    cause = (
+        f": {_first_line(error.__cause__)}" if error.__cause__ and str(error.__cause__) not in message else ""
+    )
+    return ConfigError(f"{_first_line(message)}{cause}")
+
+
+def _first_line(text: Any) -> str:
+    return str(text).strip().partition("\n")[0]
+
+
+def _bad_syntax(error: OverrideParseException) -> ConfigError:
+    return ConfigError(
+        f"{error.override}: cannot be read. "
+        "Write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, "
+        "and a value with blanks or signs needs quotes, as in 'key=\"a value\"'."
+    )
+
+
+def _not_an_option(overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        options = loader.get_group_options(one.key_or_group)
+        if options and not isinstance(one.value(), str | list):
+            return ConfigError(f"{one.input_line}: {one.key_or_group} must be one of {', '.join(options)}")
+    return ConfigError("a group must be given the name of one of its options")
+
+
+def _missing_option(error: MissingConfigException, loader: ConfigLoader) -> ConfigError:
+    path = error.missing_cfg_file
+    if not path or "/" not in path or not error.options:
+        return ConfigError(_first_line(error))
+    group, _, option = path.rpartition("/")
+    guess = did_you_mean(option, error.options, prefix=f"{group}=")
+    if group == "env":
+        hint = " labrl-envs lists all; env=gymnasium env.id=<id> takes any id of Gymnasium."
+    else:
+        hint = f" Known: {', '.join(error.options)}."
+    return ConfigError(f"{group}={option}: no such option.{guess}{hint}")
+
+
+def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+    groups = list(_groups(loader))
+    if "/" in key:
+        guess = did_you_mean(key, groups)
+        return ConfigError(f"{key}: no such group.{guess or ' Known: ' + ', '.join(groups) + '.'}")
+    keys = _known_keys(overrides, loader)
+    match = _nearest_key(key, keys, groups)
+    parent = key.rpartition(".")[0]
+    below = [known for known in keys if known.rpartition(".")[0] == parent]
+    if match:
+        hint = f" Did you mean {match}?"
+    elif parent in keys and not below:
+        hint = f" To add it there write +{key}=<value>."
+    else:
+        hint = f" Known there: {', '.join(below)}." if below else ""
+    return ConfigError(f"{key}: no such key.{hint} (labrl --cfg job prints every key.)")
+
+
+def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | None:
+    """The full key most likely meant: a sibling, the same last word elsewhere, or any that looks alike."""
+    parent, _, leaf = key.rpartition(".")
+    siblings = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
+    match = nearest(leaf, siblings)
+    if match:
+        return siblings[match]
+    same_leaf = [name for name in keys if name.rpartition(".")[2] == leaf]
+    if same_leaf:
+        return same_leaf[0]
+    return None if parent in keys else nearest(key, [*keys, *groups])
+
+
+def _known_keys(overrides: Sequence[str], loader: ConfigLoader) -> list[str]:
+    """Every full key of the configuration that the chosen groups make."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    chosen = [
+        one.input_line
+        for one in parsed
+        if one.input_line and not one.is_sweep_override() and loader.get_group_options(one.key_or_group)
+    ]
+    try:
+        cfg = loader.load_configuration("config", chosen, run_mode=RunMode.RUN)
+    except Exception:  # the suggestion is a courtesy: the first complaint stays the one that is told
+        return []
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    return [key for key in _keys(plain) if not key.startswith("hydra")]
+
+
+def _keys(node: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in node.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{name}.")
+
+
+def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
+    assert isinstance(loader, ConfigLoaderImpl)
+    for name in loader.get_group_options(parent, ObjectType.GROUP):
+        group = f"{parent}/{name}" if parent else name
+        if not parent and name == "hydra":
+            continue
+        if loader.get_group_options(group, ObjectType.CONFIG):
+            yield group
+        yield from _groups(loader, group)

@@ -1,0 +1,59 @@
+"""What a whole trial consists of. Each component's own options lie beside the component."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from labrl.config.component import Component
+from labrl.config.types import NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(kw_only=True)
+class MetaConfig:
+    """How a trial is run; nothing here changes what is learned."""
+
+    distributed: Literal[False] = False
+    """Whether sessions share their weights; false: each learns on its own."""
+    rigorous_eval: NonNegativeInt | None = None
+    """Episodes in separate environments at each evaluation, >= 0; null or 0: from the training episodes."""
+    eval_frequency: PositiveInt = 10_000
+    """Frames between evaluation checkpoints, >= 1."""
+    log_frequency: PositiveInt = 10_000
+    """Frames between training checkpoints, >= 1."""
+    max_session: PositiveInt = 1
+    """Sessions of the trial, which differ only in the seed, >= 1."""
+    max_trial: PositiveInt | None = None
+    """Trials of a search, >= 1; null: no limit."""
+    episode_window: PositiveInt = 100
+    """Finished episodes over which returns and lengths are averaged, >= 1."""
+    keep_last: PositiveInt = 2
+    """Latest checkpoints kept besides the best, >= 1."""
+    num_cpus: PositiveFloat | None = None
+    """Cores for the whole trial, > 0; null: all that the process may use."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where networks live; auto: a GPU if there is one."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the networks' arithmetic; auto: bf16 where the processor is fast at it."""
+    tensorboard: bool = True
+    """Whether metrics are also written for TensorBoard."""
+    progress: bool = True
+    """Whether a running trial shows a live panel, or lines where there is no terminal."""
+
+
+@dataclass(kw_only=True)
+class TrialConfig:
+    """One trial: an agent in an environment, and how it is run."""
+
+    agent: Component
+    """Who learns."""
+    env: Component
+    """Where; its `num_envs` and `max_frame` are the vector's size and the budget of a session."""
+    meta: MetaConfig
+    """How the trial is run."""
+    transforms: dict[str, Component | None]
+    """The learner's view of observations and rewards, applied in order; null: off."""
+    callbacks: dict[str, Component | None]
+    """A user's own callbacks by name; null: off."""
+    seed: NonNegativeInt | None
+    """Of the trial, >= 0; null: drawn and recorded."""

@@ -1,0 +1,1 @@
+"""The configuration groups of labrl, as YAML; the wheel ships them with the code."""
