@@ -1,0 +1,74 @@
+# Plain venv and pip. Every target installs what it needs, once; it installs again when the pins change.
+PYTHON ?= python3
+VENV ?= .venv
+# The torch to install, any words that pip understands: another build for a GPU, another index.
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# The pins without torch, so that a torch chosen by TORCH stays.
+PINS := $(VENV)/constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench learn format clean
+
+help: ## list what one can do
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@echo '  variables: ARGS="words for the command", PYTHON=python3.11, TORCH="torch==<version and build>"'
+
+run: $(VENV)/.installed-run ## set up, then run `labrl $(ARGS)`: make run ARGS="meta=fast_atari env=pong"
+	@$(BIN)/labrl $(ARGS)
+
+test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and the tests: make test ARGS="-k ppo"
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(ARGS)
+
+learn: $(VENV)/.installed-dev ## the slow tests: agents that must learn, and a set-up from scratch
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: $(VENV)/.installed-bench ## speed beside Stable-Baselines3 and the ceiling: make bench ARGS="pong --repeats 5"
+	$(BIN)/python -m benchmarks $(ARGS)
+
+format: $(VENV)/.installed-dev ## format the code, and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment, builds and caches; never the runs
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'labrl needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=<path to python>'; exit 1; }
+	@echo 'Setting up $(VENV): this takes a few minutes, once.'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# A TORCH that was given and differs from what is installed is installed, whatever the stamp says.
+ifneq ($(origin TORCH),file)
+ifneq ($(strip $(TORCH)),$(strip $(shell cat $(VENV)/.installed-torch 2>/dev/null)))
+.PHONY: $(VENV)/.installed-torch
+endif
+endif
+$(VENV)/.installed-torch: constraints.txt | $(BIN)/python
+	@echo 'Installing $(TORCH)'
+	@$(PIP) install $(TORCH)
+	@grep -v '^torch==' constraints.txt > $(PINS)
+	@echo '$(TORCH)' > $@
+
+$(VENV)/.installed-run: pyproject.toml $(VENV)/.installed-torch
+	@echo 'Installing labrl'
+	@$(PIP) install -c $(PINS) -e '.[box2d]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-run
+	@echo 'Installing the tools of development'
+	@$(PIP) install -c $(PINS) -e '.[box2d,dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-run
+	@echo 'Installing Stable-Baselines3'
+	@$(PIP) install -c $(PINS) -e '.[box2d,bench]'
+	@touch $@
