@@ -1,0 +1,104 @@
+"""What the environment tests share: a toy environment, ways to name environments, and playing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.component import Component
+from labrl.envs.vector import VectorEnv
+from labrl.step import Step
+
+
+class Walk(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Action 1 goes one cell to the right, 0 stays; every step pays 0.1; the goal ends the task.
+
+    Observes the position and a number drawn at each step, which shows how the episode was seeded.
+    """
+
+    def __init__(self, goal: int = 1000) -> None:
+        self.goal = goal
+        self.position = 0
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.position = 0
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> Any:
+        self.position += int(action)
+        return self._observation(), 0.1, self.position >= self.goal, False, {}
+
+    def _observation(self) -> NDArray[np.float32]:
+        return np.array([self.position, self.np_random.random()], np.float32)
+
+
+class Remembers(Walk):
+    """Its seeded reset keeps the position reached in the last episode: only a new one repeats."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        position = self.position
+        super().reset(seed=seed)
+        self.position = position
+        return self._observation(), {}
+
+
+def gymnasium_env(id: str, **settings: Any) -> Component:
+    """A registered environment."""
+    return Component.parse(
+        {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": id, "id": id, **settings}, "env"
+    )
+
+
+def own_env(cls: type, settings: dict[str, Any] | None = None, **more: Any) -> Component:
+    """An environment class of this module."""
+    make = {"_target_": f"{cls.__module__}.{cls.__name__}", **(settings or {})}
+    return Component.parse(
+        {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "toy", "make": make, **more}, "env"
+    )
+
+
+def atari(game: str, **settings: Any) -> Component:
+    """A game of the ALE."""
+    return Component.parse(
+        {"_target_": "labrl.envs.atari.AtariEnv", "name": game, "game": game, **settings}, "env"
+    )
+
+
+def constant(*actions: int) -> Callable[[int], NDArray]:
+    """The same action for each environment at every step."""
+    return lambda step: np.array(actions)
+
+
+def sampled(env: VectorEnv, seed: int) -> Callable[[int], NDArray]:
+    """Actions of a discrete or box space, drawn for each step from `seed` and the step's number."""
+    space = env.action_space
+
+    def draw(step: int) -> NDArray:
+        rng = np.random.default_rng([seed, step])
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return rng.integers(0, space.n, env.num_envs)
+        assert isinstance(space, gymnasium.spaces.Box)
+        return rng.uniform(-1, 1, (env.num_envs, *space.shape)).astype(space.dtype)
+
+    return draw
+
+
+def play(env: VectorEnv, actions: Callable[[int], NDArray], steps: int, first: int = 0) -> list[Step]:
+    """`steps` vector steps, numbered from `first`."""
+    return [env.step(actions(step)) for step in range(first, first + steps)]
+
+
+def assert_same_steps(left: list[Step], right: list[Step]) -> None:
+    """All that two runs yielded is equal, bit for bit."""
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        for name in ("observation", "next_observation", "reward", "terminated", "truncated", "episode_over"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+        assert one.episodes == other.episodes

@@ -1,0 +1,120 @@
+"""Atari: lost lives, games without lives, the cap, raw rewards, and numbers that threads do not change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from env_cases import assert_same_steps, atari, constant, play, sampled
+
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe, make_env
+from labrl.step import Episode, Step
+
+FIRE = 1  # of Breakout's actions: serves the ball, which the resting paddle then misses
+
+
+def episodes_of(steps: list[Step]) -> list[Episode]:
+    return [episode for step in steps for episode in step.episodes]
+
+
+def test_a_lost_life_cuts_the_bootstrap_but_not_the_episode() -> None:
+    env = make_env(atari("breakout"), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    steps = play(env, constant(FIRE, FIRE), 220)
+    lost = sum(step.terminated & ~step.episode_over for step in steps)
+    over = sum(step.episode_over for step in steps)
+    assert (over >= 1).all()
+    assert ((4 * over <= lost) & (lost <= 4 * over + 4)).all(), "five lives: four are lost before the game is"
+    for episode in episodes_of(steps):
+        assert not episode.truncated
+    for number in range(2):
+        first = next(e for e in episodes_of(steps) if e.env == number)
+        assert first.episode_return == sum(step.reward[number] for step in steps[: first.length])
+        assert not any(step.episode_over[number] for step in steps[: first.length - 1])
+
+
+def test_evaluation_plays_the_same_games_without_the_life_loss_signal() -> None:
+    runs = {}
+    for evaluation in (False, True):
+        env = make_env(atari("breakout"), seed=4, num_threads=1, num_envs=1, evaluation=evaluation)
+        env.reset()
+        runs[evaluation] = play(env, constant(FIRE), 200)
+    assert episodes_of(runs[True])
+    assert episodes_of(runs[True]) == episodes_of(runs[False])
+    assert all((step.terminated == step.episode_over).all() for step in runs[True])
+
+
+def test_the_life_loss_signal_can_be_switched_off() -> None:
+    env = make_env(atari("breakout", life_loss_signal=False), seed=0, num_threads=1, num_envs=1)
+    env.reset()
+    assert all((step.terminated == step.episode_over).all() for step in play(env, constant(FIRE), 120))
+
+
+def test_a_game_that_always_reports_no_lives_ends_when_it_is_over() -> None:
+    env = make_env(atari("pong"), seed=0, num_threads=1, num_envs=1)
+    env.reset()
+    steps = play(env, constant(0), 1000)
+    (episode,) = episodes_of(steps)
+    assert episode.episode_return == -21
+    assert not episode.truncated
+    assert sum(step.terminated.sum() for step in steps) == 1
+
+
+def test_a_game_that_always_reports_one_life_ends_when_it_is_over() -> None:
+    # Adventure reports 1 life at the end of the game too: looking for "no lives left" would miss it.
+    # A frame skip of 64 makes random play end within a few steps.
+    runs = []
+    for evaluation in (False, True):
+        adventure = atari("adventure", frame_skip=64)
+        env = make_env(adventure, seed=7, num_threads=1, num_envs=1, evaluation=evaluation)
+        env.reset()
+        runs.append(play(env, sampled(env, 7), 6))
+    assert_same_steps(*runs)
+    assert [(e.length, e.truncated) for e in episodes_of(runs[0])] == [(4, False)]
+
+
+def test_the_cap_truncates_after_its_emulator_frames() -> None:
+    env = make_env(atari("pong", max_episode_frames=200, noop_max=0), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    steps = play(env, constant(0, 0), 110)
+    episodes = episodes_of(steps)
+    assert [(e.env, e.index) for e in episodes] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert all(e.truncated and 48 <= e.length <= 50 for e in episodes)
+    assert not any(step.terminated.any() for step in steps)
+    assert sum(step.truncated.sum() for step in steps) == 4
+
+
+def test_rewards_are_never_clipped() -> None:
+    env = make_env(atari("ms_pacman"), seed=0, num_threads=1, num_envs=1)
+    env.reset()
+    rewards = np.concatenate([step.reward for step in play(env, sampled(env, 0), 100)])
+    assert set(rewards[rewards != 0]) == {10.0}
+
+
+def test_the_number_of_threads_changes_no_number() -> None:
+    runs = []
+    for threads in (1, 2):
+        env = make_env(atari("breakout"), seed=5, num_threads=threads, num_envs=4)
+        env.reset()
+        runs.append(play(env, sampled(env, 5), 100))
+    assert_same_steps(*runs)
+    assert any(step.terminated.any() for step in runs[0])
+
+
+def test_pictures_follow_the_configuration() -> None:
+    observation, action = describe(atari("pong"))
+    assert (observation.shape, observation.dtype) == ((4, 84, 84), np.uint8)
+    assert action.n == 6
+    settings = {"grayscale": False, "stack": 2, "image_size": 42, "full_action_space": True, "frame_skip": 2}
+    observation, action = describe(atari("pong", **settings))
+    assert observation.shape == (2, 42, 42, 3)
+    assert action.n == 18
+    env = make_env(atari("pong", **settings), seed=0, num_threads=1, num_envs=2)
+    assert env.reset().shape == (2, 2, 42, 42, 3)
+    assert env.frame_skip == 2
+
+
+@pytest.mark.parametrize(("game", "says"), [("pnog", "Did you mean env=pong"), ("joust", "no single-player")])
+def test_a_game_that_cannot_be_played_is_refused_by_name(game: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"env\.game={game} .*{says}"):
+        describe(atari(game))

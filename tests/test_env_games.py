@@ -1,0 +1,27 @@
+"""The list of games: complete, playable, and there at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ale_py  # noqa: F401  (registers the games)
+import gymnasium
+
+from labrl.envs.games import games
+
+
+def test_every_game_that_the_ale_registers_is_listed() -> None:
+    registered = {spec.kwargs["game"] for id, spec in gymnasium.registry.items() if id.startswith("ALE/")}
+    assert set(games()) == registered
+    assert games() == sorted(games())
+    assert {"pong", "ms_pacman", "breakout"} < set(games())
+
+
+def test_listing_the_games_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from labrl.envs.games import games; assert games();"
+        "print([m for m in ('ale_py', 'gymnasium', 'numpy', 'torch', 'pydantic') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,157 @@
+"""Gymnasium's environments: sync and async alike, resets that keep history, wrong input told plainly."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from env_cases import Remembers, Walk, assert_same_steps, constant, gymnasium_env, own_env, play, sampled
+from gymnasium.error import DependencyNotInstalled
+
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe, make_env
+from labrl.envs.repeatability import depends_on_history
+
+UNCHECKED = {"fresh_env_per_episode": False}
+
+
+class Restless(Walk):
+    """Repeats in no way: it draws from the operating system."""
+
+    def _observation(self) -> Any:
+        return np.array([self.position, np.random.default_rng().random()], np.float32)
+
+
+def factory(env: Component) -> Any:
+    return env.config.factory()
+
+
+def test_sync_and_async_play_the_same() -> None:
+    runs = []
+    for vectorization in ("sync", "async"):
+        component = gymnasium_env("CartPole-v1", vectorization=vectorization)
+        env = make_env(component, seed=11, num_threads=2, num_envs=3)
+        try:
+            env.reset()
+            runs.append(play(env, sampled(env, 11), 120))
+        finally:
+            env.close()
+            env.close()  # a second time changes nothing
+    assert_same_steps(*runs)
+    assert sum(len(step.episodes) for step in runs[0]) > 5
+
+
+def test_workers_leave_an_interrupt_to_the_process_that_owns_them() -> None:
+    env = make_env(gymnasium_env("CartPole-v1", vectorization="async"), seed=1, num_threads=2, num_envs=2)
+    try:
+        env.reset()
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid or 0, signal.SIGINT)
+        assert len(play(env, constant(1, 0), 5)) == 5
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"])
+def test_an_environment_that_repeats_is_left_alone(id: str) -> None:
+    assert not depends_on_history(factory(gymnasium_env(id)), id)
+
+
+def test_an_environment_whose_reset_keeps_history_is_found_and_made_anew() -> None:
+    assert depends_on_history(factory(own_env(Remembers)), "toy")
+    env = make_env(own_env(Remembers, max_episode_steps=4), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    steps = play(env, constant(1, 0), 8)
+    np.testing.assert_array_equal([step.next_observation[0, 0] for step in steps], [1, 2, 3, 4] * 2)
+
+    kept = make_env(own_env(Remembers, max_episode_steps=4, **UNCHECKED), seed=0, num_threads=1, num_envs=2)
+    kept.reset()
+    last = play(kept, constant(1, 0), 8)[-1]
+    assert last.next_observation[0, 0] == 8, "an explicit false is obeyed"
+
+
+def test_bipedal_walker_is_found_and_made_anew() -> None:
+    pytest.importorskip("Box2D")
+    assert depends_on_history(factory(gymnasium_env("BipedalWalker-v3")), "BipedalWalker-v3")
+    # Made anew, its second episode is that of an environment which has played nothing before.
+    short = gymnasium_env("BipedalWalker-v3", max_episode_steps=20)
+    env = make_env(short, seed=5, num_threads=1, num_envs=2)
+    env.reset()
+    draw = sampled(env, 5)
+    steps = play(env, draw, 40)
+    new = factory(short)()
+    seed = steps[39].episodes[1].seed
+    observation, _ = new.reset(seed=seed)
+    np.testing.assert_array_equal(observation, steps[19].observation[1])
+    for number in range(20, 40):
+        observation, *_ = new.step(draw(number)[1])
+        np.testing.assert_array_equal(observation, steps[number].next_observation[1])
+
+
+def test_an_environment_that_never_repeats_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    make_env(own_env(Restless), seed=0, num_threads=1, num_envs=1)
+    assert "neither repeatable nor exactly resumable" in caplog.text
+
+
+def test_kwargs_and_step_limit_reach_the_environment() -> None:
+    env = make_env(
+        gymnasium_env("MountainCar-v0", kwargs={"goal_velocity": 0.01}, max_episode_steps=7),
+        seed=0,
+        num_threads=1,
+        num_envs=1,
+    )
+    env.reset()
+    assert play(env, constant(1), 7)[-1].truncated.all()
+
+
+def test_spaces_are_known_without_a_vector_environment() -> None:
+    observation, action = describe(gymnasium_env("Pendulum-v1"))
+    assert observation.shape == (3,)
+    assert action.shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("component", "says"),
+    [
+        (gymnasium_env("CartPole-v7"), r"env\.id=CartPole-v7 .*Did you mean env\.id=CartPole-v"),
+        (gymnasium_env("cartpol-v1"), r"Did you mean env\.id=CartPole-v1"),
+        (gymnasium_env("Nowhere/Nothing-v0"), r"env\.import_module="),
+        (
+            gymnasium_env("X-v0", import_module="no_such_package"),
+            r"env\.import_module=no_such_package cannot",
+        ),
+        (gymnasium_env("CartPole-v1", kwargs={"gravty": 1}), r"env\.kwargs=.*gravty"),
+        (own_env(dict), r"env\.make\._target_=builtins\.dict must make a gymnasium\.Env"),
+        (own_env(Walk, id="CartPole-v1"), r"either env\.id .* or env\.make .*got both"),
+    ],
+)
+def test_a_wrong_environment_is_refused_in_words(component: Component, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        describe(component)
+    with pytest.raises(ConfigError, match=says):
+        make_env(component, seed=0, num_threads=1)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_missing_extra_is_named(named: bool, request: pytest.FixtureRequest) -> None:
+    def needs_box2d() -> None:
+        raise DependencyNotInstalled(
+            'Box2D is not installed, you can install it by run `pip install "gymnasium[box2d]"`'
+        )
+
+    gymnasium.register("LabrlNeedsBox2D-v0", entry_point=needs_box2d)  # type: ignore[arg-type]
+    request.addfinalizer(lambda: gymnasium.registry.pop("LabrlNeedsBox2D-v0"))
+    settings = {"extra": "box2d"} if named else {}
+    with pytest.raises(ConfigError, match=r'pip install "labrl\[box2d\]"'):
+        describe(gymnasium_env("LabrlNeedsBox2D-v0", **settings))
+
+
+def test_an_environment_target_without_settings_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env\.make"):
+        describe(Component("env_cases.Walk", {}))

@@ -1,0 +1,136 @@
+"""A saved vector environment comes back bit for bit: an episode is its seed and its actions."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from env_cases import Remembers, Walk, assert_same_steps, atari, gymnasium_env, own_env, play, sampled
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labrl.config.component import Component
+from labrl.envs.actions import ActionRecord
+from labrl.envs.make import make_env
+from labrl.envs.vector import ReplayError
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    """As a checkpoint keeps it: nothing but tensors and plain data can pass."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("component", "num_envs", "before", "after"),
+    [
+        (gymnasium_env("CartPole-v1"), 8, 100, 100),
+        (gymnasium_env("CartPole-v1"), 3, 0, 20),
+        (gymnasium_env("Pendulum-v1"), 2, 250, 200),
+        (gymnasium_env("CartPole-v1", vectorization="async"), 2, 40, 20),
+        (atari("pong", sticky_actions=0.25), 3, 30, 30),
+        (atari("breakout"), 2, 70, 30),
+        (own_env(Remembers, max_episode_steps=30), 2, 50, 40),
+    ],
+    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "made anew"],
+)
+def test_a_restored_environment_goes_on_exactly(
+    component: Component, num_envs: int, before: int, after: int
+) -> None:
+    env = make_env(component, seed=21, num_threads=1, num_envs=num_envs)
+    observation = env.reset()
+    draw = sampled(env, 21)
+    past = play(env, draw, before)
+    state = through_a_file(env.state_dict())
+    restored = make_env(component, seed=99, num_threads=1, num_envs=num_envs)
+    found = restored.load_state_dict(state)
+    np.testing.assert_array_equal(found, past[-1].observation if past else observation)
+    # Saving it again, before and after it has gone on, shows that nothing of the state was lost.
+    assert_same_steps(play(env, draw, after, before), play(restored, draw, after, before))
+    for name, saved in env.state_dict().items():
+        again = restored.state_dict()[name]
+        pairs = zip(saved, again, strict=True) if name == "actions" else [(saved, again)]
+        assert all(np.array_equal(one, other) for one, other in pairs), name
+    env.close()
+    restored.close()
+
+
+def test_an_environment_in_use_can_be_set_back() -> None:
+    env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=4)
+    env.reset()
+    draw = sampled(env, 1)
+    play(env, draw, 30)
+    state = env.state_dict()
+    future = play(env, draw, 50, 30)
+    env.load_state_dict(state)
+    assert_same_steps(future, play(env, draw, 50, 30))
+
+
+def test_an_environment_just_reset_among_running_ones_is_restored() -> None:
+    env = make_env(own_env(Walk, {"goal": 3}), seed=1, num_threads=1, num_envs=2)
+    env.reset()
+    steps = [env.step(np.array([1, 0])) for _ in range(3)]
+    assert [len(own) for own in env.state_dict()["actions"]] == [0, 3]
+    restored = make_env(own_env(Walk, {"goal": 3}), seed=2, num_threads=1, num_envs=2)
+    np.testing.assert_array_equal(restored.load_state_dict(env.state_dict()), steps[-1].observation)
+    assert_same_steps(play(env, sampled(env, 3), 12), play(restored, sampled(env, 3), 12))
+
+
+def test_a_replay_that_does_not_lead_back_is_told_of() -> None:
+    env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
+    env.reset()
+    play(env, sampled(env, 1), 9)
+    state = env.state_dict()
+    ends_earlier = make_env(own_env(Walk, {"goal": 2}), seed=1, num_threads=1, num_envs=2)
+    with pytest.raises(ReplayError, match="ended early"):
+        ends_earlier.load_state_dict(state)
+    state["episode_return"] = state["episode_return"] + 1
+    with pytest.raises(ReplayError, match="has return"):
+        env.load_state_dict(state)
+
+
+def test_a_state_of_other_environments_is_refused() -> None:
+    env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
+    env.reset()
+    more = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=3)
+    with pytest.raises(ValueError, match="do not fit: 2 of them, now 3"):
+        more.load_state_dict(env.state_dict())
+
+
+@given(
+    ends=st.lists(st.sets(st.integers(0, 2)), max_size=40),
+    space=st.sampled_from([Discrete(4), Discrete(300), Box(-1, 1, (2,)), Box(-1, 1, (), np.float64)]),
+)
+def test_the_record_holds_what_each_environment_did_since_its_reset(
+    ends: list[set[int]], space: Discrete | Box
+) -> None:
+    record = ActionRecord(3, space, capacity=2)
+    expected: list[list[Any]] = [[], [], []]
+    rng = np.random.default_rng(0)
+    for over in ends:
+        actions = (
+            rng.integers(0, 4, (3, *space.shape))
+            if isinstance(space, Discrete)
+            else rng.random((3, *space.shape))
+        )
+        actions = actions.astype(space.dtype)
+        record.append(actions)
+        mask = np.array([env in over for env in range(3)])
+        record.begin(mask)
+        expected = [[] if mask[env] else [*expected[env], actions[env]] for env in range(3)]
+    assert record.lengths.tolist() == [len(own) for own in expected]
+    for own, known in zip(record.since_reset(), expected, strict=True):
+        assert len(own) == len(known)
+        assert all(np.array_equal(one, other) for one, other in zip(own, known, strict=True))
+    again = ActionRecord(3, space, capacity=2)
+    again.load(record.since_reset())
+    again.append(actions := np.zeros((3, *space.shape), space.dtype))
+    record.append(actions)
+    for one, other in zip(again.since_reset(), record.since_reset(), strict=True):
+        np.testing.assert_array_equal(one, other)
