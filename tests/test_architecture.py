@@ -1,0 +1,141 @@
+"""The arrows of docs/architecture.md hold in every file, and the house stays readable."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "labrl"
+FILES = sorted(SOURCE.rglob("*.py"))
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+VOCABULARY = ("config.errors", "config.types", "config.component", "config.validate")
+LONGEST_FILE = 400
+"""Lines that one head holds."""
+
+
+def table() -> dict[str, set[str]]:
+    """Part to the parts that it may import, as the page says."""
+    section = PAGE.split("## What each part is")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*?\|(.*?)\|$", section, re.MULTILINE)
+    return {part: set(re.findall(r"`(\w+)`", imports)) for part, imports in rows}
+
+
+def part_of(module: str) -> str:
+    """The part that a dotted module name below labrl belongs to."""
+    if module.startswith(VOCABULARY) or module == "config":
+        return "vocabulary"
+    return module.split(".")[0] or "labrl"
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Absolute names of all that a file imports, late imports and those for types included."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide where a thing lives"
+            for alias in node.names:
+                below = SOURCE.joinpath(*(node.module or "").split(".")[1:], alias.name)
+                is_module = below.is_dir() or below.with_suffix(".py").exists()
+                yield f"{node.module}.{alias.name}" if is_module else node.module or ""
+
+
+def imported_parts(file: Path) -> set[str]:
+    names = (name for name in imports(file) if name == "labrl" or name.startswith("labrl."))
+    return {part_of(name.removeprefix("labrl").removeprefix(".")) for name in names}
+
+
+def reachable(part: str) -> set[str]:
+    """All parts that a part may come to import through others."""
+    found: set[str] = set()
+    left = [part]
+    while left:
+        for other in table()[left.pop()] - found:
+            found.add(other)
+            left.append(other)
+    return found
+
+
+def named(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", FILES, ids=named)
+def test_a_file_imports_only_what_its_part_may(file: Path) -> None:
+    part = part_of(module_of(file))
+    strangers = imported_parts(file) - table()[part] - {part}
+    assert not strangers, f"{part} may import {sorted(table()[part])}, but {named(file)} imports {strangers}"
+
+
+def test_the_page_names_every_part() -> None:
+    homes = {part_of(module_of(file)) for file in FILES}
+    assert set(table()) == homes, "docs/architecture.md and src/labrl differ"
+
+
+def test_the_picture_shows_only_arrows_of_the_table() -> None:
+    picture = PAGE.split("```mermaid")[1].split("```")[0]
+    arrows = re.findall(r"^\s*(\w+)(?:\[.*?\])? -(?:->|\. .*? \.->) (\w+)", picture, re.MULTILINE)
+    assert len(arrows) == picture.count("->")
+    parts = {"train": "labrl"}
+    wrong = [(a, b) for a, b in arrows if b not in table()[parts.get(a, a)]]
+    assert not wrong
+
+
+def test_imports_point_one_way() -> None:
+    circles = [part for part in table() if part in reachable(part)]
+    assert not circles
+
+
+def test_an_agent_knows_no_environment_session_or_file() -> None:
+    assert not reachable("agents") & {"envs", "session", "storage", "lab", "config", "analysis"}
+    learners = [file for file in FILES if part_of(module_of(file)) in {"agents", "memory", "networks"}]
+    for file in learners:
+        assert not {name.split(".")[0] for name in imports(file)} & {"os", "pathlib", "shutil", "tempfile"}
+        calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
+        assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "open"], named(file)
+
+
+def test_an_environment_knows_no_agent() -> None:
+    assert not reachable("envs") & {"agents", "networks", "memory", "session", "storage", "lab"}
+
+
+def test_the_clock_and_the_seeds_know_nobody() -> None:
+    assert not table()["clock"] | table()["seeding"] | table()["step"] | table()["schedules"]
+
+
+def test_analysis_reads_only_what_storage_wrote() -> None:
+    assert reachable("analysis") <= {"storage", "vocabulary", "schedules"}
+
+
+def test_only_the_command_line_reads_the_arguments() -> None:
+    readers = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_attribute = isinstance(node, ast.Attribute) and node.attr == "argv"
+            if (is_attribute and isinstance(node.value, ast.Name) and node.value.id == "sys") or (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "sys"
+                and any(alias.name == "argv" for alias in node.names)
+            ):
+                readers.add(module_of(file))
+    assert readers <= {"cli"}
+
+
+def test_no_file_is_longer_than_one_head_holds() -> None:
+    lengths = {named(file): len(file.read_text().splitlines()) for file in FILES}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+def test_every_module_is_named_after_what_it_holds() -> None:
+    nameless = {"utils", "util", "common", "misc", "helpers", "helper", "tools", "base"}
+    assert [named(file) for file in FILES if file.stem in nameless] == []
