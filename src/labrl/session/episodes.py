@@ -56,7 +56,7 @@ class EpisodeWindow:
 
 
 def episode_statistics(returns: Iterable[float], lengths: Iterable[int]) -> dict[str, float]:
-    """Columns `return_mean`, `return_std`, `return_min`, `return_max`, `length_mean`; nan without episodes."""
+    """Columns `return_mean`, `return_std`, `return_min`, `return_max`, `length_mean`; nan if none."""
     score = np.fromiter(returns, dtype=np.float64)
     steps = np.fromiter(lengths, dtype=np.float64)
     if score.size == 0:

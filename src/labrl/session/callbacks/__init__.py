@@ -1,0 +1,56 @@
+"""What hangs on a session's clock: logging, evaluation, checkpoints, progress, and a user's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labrl.config.errors import ConfigError
+from labrl.session.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
+
+__all__ = ["Callback", "default_callbacks"]
+
+
+def default_callbacks(config: TrialConfig) -> list[Callback]:
+    """The callbacks of a session in the order in which they run.
+
+    Listeners first, a user's own among them, so that they have started before the first row is written;
+    then those who write rows; the checkpoint last, so that it holds what all others did at its frame.
+    Raises ConfigError if a user's callback is not a `Callback`.
+    """
+    from labrl.session.callbacks.checkpoint import Checkpoint
+    from labrl.session.callbacks.evaluate import Evaluate
+    from labrl.session.callbacks.log import LogTraining
+    from labrl.session.callbacks.progress import Progress
+
+    meta = config.meta
+    listeners: list[Callback] = [Progress(show=meta.progress and meta.max_session == 1)]
+    if meta.tensorboard:
+        from labrl.session.callbacks.tensorboard import TensorBoard
+
+        listeners.append(TensorBoard())
+    listeners += _user_callbacks(config)
+    evaluate = Evaluate(meta.eval_frequency, meta.rigorous_eval or 0, listeners)
+    return [
+        *listeners,
+        LogTraining(meta.log_frequency, listeners),
+        evaluate,
+        Checkpoint(meta.log_frequency, meta.keep_last, evaluate),
+    ]
+
+
+def _user_callbacks(config: TrialConfig) -> list[Callback]:
+    built = []
+    for name, component in config.callbacks.items():
+        if component is None:
+            continue
+        callback = component.build()
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"callbacks.{name}: {component.target} gives a {type(callback).__name__}; it must be a "
+                "subclass of labrl.session.callbacks.Callback"
+            )
+        built.append(callback)
+    return built

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from labrl.envs.vector import VectorEnv
     from labrl.seeding import Streams
     from labrl.session.episodes import EpisodeWindow
+    from labrl.session.interruption import Interruption
+    from labrl.session.session import PhaseTimers
     from labrl.storage.run_folder import SessionFolder
 
 Table = Literal["train", "eval"]
@@ -18,9 +20,6 @@ Table = Literal["train", "eval"]
 
 Row = Mapping[str, Any]
 """One row of metrics: column name to number, text or None."""
-
-Status = Literal["running", "finished", "interrupted", "failed"]
-"""How a session stands; `interrupted` is a stop between two steps, `failed` an exception."""
 
 
 class SessionView(Protocol):
@@ -38,11 +37,12 @@ class SessionView(Protocol):
     episodes: EpisodeWindow
     folder: SessionFolder
     streams: Streams
-    timers: dict[str, float]
-    """Seconds spent so far in `env`, `act`, `learn`, `callbacks`."""
+    timers: PhaseTimers
+    """Its `seconds` say what was spent so far in `env`, `act`, `learn`, `callbacks`."""
     num_threads: int
     """Threads that this session may keep busy."""
-    status: Status
+    interruption: Interruption
+    """Whether the session was asked to stop; it does so between two steps."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a checkpoint needs, callbacks' states included."""
@@ -65,7 +65,7 @@ class Callback:
         """After a row of metrics was written to `table`; `row` has the columns of that file."""
 
     def finish(self, session: SessionView) -> None:
-        """At the end, also after an exception (`session.status` says which); releases resources."""
+        """At the end, also after an interruption or an exception; releases resources."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the callback must remember over a resume; plain data, arrays and tensors."""

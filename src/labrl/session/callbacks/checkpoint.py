@@ -1,0 +1,57 @@
+"""Saving the session, so that it can go on and its best model is not lost."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from labrl.session.callbacks.callback import Callback, SessionView
+from labrl.session.callbacks.evaluate import Evaluate
+from labrl.storage.checkpoint import CheckpointStore
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpoint(Callback):
+    """Every `meta.log_frequency` frames, at each new best evaluation, and at the end: the session's state.
+
+    Stands last among the callbacks: what the others did at this frame belongs into the checkpoint.
+    A disk that refuses is reported, and training goes on; the checkpoints before stay.
+    """
+
+    def __init__(self, frequency: int, keep_last: int, evaluate: Evaluate) -> None:
+        """frequency: frames between checkpoints; evaluate: knows which model is the best."""
+        self._frequency = frequency
+        self._keep_last = keep_last
+        self._evaluate = evaluate
+        self._store: CheckpointStore | None = None
+        self._saved_frame = 0
+        self._handled: BaseException | None = None
+
+    def start(self, session: SessionView) -> None:
+        """Open the folder; a resumed session does not save again where it was saved."""
+        self._store = CheckpointStore(session.folder.checkpoints, self._keep_last)
+        self._saved_frame = session.clock.frame
+        # a caller may run a session while it handles an error of its own
+        self._handled = sys.exception()
+
+    def step(self, session: SessionView) -> None:
+        """Save if it is due, or if this is the best model so far."""
+        frame = session.clock.frame
+        if session.clock.due(self._frequency) or self._evaluate.is_best(frame):
+            self._save(session)
+
+    def finish(self, session: SessionView) -> None:
+        """Save where an interruption stopped the session, but not what an exception left half done."""
+        if sys.exception() is self._handled and session.clock.frame != self._saved_frame:
+            self._save(session)
+
+    def _save(self, session: SessionView) -> None:
+        assert self._store is not None, "start() comes before step()"
+        frame = session.clock.frame
+        try:
+            self._store.save(frame, session.state_dict(), best=self._evaluate.is_best(frame))
+        except OSError as error:
+            _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)
+        else:
+            self._saved_frame = frame

@@ -1,0 +1,117 @@
+"""Rows of evaluation scores, and which model was the best so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from labrl.envs.make import make_env
+from labrl.envs.vector import VectorEnv
+from labrl.seeding import derived_seed
+from labrl.session.callbacks.callback import Callback, SessionView
+from labrl.session.callbacks.log import clock_columns
+from labrl.session.episodes import episode_statistics
+from labrl.step import Episode
+from labrl.storage.tables import CsvTable
+
+
+class Evaluate(Callback):
+    """Every `meta.eval_frequency` frames, and at the end of the budget, one row in `eval.csv`.
+
+    With `num_episodes` 0 the score is that of the last `meta.episode_window` training episodes.
+    Otherwise that many separate environments in evaluation mode play one whole episode each. Seeds of
+    those episodes and of the actions follow from the session's seed and the frame alone, so training
+    goes the same way with evaluation on or off, and a resumed session evaluates as an unbroken one.
+    """
+
+    def __init__(self, frequency: int, num_episodes: int, listeners: Sequence[Callback] = ()) -> None:
+        """frequency: frames between rows; listeners: whose `row` is called with each."""
+        self._frequency = frequency
+        self._num_episodes = num_episodes
+        self._listeners = listeners
+        self.best_return: float | None = None
+        """The highest `return_mean` so far, None before there is one."""
+        self.best_frame: int | None = None
+        """Where it was reached, frames."""
+        self._owed = False
+        self._env: VectorEnv | None = None
+        self._table: CsvTable | None = None
+
+    def start(self, session: SessionView) -> None:
+        """Open the table, cut it back, and make up for an evaluation that an interruption broke off."""
+        self._table = CsvTable(session.folder.eval_csv)
+        # the row of an evaluation that is repeated is not there
+        self._table.truncate_after(session.clock.frame)
+        if self._owed:
+            self._evaluate(session)
+
+    def step(self, session: SessionView) -> None:
+        """Evaluate if it is due."""
+        if session.clock.due(self._frequency):
+            self._evaluate(session)
+
+    def is_best(self, frame: int) -> bool:
+        """Whether the model at `frame` has the best score so far."""
+        return self.best_frame == frame
+
+    def finish(self, session: SessionView) -> None:
+        """Close the environments."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best so far, and whether the evaluation at this frame is still to be made."""
+        return {"best_return": self.best_return, "best_frame": self.best_frame, "owed": self._owed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.best_return, self.best_frame = state["best_return"], state["best_frame"]
+        self._owed = bool(state["owed"])
+
+    def _evaluate(self, session: SessionView) -> None:
+        assert self._table is not None, "start() comes before step()"
+        if self._num_episodes:
+            episodes = self._play(session)
+            self._owed = episodes is None
+            if episodes is None:
+                return
+            statistics = episode_statistics(
+                (episode.episode_return for episode in episodes), (episode.length for episode in episodes)
+            )
+            count, source = len(episodes), "evaluation"
+        else:
+            statistics = session.episodes.statistics()
+            count, source = len(session.episodes), "training"
+        row = {**clock_columns(session), **statistics, "episodes": count, "source": source}
+        score = statistics["return_mean"]
+        if score > (-np.inf if self.best_return is None else self.best_return):  # never for nan
+            self.best_return, self.best_frame = score, session.clock.frame
+        self._table.append(row)
+        for listener in self._listeners:
+            listener.row(session, "eval", row)
+
+    def _play(self, session: SessionView) -> list[Episode] | None:
+        """One whole episode of each environment, the first to end in it; None if interrupted."""
+        if self._env is None:  # made once: starting an emulator costs more than an evaluation step
+            seed = derived_seed(session.seed, "evaluation")
+            self._env = make_env(
+                session.config.env, seed, session.num_threads, evaluation=True, num_envs=self._num_episodes
+            )
+        frame = session.clock.frame
+        generator = np.random.default_rng(derived_seed(session.seed, "evaluation actions", frame))
+        observation = self._env.reset(derived_seed(session.seed, "evaluation", frame))
+        played: dict[int, Episode] = {}
+        while len(played) < self._num_episodes:
+            if session.interruption.requested:
+                return None
+            action = session.agent.evaluation_action(session.transforms.frozen(observation), generator)
+            step = self._env.step(action)
+            for episode in step.episodes:
+                # An environment that is done plays on while others finish: a second, short episode
+                # would count short episodes more often than long ones.
+                played.setdefault(episode.env, episode)
+            observation = step.observation
+        return [played[env] for env in sorted(played)]

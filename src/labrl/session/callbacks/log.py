@@ -1,0 +1,73 @@
+"""Rows of training metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labrl.session.callbacks.callback import Callback, SessionView
+from labrl.storage.tables import CsvTable
+
+
+def clock_columns(session: SessionView) -> dict[str, Any]:
+    """The columns that every row of every table begins with."""
+    clock = session.clock
+    return {
+        "frame": clock.frame,
+        "env_frames": clock.frame * session.env.frame_skip,
+        "episode": clock.episode,
+        "opt_step": clock.opt_step,
+        "wall": clock.wall,
+    }
+
+
+class LogTraining(Callback):
+    """Every `meta.log_frequency` frames, and at the end of the budget, one row in `train.csv`.
+
+    frame, env_frames, episode, opt_step, wall; fps since the row before; returns and length over the
+    last `meta.episode_window` episodes; then whatever the agent's `metrics()` say.
+    """
+
+    def __init__(self, frequency: int, listeners: Sequence[Callback] = ()) -> None:
+        """frequency: frames between rows; listeners: whose `row` is called with each."""
+        self._frequency = frequency
+        self._listeners = listeners
+        self._last_frame = 0
+        self._last_wall = 0.0
+        self._table: CsvTable | None = None
+
+    def start(self, session: SessionView) -> None:
+        """Open the table, and cut it back to where the session goes on."""
+        self._table = CsvTable(session.folder.train_csv)
+        self._table.truncate_after(session.clock.frame)
+
+    def step(self, session: SessionView) -> None:
+        """Write a row if one is due."""
+        if not session.clock.due(self._frequency):
+            return
+        assert self._table is not None, "start() comes before step()"
+        row = {
+            **clock_columns(session),
+            "fps": self._fps(session),
+            **session.episodes.statistics(),
+            **session.agent.metrics(),
+        }
+        self._table.append(row)
+        for listener in self._listeners:
+            listener.row(session, "train", row)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last row was, which the next row's fps is counted from."""
+        return {"last_frame": self._last_frame, "last_wall": self._last_wall}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._last_frame = int(state["last_frame"])
+        self._last_wall = float(state["last_wall"])
+
+    def _fps(self, session: SessionView) -> float:
+        frame, wall = session.clock.frame, session.clock.wall
+        frames, seconds = frame - self._last_frame, wall - self._last_wall
+        self._last_frame, self._last_wall = frame, wall
+        return frames / seconds if seconds > 0 else math.nan

@@ -1,0 +1,269 @@
+"""Checkpoints: folders that are either whole or not there, and that load without executing code.
+
+checkpoints/frame_000000100000/     also best/, of the same shape
+    manifest.json                   format version, frame, sizes and SHA-256 of the other files
+    state.json                      the nested state, its arrays and tensors by name
+    tensors.pt                      name -> tensor, for torch.load(weights_only=True)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labrl.config.errors import ConfigError
+from labrl.storage.atomic import sync_folder, write_synced
+from labrl.storage.tree import flatten, restore
+
+FORMAT_VERSION = 1
+"""Of a checkpoint. Whatever the version, the manifest keeps `format_version`, `frame` and `checksum`."""
+
+MANIFEST, TREE, TENSORS = "manifest.json", "state.json", "tensors.pt"
+BEST = "best"
+
+_FRAME = re.compile(r"frame_(\d{12,})")
+_log = logging.getLogger(__name__)
+
+
+class BrokenCheckpointError(Exception):
+    """A checkpoint is torn, truncated, altered, or not one of labrl's."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint, loaded. Its tensors are on the CPU."""
+
+    path: Path
+    frame: int
+    state: Any
+
+
+class CheckpointStore:
+    """The checkpoints of one session in one folder: the `keep_last` newest, and the best.
+
+    Nothing is written before the first `save`, so a store also reads what may not be written.
+    """
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        self.folder = folder
+        self.keep_last = keep_last
+        self.broken: list[str] = []
+        """What was skipped while loading, and why; also logged as warnings."""
+        self._ready = False
+
+    def save(self, frame: int, state: Any, best: bool = False) -> Path:
+        """Write `state` as the checkpoint of `frame`, also as `best/` if `best`; returns its folder.
+
+        Once it lies on the disk, those older than the `keep_last` newest are removed. Raises TypeError
+        if `state` holds anything but plain data, arrays and tensors, OSError if the disk refuses; then
+        what was there before still is.
+        """
+        self._make_ready()
+        target = self.folder / f"frame_{frame:012d}"
+        temporary = self._temporary(target.name)
+        try:
+            _write(temporary, frame, state, best)
+            self._publish(temporary, target)
+            if best:
+                self._publish_best(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for old in [path for path in self._newest_first() if _frame(path) <= frame][self.keep_last :]:
+            self._remove(old)
+        return target
+
+    def latest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None; broken ones are reported and skipped.
+
+        Raises ConfigError if the newest one comes from a newer labrl.
+        """
+        return self._first_whole(self._newest_first())
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint with the best evaluation score, or None; raises as `latest`."""
+        # A kill between writing a checkpoint and putting it at best/ leaves it marked in its manifest.
+        marked = [path for path in self._newest_first() if _claims_best(path)]
+        named = [path for path in (self.folder / BEST, self._retired(BEST)) if path.is_dir()]
+        return self._first_whole(sorted(marked + named, key=_claimed_frame, reverse=True))
+
+    def load(self, path: Path) -> Checkpoint:
+        """The checkpoint in folder `path`.
+
+        Raises BrokenCheckpointError if it is not whole, ConfigError if a newer labrl wrote it.
+        """
+        try:
+            return _read(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BrokenCheckpointError(f"{path}: {error}") from error
+
+    def frames(self) -> list[int]:
+        """The frames of which there is a checkpoint, whole or not, newest first."""
+        return [_frame(path) for path in self._newest_first()]
+
+    def discard_after(self, frame: int) -> None:
+        """Remove checkpoints later than `frame`: a run that goes on from there has another future."""
+        for path in self._newest_first():
+            if _frame(path) > frame:
+                self._remove(path)
+
+    def _newest_first(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        found = [path for path in self.folder.iterdir() if _FRAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=_frame, reverse=True)
+
+    def _first_whole(self, paths: list[Path]) -> Checkpoint | None:
+        for path in paths:
+            try:
+                return self.load(path)
+            except BrokenCheckpointError as error:
+                self.broken.append(str(error))
+                _log.warning("skipped a broken checkpoint: %s", error)
+        return None
+
+    def _make_ready(self) -> None:
+        """Before the first write: finish or clear away what a killed process left behind."""
+        if self._ready:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        retired, best = self._retired(BEST), self.folder / BEST
+        if retired.exists() and not best.exists():
+            os.replace(retired, best)
+        marked = next((path for path in self._newest_first() if _claims_best(path)), None)
+        if marked is not None and _claimed_frame(marked) > _claimed_frame(best):
+            self._publish_best(marked)
+        for leftover in self.folder.glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._ready = True
+
+    def _publish(self, temporary: Path, target: Path) -> None:
+        """Put a written folder in its place; a folder cannot be renamed over one that has content."""
+        retired = self._retired(target.name)
+        if target.exists():
+            shutil.rmtree(retired, ignore_errors=True)
+            os.replace(target, retired)
+        os.replace(temporary, target)
+        sync_folder(self.folder)
+        shutil.rmtree(retired, ignore_errors=True)
+
+    def _publish_best(self, source: Path) -> None:
+        temporary = self._temporary(BEST)
+        for path in source.iterdir():
+            try:
+                os.link(path, temporary / path.name)  # costs no space as long as the source is kept
+            except OSError:  # a file system without hard links
+                write_synced(temporary / path.name, path.read_bytes())
+        sync_folder(temporary)
+        self._publish(temporary, self.folder / BEST)
+
+    def _remove(self, path: Path) -> None:
+        # renamed first, so that a kill while removing leaves nothing that looks like a checkpoint
+        retired = self._retired(path.name)
+        os.replace(path, retired)
+        shutil.rmtree(retired, ignore_errors=True)
+
+    def _temporary(self, name: str) -> Path:
+        path = self.folder / f".{name}.new.tmp"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return path
+
+    def _retired(self, name: str) -> Path:
+        return self.folder / f".{name}.old.tmp"
+
+
+def _frame(path: Path) -> int:
+    return int(path.name.removeprefix("frame_"))
+
+
+def _write(folder: Path, frame: int, state: Any, best: bool) -> None:
+    tree, tensors = flatten(state)
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    # allow_nan=False: JSON that every reader can read
+    files = {TREE: memoryview(json.dumps(tree, allow_nan=False).encode()), TENSORS: buffer.getbuffer()}
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "frame": frame,
+        "best": best,
+        "files": {
+            name: {"size": content.nbytes, "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in files.items()
+        },
+    }
+    manifest["checksum"] = _checksum(manifest)
+    for name, content in files.items():
+        write_synced(folder / name, content)
+    write_synced(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    sync_folder(folder)
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    """Of the manifest itself: without it, one flipped bit could pass for a newer version."""
+    content = {key: value for key, value in manifest.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    if not isinstance(manifest, dict) or manifest.get("checksum") != _checksum(manifest):
+        raise ValueError(f"{MANIFEST} is damaged")
+    return manifest
+
+
+def _claims_best(path: Path) -> bool:
+    try:
+        return bool(_read_manifest(path)["best"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _claimed_frame(path: Path) -> int:
+    """The frame in a manifest, -1 where it cannot be read."""
+    try:
+        return int(_read_manifest(path)["frame"])
+    except (OSError, ValueError, KeyError):
+        return -1
+
+
+def _read(path: Path) -> Checkpoint:
+    manifest = _read_manifest(path)
+    if manifest["format_version"] > FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has checkpoint format {manifest['format_version']}, this labrl reads up to "
+            f"{FORMAT_VERSION}: update labrl to the version that wrote it"
+        )
+    contents = {}
+    for name in (TREE, TENSORS):
+        content = (path / name).read_bytes()
+        expected = manifest["files"][name]
+        if len(content) != expected["size"]:
+            raise ValueError(f"{name} has {len(content)} bytes, {expected['size']} were written")
+        if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+            raise ValueError(f"{name} does not have the checksum with which it was written")
+        contents[name] = content
+    tensors = _load_tensors(contents[TENSORS])
+    return Checkpoint(path, int(manifest["frame"]), restore(json.loads(contents[TREE]), tensors))
+
+
+def _load_tensors(content: bytes) -> dict[str, torch.Tensor]:
+    """The table of tensors; a pickle that asks for anything else is refused, and not run."""
+    try:
+        tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types on foreign files
+        raise ValueError(f"{TENSORS} holds something other than tensors: {error}") from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(value, torch.Tensor) for value in tensors.values()
+    ):
+        raise ValueError(f"{TENSORS} holds something other than tensors")
+    return tensors

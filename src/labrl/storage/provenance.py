@@ -1,0 +1,215 @@
+"""Where a run comes from: configuration, command, code, packages and machine, written at its start."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from labrl.storage.atomic import write_atomic, write_json
+from labrl.storage.run_folder import MARKER, RunFolder
+
+MAX_DIFF = 1_000_000
+"""Most bytes of changes that are recorded for one repository."""
+
+MAX_UNTRACKED_FILE = 100_000
+"""Untracked files larger than this many bytes are recorded by name only."""
+
+_GIT_SECONDS = 10
+
+
+def write_provenance(folder: RunFolder, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Write `config.yaml`, `overrides.yaml` and `provenance.json`, and a `.diff` for each changed repository.
+
+    config: resolved, as plain data, with the seed actually used. Facts that this machine does not tell
+    are left out; only writing the files can fail (OSError).
+    """
+    _write_yaml(folder.config, dict(config))
+    _write_yaml(folder.overrides, list(overrides))
+    repositories = {}
+    for name, root in _repositories().items():
+        facts, diff = describe_repository(root)
+        if diff:
+            facts["diff"] = f"{name}.diff"
+            write_atomic(folder.path / facts["diff"], diff)
+        repositories[name] = facts
+    write_json(
+        folder.provenance,
+        {
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "command": sys.argv,
+            "working_folder": os.getcwd(),
+            "seed": config.get("seed"),
+            "overrides": list(overrides),
+            "git": repositories,
+            "python": {"version": platform.python_version(), "executable": sys.executable},
+            "machine": describe_machine(),
+            "packages": installed_packages(),
+        },
+    )
+
+
+def installed_packages() -> dict[str, str]:
+    """Version by name of every installed distribution."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.name
+        if name:  # a half-removed one has none
+            found.setdefault(name, distribution.version)
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, memory (bytes), graphics cards, operating system."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts: dict[str, Any] = {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "cores_usable": usable,
+        "memory": _memory(),
+        "gpus": _gpus(),
+    }
+    return {key: value for key, value in facts.items() if value}
+
+
+def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
+    """Commit and state of the git repository at `root`, and its uncommitted changes as one diff.
+
+    The diff holds changes of tracked files, then untracked text files as additions; together at most
+    `MAX_DIFF` bytes. What previous runs wrote is not taken for a change of the code.
+    """
+    commit = _git(root, "rev-parse", "HEAD")
+    facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
+    changes = _git(root, "diff", "--no-ext-diff", "HEAD") if commit else ""
+    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    if changes is None or listed is None:
+        facts["incomplete"] = "git did not answer in time"
+    parts, left_out, room = [], [], MAX_DIFF
+    if changes:
+        parts.append(changes[:room])
+        facts["diff_truncated"] = len(changes) > room
+        room -= len(parts[0])
+    for name in (listed or "").split("\0"):
+        if not name or _written_by_a_run(root, root / name):
+            continue
+        addition = _addition(root, name)
+        if addition is None or len(addition) > room:
+            left_out.append(name)
+        else:
+            parts.append(addition)
+            room -= len(addition)
+    facts["dirty"] = bool(parts or left_out)
+    if left_out:
+        facts["untracked_left_out"] = left_out[:100]
+        facts["untracked_left_out_count"] = len(left_out)
+    return facts, "".join(parts)
+
+
+def _write_yaml(path: Path, content: Any) -> None:
+    write_atomic(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def _repositories() -> dict[str, Path]:
+    """The repository of labrl itself, if it runs from one, and that of the working folder."""
+    found = {}
+    package = Path(__file__).resolve().parents[1]
+    # A copy in some project's virtual environment lies inside that project's repository, untracked.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") and (root := _root(package)):
+        found["labrl"] = root
+    root = _root(Path.cwd())
+    if root and root not in found.values():
+        found["working_folder"] = root
+    return found
+
+
+def _root(folder: Path) -> Path | None:
+    answer = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(answer.strip()) if answer else None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None where there is no git, no repository, or no answer in time."""
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
+
+
+def _written_by_a_run(root: Path, path: Path) -> bool:
+    for parent in path.parents:
+        if parent == root:
+            return False
+        if (parent / MARKER).exists():
+            return True
+    return False
+
+
+def _addition(root: Path, name: str) -> str | None:
+    """An untracked file as a diff that adds it; None if it is large, not text, or cannot be read."""
+    path = root / name
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_FILE:
+            return None
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if "\0" in text:
+        return None
+    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
+    if not text:
+        return head
+    lines = text.split("\n")
+    ending = "" if lines[-1] == "" else "\n\\ No newline at end of file\n"
+    if not ending:
+        lines.pop()
+    body = "\n".join("+" + line for line in lines) + (ending or "\n")
+    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n{body}"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _gpus() -> list[str]:
+    # not asked of torch: that would set up CUDA in a process which starts others
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.strip().splitlines()

@@ -1,0 +1,132 @@
+"""Rows of metrics as CSV: one header, one row a line, readable by anything."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labrl.storage.atomic import write_atomic
+
+Value = int | float | str | None
+
+_log = logging.getLogger(__name__)
+
+
+class CsvTable:
+    """A CSV file that grows by rows; the first row's keys are its columns.
+
+    None and nan are empty cells. Each row is flushed as it is appended; where the disk refuses it, it
+    is kept and written with a later one. A file that a killed process left with half a last line is mended.
+
+    With `strict`, a key that is no column raises KeyError; without, the file is rewritten with the column
+    added, so that no value is lost.
+    """
+
+    def __init__(self, path: Path, strict: bool = False) -> None:
+        self.path = path
+        self.strict = strict
+        self._columns: list[str] | None = None
+        self._waiting: list[dict[str, str]] = []
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row; columns that it lacks stay empty."""
+        cells = {key: _to_cell(value) for key, value in row.items()}
+        columns = self._header()
+        unknown = [key for key in cells if key not in columns]
+        if unknown and columns and self.strict:
+            raise KeyError(f"{self.path.name} has no column {', '.join(unknown)}")
+        self._waiting.append(cells)
+        try:
+            if unknown:
+                self._rewrite([*columns, *unknown], [*self._read_cells(), *self._waiting])
+            else:
+                self._write_waiting(columns)
+        except OSError as error:
+            _log.warning("%s cannot be written (%s); %d rows wait", self.path, error, len(self._waiting))
+        else:
+            self._waiting = []
+
+    def read_rows(self) -> list[dict[str, Value]]:
+        """All rows: ints, floats and text as they look, None for an empty cell; none if there is no file."""
+        return [
+            {column: _to_value(cells.get(column, "")) for column in self._header()}
+            for cells in self._read_cells() + self._waiting
+        ]
+
+    def truncate_after(self, frame: int) -> None:
+        """Cut back to the rows whose `frame` is at most `frame`, as a resume from there needs."""
+        kept = [cells for cells in self._read_cells() if float(cells["frame"]) <= frame]
+        self._waiting = [cells for cells in self._waiting if float(cells["frame"]) <= frame]
+        if self._header():
+            self._rewrite(self._header(), kept)
+
+    def _header(self) -> list[str]:
+        """The columns, read once from a file that exists already."""
+        if self._columns is None:
+            lines = self._whole_lines()
+            if lines and len(lines) < len(self.path.read_bytes()):
+                write_atomic(self.path, lines)  # half a line, left by a kill
+            self._columns = next(csv.reader(io.StringIO(lines.decode())), [])
+        return self._columns
+
+    def _whole_lines(self) -> bytes:
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        return content[: content.rfind(b"\n") + 1]
+
+    def _read_cells(self) -> list[dict[str, str]]:
+        reader = csv.reader(io.StringIO(self._whole_lines().decode(), newline=""))
+        columns = next(reader, [])
+        return [dict(zip(columns, cells, strict=True)) for cells in reader if len(cells) == len(columns)]
+
+    def _write_waiting(self, columns: list[str]) -> None:
+        content = _lines(columns, self._waiting).encode()
+        with open(self.path, "ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                if file.write(content) != len(content):
+                    raise OSError("only part of a row could be written")
+            except OSError:
+                file.truncate(end)  # half a row would spoil the next
+                raise
+
+    def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
+        write_atomic(self.path, _lines(columns, [dict(zip(columns, columns, strict=True)), *rows]))
+        self._columns = columns
+
+
+def _lines(columns: list[str], rows: Iterable[dict[str, str]]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _to_cell(value: Any) -> str:
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool | int | float | str):
+        return str(value)  # of a float: the shortest text that reads back as the same float
+    raise TypeError(f"a cell of a table is a number, text or None, got {type(value).__qualname__}")
+
+
+def _to_value(cell: str) -> Value:
+    if cell == "":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return cell
