@@ -16,6 +16,7 @@ from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
 from labrl.session.callbacks import default_callbacks
+from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
 from labrl.storage.run_folder import SessionFolder
@@ -101,6 +102,11 @@ class Session:
             for callback in self.callbacks:
                 callback.step(self)
             timers.lap("callbacks")
+
+    @property
+    def best_return(self) -> float | None:
+        """The highest evaluation score so far, None before there is one."""
+        return next(part.best_return for part in self.callbacks if isinstance(part, Evaluate))
 
     def close(self) -> None:
         """End environments and background threads."""

@@ -1,0 +1,203 @@
+"""Every choice of every group composes into a valid, complete configuration, and the command line wins."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+import labrl.configs
+from labrl.config.component import Component
+from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.errors import ConfigError
+from labrl.config.schema import TrialConfig
+from labrl.envs.games import games
+from labrl.schedules import LinearSchedule
+
+CONFIGS = Path(labrl.configs.__file__).parent
+ENVS = [f.stem for f in sorted((CONFIGS / "env").glob("*.yaml")) if f.stem not in ("atari", "gymnasium")]
+AGENTS = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))
+NETWORKS = sorted(f.stem for f in (CONFIGS / "agent" / "network").glob("*.yaml"))
+METAS = sorted(f.stem for f in (CONFIGS / "meta").glob("*.yaml"))
+PRESETS = sorted(f.stem for f in (CONFIGS / "preset").glob("*.yaml") if f.stem != "none")
+
+
+def composed(*overrides: str) -> TrialConfig:
+    return resolve(compose(list(overrides)))
+
+
+def test_defaults_are_ppo_on_cartpole() -> None:
+    config = composed()
+    assert config.agent.target == "labrl.agents.ppo.PPO"
+    assert config.env.config.id == "CartPole-v1"
+    assert config.meta.max_session == 1
+    assert config.seed is None
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("env", [*ENVS, "pong"])
+@pytest.mark.parametrize("meta", METAS)
+def test_every_agent_env_and_meta_compose(agent: str, env: str, meta: str) -> None:
+    config = composed(f"agent={agent}", f"env={env}", f"meta={meta}")
+    assert config.env.config.name == env
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_network_composes(network: str) -> None:
+    composed(f"agent/network={network}")
+
+
+def test_every_game_composes_without_a_file_of_its_own() -> None:
+    assert len(games()) > 90
+    for game in games():
+        cfg = compose([f"env={game}"])
+        assert (cfg.env.game, cfg.env.name, cfg.env.sticky_actions) == (game, game, 0.25)
+        assert cfg.transforms.reward._target_.endswith("SignReward")
+
+
+def test_atari_base_is_the_v5_protocol() -> None:
+    env = composed("env=pong").env.config
+    assert (env.num_envs, env.frame_skip, env.stack, env.image_size) == (16, 4, 4, 84)
+    assert (env.grayscale, env.sticky_actions, env.life_loss_signal, env.max_frame) == (
+        True,
+        0.25,
+        True,
+        10**7,
+    )
+
+
+def test_fast_atari_is_slm_labs_spec() -> None:
+    meta = composed("meta=fast_atari", "env=pong").meta
+    assert meta.distributed is False
+    assert (meta.rigorous_eval, meta.eval_frequency, meta.log_frequency) == (0, 10000, 5000)
+    assert (meta.max_session, meta.max_trial) == (4, 1)
+
+
+def test_any_gymnasium_id_is_an_environment() -> None:
+    env = composed("env=gymnasium", "env.id=CliffWalking-v1", "env.import_module=json").env.config
+    assert (env.id, env.name, env.import_module) == ("CliffWalking-v1", "CliffWalking-v1", "json")
+
+
+def test_preset_of_the_pair_applies_and_is_visible() -> None:
+    assert compose(["env=cartpole"]).agent.discount == 0.98
+    assert compose(["env=acrobot"]).env.num_envs == 16
+
+
+def test_preset_of_the_family_applies_to_every_game() -> None:
+    for game in ("pong", "video_checkers", "ms_pacman"):
+        assert compose([f"env={game}"]).agent.clip == 0.1
+
+
+def test_agent_without_presets_composes_on_every_family() -> None:
+    assert composed("agent=random", "env=pong").agent.target.endswith("RandomAgent")
+
+
+def test_command_line_wins_over_presets() -> None:
+    cfg = compose(["env=cartpole", "agent.discount=0.5", "env.num_envs=2", "agent.lr=1e-4"])
+    assert (cfg.agent.discount, cfg.env.num_envs, cfg.agent.lr) == (0.5, 2, 1e-4)
+
+
+def test_preset_none_leaves_the_agents_own_values() -> None:
+    own = yaml.safe_load((CONFIGS / "agent" / "ppo.yaml").read_text())
+    for env in ("cartpole", "pong"):
+        agent = compose([f"env={env}", "preset=none"]).agent
+        assert (agent.discount, agent.clip, agent.epochs) == (own["discount"], own["clip"], own["epochs"])
+
+
+def test_preset_can_be_chosen_by_name() -> None:
+    cfg = compose(["preset=ppo_cartpole", "env=gymnasium", "env.id=CartPole-v1"])
+    assert cfg.agent.discount == 0.98
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_named_after_a_pair_that_exists(preset: str) -> None:
+    agent, _, env = preset.partition("_")
+    assert agent in AGENTS
+    assert env in [*ENVS, "atari"]
+
+
+def test_users_preset_for_a_family_applies(tmp_path: Path) -> None:
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "random_atari.yaml").write_text("# @package _global_\nenv: {num_envs: 3}\n")
+    (tmp_path / "preset" / "random_pong.yaml").write_text("# @package _global_\nenv: {stack: 2}\n")
+    cfg = compose(["agent=random", "env=pong"], tmp_path)
+    assert (cfg.env.num_envs, cfg.env.stack) == (3, 2)
+
+
+def test_schedules_end_at_the_budget_in_frames() -> None:
+    lr = composed("env=pong", "env.max_frame=2e6").agent.config.lr
+    assert isinstance(lr, LinearSchedule)
+    assert lr.horizon == 2_000_000
+
+
+def test_dev_is_two_rollouts() -> None:
+    env = composed("meta=dev", "env=lunar_lander").env.config
+    assert env.max_frame == 2 * 1024 * env.num_envs
+
+
+def test_part_set_by_a_preset_can_be_replaced() -> None:
+    config = composed("~agent.lr", "+agent.lr={kind: piecewise, points: [[0, 1e-3], [1e5, 1e-4]]}")
+    assert config.agent.config.lr.points == [(0, 1e-3), (100_000, 1e-4)]
+
+
+def hidden(config: Any, plain: Any, key: str = "") -> list[str]:
+    """Fields of the dataclasses in `config` that the plain configuration does not show."""
+    if isinstance(config, Component):
+        return hidden(config.config, plain, key)
+    if dataclasses.is_dataclass(config):
+        names = [field.name for field in dataclasses.fields(config)]
+        missing = [f"{key}.{name}" for name in names if name not in plain]
+        # A schedule's warm-up is written where there is one.
+        missing = [name for name in missing if not name.endswith(".warmup")]
+        shown = [name for name in names if name in plain]
+        return missing + [
+            n for name in shown for n in hidden(getattr(config, name), plain[name], f"{key}.{name}")
+        ]
+    if isinstance(config, dict):
+        return [n for name, part in config.items() for n in hidden(part, plain[name], f"{key}.{name}")]
+    return []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *[[f"env={env}"] for env in [*ENVS, "pong"]],
+        *[[f"agent/network={network}"] for network in NETWORKS],
+        ["agent=random"],
+        ["preset=none"],
+        ["meta=dev"],
+        ["env=gymnasium", "env.id=CartPole-v1"],
+    ],
+    ids=str,
+)
+def test_no_default_hides_in_code(overrides: list[str]) -> None:
+    plain = to_plain(compose(overrides))
+    assert hidden(resolve(plain), plain) == []
+
+
+@pytest.mark.parametrize("overrides", [[], ["env=pong", "meta=fast_atari"], ["env=bipedal_walker", "seed=3"]])
+def test_saved_configuration_gives_the_same_trial(overrides: list[str]) -> None:
+    cfg = compose(overrides)
+    plain = to_plain(cfg)
+    saved = yaml.safe_load(yaml.safe_dump(plain))
+    assert resolve(cfg) == resolve(plain) == resolve(saved) == resolve(OmegaConf.create(plain))
+
+
+def test_composing_twice_in_one_process_gives_the_same() -> None:
+    assert compose(["env=pong"]) == compose(["env=pong"])
+    assert composed("env=acrobot") == composed("env=acrobot")
+
+
+def test_file_names_show_the_command_that_uses_them() -> None:
+    for file in CONFIGS.rglob("*.yaml"):
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("# @package")]
+        assert lines[0].startswith("# labrl"), file
+
+
+def test_missing_value_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"^env\.id must be given: set env\.id=<value>$"):
+        composed("env=gymnasium")

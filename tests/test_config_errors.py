@@ -1,0 +1,95 @@
+"""What a person mistypes is refused with the full key, what is allowed, and the nearest right spelling."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        resolve(compose(list(overrides)))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("agent.lrr=1", "agent.lrr: no such key. Did you mean agent.lr?"),
+        ("lr=1", "lr: no such key. Did you mean agent.lr?"),
+        ("max_frame=1", "max_frame: no such key. Did you mean env.max_frame?"),
+        ("agent.network.torso.hiden=[1]", "Did you mean agent.network.torso.mlp.hidden?"),
+        ("agnet=ppo", "agnet: no such key. Did you mean agent?"),
+        ("agent/netwrk=mlp", "agent/netwrk: no such group. Did you mean agent/network?"),
+        ("agent=pppo", "agent=pppo: no such option. Did you mean agent=ppo? Known: ppo, random."),
+        ("env=ponk", "env=ponk: no such option. Did you mean env=pong? labrl-envs lists all"),
+        ("env=cartpol", "Did you mean env=cartpole?"),
+        ("meta=fast_atary", "meta=fast_atary: no such option. Did you mean meta=fast_atari?"),
+        ("preset=ppo_cartpol", "Did you mean preset=ppo_cartpole?"),
+        ("agent=3", "agent=3: agent must be one of ppo, random"),
+        ("hydra.run.dirr=x", "hydra.run.dirr: no such key. Did you mean hydra.run.dir?"),
+        ("callbacks.mine=1", "callbacks.mine: no such key. To add it there write +callbacks.mine=<value>."),
+        ("+agent.horizn=4", "agent.horizn: no such key. Did you mean agent.horizon?"),
+        ("+mine=4", "mine: no such key."),
+    ],
+)
+def test_misspelt_words_name_the_nearest(override: str, message: str) -> None:
+    assert message in refused(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("env.num_envs=0", "env.num_envs must be at least 1, got 0"),
+        ("env.num_envs=many", "env.num_envs must be a whole number, got 'many'"),
+        ("agent.discount=1.5", "agent.discount must be at most 1.0, got 1.5"),
+        ("agent.lr=fast", "agent.lr must be a finite number or a schedule"),
+        ("agent.normalize_advantage=1", "agent.normalize_advantage must be true or false, got 1"),
+        ("meta.device=gpu", "meta.device must be 'auto', 'cpu' or 'cuda', got 'gpu'"),
+        ("meta.distributed=true", "meta.distributed must be false, got true"),
+        ("seed=-1", "seed must be at least 0, got -1"),
+        ("meta=3x", "meta=3x: no such option"),
+        ("env.vectorization=threads", "env.vectorization must be 'sync' or 'async', got 'threads'"),
+        ("agent._target_=labrl.agents.ppo.PPOO", "Did you mean PPO"),
+        ("+callbacks.mine=1", "callbacks.mine must be a part with a _target_, got 1"),
+    ],
+)
+def test_wrong_values_name_what_is_allowed(override: str, message: str) -> None:
+    assert message in refused(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["agent.batch_size=100"], r"agent\.batch_size must divide the rollout of 256 .* got 100 .*=128"),
+        (["agent.batch_size=100000"], r"agent\.batch_size .* got 100000 .*agent\.batch_size=256"),
+        (["env.max_frame=100"], r"env\.max_frame must be at least one rollout of 256 .* got 100"),
+    ],
+)
+def test_contradictions_name_both_sides_and_the_way_out(overrides: list[str], message: str) -> None:
+    assert re.search(message, refused(*overrides))
+
+
+@pytest.mark.parametrize("bad", ["agent.lr=[1,", "agent.lr", "agent.lr={a:", "=3"])
+def test_bad_syntax_shows_how_to_write_it(bad: str) -> None:
+    message = refused(bad)
+    assert message.startswith(f"{bad}: cannot be read.")
+    assert "key=value" in message
+
+
+def test_several_values_without_m_show_both_meanings() -> None:
+    assert "labrl -m seed=1,2" in refused("seed=1,2")
+    assert "seed=[1,2]" in refused("seed=1,2")
+
+
+def test_interpolation_that_leads_nowhere_names_its_key() -> None:
+    assert refused("agent.discount=${agent.nothing}").startswith("agent.discount: ")
+
+
+def test_config_dir_that_is_no_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--config-dir nowhere: there is no such folder"):
+        compose([], "nowhere")

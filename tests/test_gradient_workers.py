@@ -1,0 +1,92 @@
+"""Workers on shares of a minibatch give the gradient of the whole, and the same one each time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from labrl.networks.gradient import FlatParameters, GradientWorkers
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 16, 7), nn.Tanh(), nn.Linear(7, 2)
+    )
+
+
+INPUTS = torch.randn(31, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randn(31, 2, generator=torch.Generator().manual_seed(2))
+
+
+def mean_loss(module: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
+    error = (module(INPUTS[share]) - TARGETS[share]).square().mean()
+    return error, error.detach().reshape(1)
+
+
+def reference_gradients(module: nn.Module) -> list[Tensor]:
+    (module(INPUTS) - TARGETS).square().mean().backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_shares_add_up_to_the_gradient_of_the_whole(
+    num_workers: int, memory_format: torch.memory_format
+) -> None:
+    expected = reference_gradients(network())
+    module = network().to(memory_format=memory_format)
+    workers = GradientWorkers(module, num_workers)
+    for _ in range(2):  # the second time nothing of the first may be left
+        statistics = workers.backward(mean_loss, len(INPUTS))
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(statistics[0], mean_loss(module, slice(0, 31))[0].detach())
+    workers.close()
+
+
+def test_repeated_gradients_are_equal_bit_for_bit() -> None:
+    workers = GradientWorkers(network(), 2)
+    gradients = []
+    for _ in range(5):
+        workers.backward(mean_loss, len(INPUTS))
+        assert workers.flat.vector.grad is not None
+        gradients.append(workers.flat.vector.grad.clone())
+    assert all(torch.equal(gradients[0], other) for other in gradients[1:])
+    workers.close()
+
+
+def test_an_update_of_the_vector_is_an_update_of_every_replica() -> None:
+    module = network()
+    workers = GradientWorkers(module, 2)
+    with torch.no_grad():
+        workers.flat.vector.add_(1.0)
+    first, second = workers.map(lambda replica, share: [p.clone() for p in replica.parameters()], 2)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    workers.close()
+
+
+def test_one_optimizer_step_on_the_vector_equals_a_step_on_each_parameter() -> None:
+    plain, flat = network(), network()
+    vector = FlatParameters(flat).vector
+    for module, parameters in ((plain, list(plain.parameters())), (flat, [vector])):
+        optimizer = torch.optim.Adam(parameters, lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            (module(INPUTS) - TARGETS).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(plain.parameters(), flat.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_worker_s_error_is_raised_here() -> None:
+    def broken(module: nn.Module, share: slice) -> None:
+        if share.start:
+            raise RuntimeError("in the second worker")
+
+    workers = GradientWorkers(network(), 2)
+    with pytest.raises(RuntimeError, match="second worker"):
+        workers.map(broken, 4)
+    workers.close()

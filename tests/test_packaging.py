@@ -1,0 +1,117 @@
+"""What a newcomer gets: a wheel that runs outside the checkout, and a Makefile that says what one can do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without anything that points Python back to the checkout."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | environment
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what the checkout would commit to it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, source / name)
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", source / "dist", cwd=source)
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty environment outside the checkout with the wheel in it; the folder of its commands.
+
+    The dependencies are those of the tests' own environment, seen through a path file: installing torch
+    again would take minutes and prove nothing about the wheel. A path file's lines are not searched for
+    path files, so the editable labrl of the checkout stays out of sight.
+    """
+    home = tmp_path_factory.mktemp("fresh") / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
+    python = home / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=home.parent)
+    packages = Path(
+        run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=home).stdout.strip()
+    )
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return home / "bin"
+
+
+def test_the_wheel_carries_the_package_and_every_configuration(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    package = ROOT / "src" / "labrl"
+    files = [f for f in package.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    assert {f"labrl/{f.relative_to(package)}" for f in files} <= names
+    assert "labrl/configs/config.yaml" in names
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+
+
+def test_the_installed_wheel_is_what_runs(fresh: Path, tmp_path: Path) -> None:
+    where = run(fresh / "python", "-c", "import labrl; print(labrl.__file__)", cwd=tmp_path).stdout
+    assert Path(where.strip()).is_relative_to(fresh.parent)
+
+
+def test_the_installed_commands_answer(fresh: Path, tmp_path: Path) -> None:
+    assert "env=" in run(fresh / "labrl", "--help", cwd=tmp_path).stdout
+    assert PROJECT["version"] in run(fresh / "labrl", "--version", cwd=tmp_path).stdout
+    assert "_target_: labrl.agents.ppo.PPO" in run(fresh / "labrl", "--cfg", "job", cwd=tmp_path).stdout
+    assert "pong" in run(fresh / "labrl-envs", "pong", cwd=tmp_path).stdout
+
+
+def test_the_installed_wheel_trains(fresh: Path, tmp_path: Path) -> None:
+    run(fresh / "labrl", "meta=dev", "seed=1", cwd=tmp_path, WANDB_MODE="disabled")
+    (rows,) = tmp_path.rglob("train.csv")
+    assert len(rows.read_text().splitlines()) > 1
+
+
+def test_every_dependency_is_pinned_as_tested() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    wanted = PROJECT["dependencies"] + sum(PROJECT["optional-dependencies"].values(), [])
+    names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in wanted}
+    assert names <= set(pins)
+    assert "+" not in pins["torch"], "a build for one kind of machine cannot be a pin for all"
+
+
+@pytest.mark.parametrize("extra", ["box2d", "mujoco", "bench", "dev"])
+def test_the_extras_have_their_names(extra: str) -> None:
+    assert PROJECT["optional-dependencies"][extra]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_alone_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert phony is not None
+    listed = run("make", cwd=ROOT).stdout
+    assert [target for target in phony[1].split() if f"make {target} " not in listed] == []
+
+
+@pytest.mark.slow
+def test_two_commands_are_enough_for_a_fresh_clone(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    run("git", "clone", "--quiet", ROOT, clone, cwd=tmp_path)
+    assert "frame" in run("make", "run", f"PYTHON={sys.executable}", "ARGS=meta=dev seed=1", cwd=clone).stdout
+    (rows,) = clone.rglob("train.csv")
+    assert len(rows.read_text().splitlines()) > 1

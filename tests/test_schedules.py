@@ -1,0 +1,75 @@
+"""A schedule is a pure function of the frame, exact at its ends, and constant after its horizon."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labrl.schedules import (
+    CosineSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    PiecewiseSchedule,
+    StepSchedule,
+    value_at,
+)
+
+LINEAR = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100)
+COSINE = CosineSchedule(kind="cosine", start=1.0, end=0.0, horizon=100)
+EXPONENTIAL = ExponentialSchedule(kind="exponential", start=1.0, end=0.01, horizon=100)
+STEP = StepSchedule(kind="step", start=1.0, factor=0.1, steps=2, horizon=100)
+PIECEWISE = PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (20, 3.0), (40, 0.0)])
+
+
+def test_a_number_is_a_constant() -> None:
+    assert value_at(0.25, 0) == value_at(0.25, 10**9) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("schedule", "frame", "expected"),
+    [
+        (LINEAR, 0, 1.0),
+        (LINEAR, 25, 0.75),
+        (LINEAR, 100, 0.0),
+        (COSINE, 0, 1.0),
+        (COSINE, 50, 0.5),
+        (COSINE, 25, 0.5 * (1 + math.sqrt(0.5))),
+        (EXPONENTIAL, 50, 0.1),
+        (EXPONENTIAL, 100, 0.01),
+        (STEP, 49, 1.0),
+        (STEP, 50, 0.1),
+        (STEP, 100, 0.01),
+        (PIECEWISE, 0, 1.0),
+        (PIECEWISE, 10, 1.0),
+        (PIECEWISE, 15, 2.0),
+        (PIECEWISE, 30, 1.5),
+        (PIECEWISE, 40, 0.0),
+        (PIECEWISE, 99, 0.0),
+    ],
+)
+def test_values_computed_by_hand(schedule: object, frame: int, expected: float) -> None:
+    assert value_at(schedule, frame) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_an_end_of_zero_and_a_growing_value_are_reached() -> None:
+    growing = LinearSchedule(kind="linear", start=0.0, end=2.0, horizon=10)
+    assert [value_at(growing, frame) for frame in (0, 5, 10, 20)] == [0.0, 1.0, 2.0, 2.0]
+
+
+def test_warm_up_rises_from_zero_and_then_the_shape_begins() -> None:
+    schedule = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=110, warmup=10)
+    assert [value_at(schedule, frame) for frame in (0, 5, 10, 60, 110)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+
+
+@pytest.mark.parametrize("schedule", [LINEAR, COSINE, EXPONENTIAL, STEP, PIECEWISE])
+@given(frame=st.integers(min_value=100, max_value=10**10))
+def test_nothing_changes_after_the_horizon(schedule: object, frame: int) -> None:
+    assert value_at(schedule, frame) == value_at(schedule, 100)  # type: ignore[arg-type]
+
+
+def test_points_out_of_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="must grow"):
+        PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (10, 2.0)])
