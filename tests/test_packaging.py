@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_the_installed_wheel_trains(fresh: Path, tmp_path: Path) -> None:
 def test_every_dependency_is_pinned_as_tested() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-    wanted = PROJECT["dependencies"] + sum(PROJECT["optional-dependencies"].values(), [])
+    wanted = [*PROJECT["dependencies"], *chain.from_iterable(PROJECT["optional-dependencies"].values())]
     names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in wanted}
     assert names <= set(pins)
     assert "+" not in pins["torch"], "a build for one kind of machine cannot be a pin for all"
