@@ -61,7 +61,7 @@ def test_a_game_that_always_reports_no_lives_ends_when_it_is_over() -> None:
 
 
 def test_a_game_that_always_reports_one_life_ends_when_it_is_over() -> None:
-    # Adventure reports 1 life at the end of the game too: looking for "no lives left" would miss it.
+    # Adventure reports 1 life at the end of the game too: looking for "no life left" would miss it.
     # A frame skip of 64 makes random play end within a few steps.
     runs = []
     for evaluation in (False, True):
@@ -71,6 +71,15 @@ def test_a_game_that_always_reports_one_life_ends_when_it_is_over() -> None:
         runs.append(play(env, sampled(env, 7), 6))
     assert_same_steps(*runs)
     assert [(e.length, e.truncated) for e in episodes_of(runs[0])] == [(4, False)]
+
+
+def test_a_last_life_that_is_counted_as_zero_is_still_played() -> None:
+    # Keystone Kapers has 3, 2, 1 and 0 lives: taking 0 for the end would cut its last quarter off.
+    env = make_env(atari("keystone_kapers", frame_skip=64), seed=0, num_threads=1, num_envs=1)
+    env.reset()
+    steps = play(env, sampled(env, 0), 210)
+    assert sum(step.terminated[0] for step in steps) == 3
+    assert not any(step.episode_over[0] for step in steps)
 
 
 def test_the_cap_truncates_after_its_emulator_frames() -> None:

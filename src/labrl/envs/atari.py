@@ -89,8 +89,11 @@ class AtariEnv:
             frameskip=config.frame_skip,
             noop_max=config.noop_max,
             use_fire_reset=config.fire_reset,
-            # `episodic_life` would reset the whole game at each lost life; this lets it go on.
-            life_loss_info=self._life_loss_signal,
+            # `episodic_life` would reset the whole game at each lost life. `life_loss_info` lets it go on,
+            # but then the end of the game cannot be told from a lost life: no life is left at the end in
+            # most games, yet Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
+            # So the end is what the ALE reports, and lost lives are counted here.
+            life_loss_info=False,
             # On by default in the ALE, and the raw reward would be lost.
             reward_clipping=False,
         )
@@ -116,9 +119,7 @@ class AtariEnv:
         before, self._lives = self._lives, info["lives"]
         ended = terminated
         if self._life_loss_signal:
-            # Both a lost life and the end of the game are `terminated`. At the end no life is left, or
-            # the count never moves: 11 games always report 0 lives, Adventure always 1.
-            ended = terminated & ((self._lives == 0) | (self._lives >= before))
+            terminated = ended | (self._lives < before)
         return Transition(observation, reward, terminated, truncated, ended)
 
     def close(self) -> None:
