@@ -22,7 +22,8 @@ def refused(*overrides: str) -> str:
         ("agent.lrr=1", "agent.lrr: no such key. Did you mean agent.lr?"),
         ("lr=1", "lr: no such key. Did you mean agent.lr?"),
         ("max_frame=1", "max_frame: no such key. Did you mean env.max_frame?"),
-        ("agent.network.torso.hiden=[1]", "Did you mean agent.network.torso.mlp.hidden?"),
+        ("agent.network.torso.hidden=[1]", "Did you mean agent.network.torso.mlp.hidden?"),
+        ("agent.network.torso.zzz=[1]", "Known there: agent.network.torso._target_, agent.network.torso.mlp"),
         ("agnet=ppo", "agnet: no such key. Did you mean agent?"),
         ("agent/netwrk=mlp", "agent/netwrk: no such group. Did you mean agent/network?"),
         ("agent=pppo", "agent=pppo: no such option. Did you mean agent=ppo? Known: ppo, random."),
@@ -46,7 +47,7 @@ def test_misspelt_words_name_the_nearest(override: str, message: str) -> None:
     [
         ("env.num_envs=0", "env.num_envs must be at least 1, got 0"),
         ("env.num_envs=many", "env.num_envs must be a whole number, got 'many'"),
-        ("agent.discount=1.5", "agent.discount must be at most 1.0, got 1.5"),
+        ("agent.discount=1.5", "agent.discount must be at most 1, got 1.5"),
         ("agent.lr=fast", "agent.lr must be a finite number or a schedule"),
         ("agent.normalize_advantage=1", "agent.normalize_advantage must be true or false, got 1"),
         ("meta.device=gpu", "meta.device must be 'auto', 'cpu' or 'cuda', got 'gpu'"),

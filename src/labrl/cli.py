@@ -87,10 +87,14 @@ def _trial(cfg: DictConfig, full_error: bool) -> int:
     try:
         plain = to_plain(cfg)
         config = resolve(plain)
+        # Imported late: a mistyped key must not wait for the rest.
+        from labrl.lab.summary import print_summary
         from labrl.lab.trial import run_trial
         from labrl.storage.run_folder import RunFolder
 
-        return run_trial(config, plain, RunFolder.create(folder), list(job.overrides.task)).exit_code
+        result = run_trial(config, plain, RunFolder.create(folder), list(job.overrides.task))
+        print_summary(result)
+        return result.exit_code
     except ConfigError as error:
         _remove_if_empty(folder)
         return _refused(error, full_error)

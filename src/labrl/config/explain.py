@@ -22,7 +22,7 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, OverrideParseException):
-        return _bad_syntax(error)
+        return _bad_syntax(str(error.override))
     if isinstance(error, MissingConfigException):
         return _missing_option(error, loader)
     if isinstance(error, OSError):
@@ -58,9 +58,9 @@ def _first_line(text: Any) -> str:
     return str(text).strip().partition("\n")[0]
 
 
-def _bad_syntax(error: OverrideParseException) -> ConfigError:
+def _bad_syntax(override: str) -> ConfigError:
     return ConfigError(
-        f"{error.override}: cannot be read. "
+        f"{override}: cannot be read. "
         "Write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, "
         "and a value with blanks or signs needs quotes, as in 'key=\"a value\"'."
     )
@@ -68,6 +68,8 @@ def _bad_syntax(error: OverrideParseException) -> ConfigError:
 
 def _not_an_option(overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
     for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if not one.key_or_group:
+            return _bad_syntax(str(one.input_line))
         options = loader.get_group_options(one.key_or_group)
         if options and not isinstance(one.value(), str | list):
             return ConfigError(f"{one.input_line}: {one.key_or_group} must be one of {', '.join(options)}")
@@ -92,17 +94,18 @@ def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> Co
     if "/" in key:
         guess = did_you_mean(key, groups)
         return ConfigError(f"{key}: no such group.{guess or ' Known: ' + ', '.join(groups) + '.'}")
-    keys = _known_keys(overrides, loader)
-    match = _nearest_key(key, keys, groups)
+    hydra = key.startswith("hydra.")
+    keys = [known for known in _known_keys(overrides, loader) if known.startswith("hydra.") == hydra]
     parent = key.rpartition(".")[0]
     below = [known for known in keys if known.rpartition(".")[0] == parent]
-    if match:
-        hint = f" Did you mean {match}?"
-    elif parent in keys and not below:
+    if parent in keys and not below:
         hint = f" To add it there write +{key}=<value>."
+    elif match := _nearest_key(key, keys, groups):
+        hint = f" Did you mean {match}?"
     else:
         hint = f" Known there: {', '.join(below)}." if below else ""
-    return ConfigError(f"{key}: no such key.{hint} (labrl --cfg job prints every key.)")
+    node = "hydra" if key.startswith("hydra.") else "job"
+    return ConfigError(f"{key}: no such key.{hint} (labrl --cfg {node} prints every key.)")
 
 
 def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | None:
@@ -132,7 +135,7 @@ def _known_keys(overrides: Sequence[str], loader: ConfigLoader) -> list[str]:
         return []
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
-    return [key for key in _keys(plain) if not key.startswith("hydra")]
+    return list(_keys(plain))
 
 
 def _keys(node: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:

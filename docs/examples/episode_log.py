@@ -1,0 +1,20 @@
+"""A callback of one's own: it hangs on the session's clock and reads the session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labrl.session.callbacks.callback import Callback, SessionView
+
+
+class EpisodeLog(Callback):
+    """Writes how many episodes were played to a file in the session's folder."""
+
+    def __init__(self, frequency: int, file: str = "episodes.txt") -> None:
+        self._frequency, self._file = frequency, file
+
+    def step(self, session: SessionView) -> None:
+        """Called after every vector step, so ask the clock first."""
+        if session.clock.due(self._frequency):
+            with open(Path(session.folder.path) / self._file, "a") as file:
+                file.write(f"{session.clock.frame} {session.clock.episode}\n")

@@ -1,0 +1,73 @@
+"""The commands and examples of docs/configuration.md and docs/extending.md do what the pages say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import labrl
+from labrl.cli import main
+
+DOCS = Path(__file__).parent.parent / "docs"
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
+
+
+def commands(page: str) -> list[str]:
+    """The indented command lines of a page that begin with labrl."""
+    text = (DOCS / page).read_text()
+    return [line.strip().partition(" #")[0] for line in re.findall(r"^    (labrl .*)$", text, re.MULTILINE)]
+
+
+def words_of(command: str) -> list[str]:
+    return [word.replace("docs/examples", str(DOCS / "examples")) for word in shlex.split(command)[1:]]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", commands("extending.md"))
+def test_commands_of_extending_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words_of(command), *QUIET]) == 0, capsys.readouterr().err
+    if "episode_log" in command:
+        (log,) = Path("runs").rglob("episodes.txt")
+        frames = [int(line.split()[0]) for line in log.read_text().splitlines()]
+        assert frames[-1] >= 4000
+        assert len(frames) == 8
+
+
+@pytest.mark.parametrize("command", commands("configuration.md"))
+def test_commands_of_configuration_compose(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = words_of(command)
+    if "-m" in words:
+        words.remove("-m")
+        words = [word.partition(",")[0] for word in words]
+    if "--cfg" not in words and "--info" not in words:
+        words = ["--cfg", "job", *words]
+    assert main(words) == 0, capsys.readouterr().err
+
+
+def test_python_examples_of_extending_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    example = example.replace("docs/examples", str(DOCS / "examples"))
+    scope: dict[str, object] = {}
+    exec(example, scope)
+    result = scope["result"]
+    assert isinstance(result, labrl.lab.trial.TrialResult)
+    assert result.exit_code == 0
+
+
+def test_misspelt_option_of_ones_own_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing"]
+    assert main([*words, "+agent.nois=1"]) == 2
+    assert "agent.nois: no such key. Did you mean agent.noise?" in capsys.readouterr().err
+
+
+def test_own_agent_refuses_environments_that_it_cannot_play(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing", "env=pendulum"]
+    assert main([*words, *QUIET]) == 2
+    assert "agent=hill_climbing needs discrete actions" in capsys.readouterr().err

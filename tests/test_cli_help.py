@@ -1,0 +1,87 @@
+"""What `labrl` tells without running anything: fast, complete, and without importing what is heavy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import labrl.configs
+from labrl.cli import list_envs, main
+from labrl.envs.games import games
+
+CONFIGS = Path(labrl.configs.__file__).parent
+
+
+def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    monkeypatch.setenv("COMP_LINE", f"labrl {line}")
+    assert main(["-sc", "query=bash"]) == 0
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["--cfg", "job"], ["env=ponk"], ["agent.lrr=1"]]
+)
+def test_help_config_and_misspelling_wait_for_nothing_heavy(words: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from labrl.cli import main\n"
+        f"main({words!r})\n"
+        "heavy = {'torch', 'pydantic', 'gymnasium', 'ale_py', 'wandb', 'tensorboard'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_help_names_every_option_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for group in ("agent", "agent/network", "env", "meta"):
+        for file in (CONFIGS / group).glob("*.yaml"):
+            assert file.stem in text or file.stem == "atari"
+    assert "labrl-envs" in text
+
+
+def test_version_is_labrls(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("labrl ")
+
+
+def test_cfg_job_shows_presets_and_what_the_command_line_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "env=pong", "agent.epochs=9"]) == 0
+    text = capsys.readouterr().out
+    assert "epochs: 9" in text
+    assert "clip: 0.1" in text
+    assert "SignReward" in text
+
+
+def test_completion_offers_games(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert completion("env=ms_", monkeypatch, capsys) == ["env=ms_pacman"]
+    assert set(completion("env=", monkeypatch, capsys)) >= {f"env={game}" for game in games()}
+
+
+def test_completion_offers_groups_options_and_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert completion("meta=f", monkeypatch, capsys) == ["meta=fast_atari"]
+    assert "agent.gae_lambda=" in completion("agent.ga", monkeypatch, capsys)
+    assert not any("auto_" in word for word in completion("preset=", monkeypatch, capsys))
+
+
+def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_envs([]) == 0
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["cartpole", "gymnasium", "CartPole-v1"] in rows
+    assert ["ms_pacman", "atari", "ms_pacman"] in rows
+    assert {game for game, kind, _ in rows if kind == "atari"} == set(games())
+    assert rows[-1][2].endswith("env.id=<id>")
+
+
+def test_labrl_envs_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_envs(["pinball"]) == 0
+    assert capsys.readouterr().out.split() == ["video_pinball", "atari", "video_pinball"]

@@ -1,0 +1,143 @@
+"""Exit codes and folders of `labrl`: wrong input writes nothing, and no run is ever overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import labrl
+from labrl.cli import main
+from labrl.config.errors import ConfigError
+
+QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def files() -> list[Path]:
+    return [path for path in Path("runs").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["env=ponk"],
+        ["agent.lrr=1"],
+        ["agent.lr=[1,"],
+        ["seed=1,2"],
+        ["env.num_envs=0"],
+        ["env=gymnasium"],
+        ["env=atari"],
+        ["agent.batch_size=100"],
+        ["env.max_frame=10"],
+        ["hydra/launcher=slrm"],
+        ["--config-dir", "nowhere"],
+        ["--no-such-flag"],
+    ],
+    ids=str,
+)
+def test_wrong_input_exits_2_without_a_traceback_and_writes_nothing(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "labrl: " in said
+    assert "Traceback" not in said
+    assert files() == []
+    assert not list(Path().glob("runs/*"))
+
+
+def test_hydra_full_error_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert main(["env=ponk"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "Did you mean env=pong?" in said
+    assert os.environ["HYDRA_FULL_ERROR"] == "1"
+
+
+def test_run_leaves_the_environment_variables_alone() -> None:
+    before = dict(os.environ)
+    main(["env=ponk"])
+    assert dict(os.environ) == before
+
+
+def test_run_folder_is_named_by_time_agent_env_and_a_unique_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(QUICK) == 0
+    assert main(QUICK) == 0
+    said = capsys.readouterr().out
+    folders = list(Path("runs").iterdir())
+    assert len(folders) == 2, "two runs in one second share no folder"
+    for folder in folders:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}_random_cartpole_[0-9a-f]{6}", folder.name)
+        assert not (folder / ".hydra").exists()
+        assert not list(folder.glob("*.log"))
+        assert f"run folder: {folder.resolve()}" in said
+
+
+def test_slash_in_an_id_makes_no_subfolder(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["env=gymnasium", "env.id=CartPole-v1", "env.name=My/Cart Pole", *QUICK]
+    assert main(words) == 0
+    (folder,) = Path("runs").iterdir()
+    assert "_random_My-Cart-Pole_" in folder.name
+
+
+def test_folder_that_holds_a_run_is_refused_and_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "hydra.run.dir=mine"]) == 0
+    before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+    assert main([*QUICK, "hydra.run.dir=mine"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
+
+
+def test_output_folder_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("in the way")
+    assert main([*QUICK, "hydra.run.dir=file/run"]) == 2
+    said = capsys.readouterr().err
+    assert "the run folder cannot be made" in said
+    assert "hydra.run.dir=<folder>" in said
+
+
+def test_failing_trial_does_not_hide_the_others_and_the_worst_code_wins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *QUICK, "env.num_envs=0,2"]) == 2
+    (experiment,) = Path("runs").iterdir()
+    assert "_experiment_" in experiment.name
+    assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_random_cartpole"]
+    assert "env.num_envs must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_experiment_gives_each_trial_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *QUICK[:-1], "seed=1,2"]) == 0
+    (experiment,) = Path("runs").iterdir()
+    trials = sorted(folder.name for folder in experiment.iterdir() if folder.is_dir())
+    assert trials == ["0_random_cartpole", "1_random_cartpole"]
+
+
+def test_misspelt_word_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *QUICK, "env=pong,ponk"]) == 2
+    assert "Did you mean env=pong?" in capsys.readouterr().err
+    assert not [path for path in files() if path.name == "run.json"]
+
+
+def test_train_returns_the_result_and_works_twice_in_one_process() -> None:
+    first, second = labrl.train(QUICK), labrl.train(QUICK)
+    assert first.exit_code == second.exit_code == 0
+    assert first.folder != second.folder
+    assert first.seed == 1
+    assert (first.folder / "config.yaml").exists()
+
+
+def test_train_raises_for_wrong_input_before_anything_is_written() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean agent\.lr\?"):
+        labrl.train(["agent.lrr=1"])
+    assert not Path("runs").exists()
