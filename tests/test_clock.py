@@ -1,0 +1,79 @@
+"""Every multiple of a frequency is noticed exactly once, for any number of environments; the end too."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labrl.clock import Clock
+
+
+def play(clock: Clock, num_envs: int, frequency: int) -> list[int]:
+    """Ticks until the budget is spent; the frames at which `frequency` was due."""
+    due = []
+    while not clock.finished:
+        clock.tick(num_envs)
+        if clock.due(frequency):
+            due.append(clock.frame)
+    return due
+
+
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 2000))
+def test_each_multiple_is_due_exactly_once_and_the_end_always(
+    frequency: int, num_envs: int, max_frame: int
+) -> None:
+    clock = Clock(max_frame)
+    due = play(clock, num_envs, frequency)
+    # the first tick at or beyond each multiple; several multiples in one tick count once
+    crossings = {
+        -(-multiple // num_envs) * num_envs for multiple in range(frequency, clock.frame + 1, frequency)
+    }
+    assert due == sorted(crossings | {clock.frame})
+    assert max_frame <= clock.frame < max_frame + num_envs
+
+
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(2, 2000), st.data())
+def test_a_clock_restored_at_any_frame_is_due_where_an_unbroken_one_is(
+    frequency: int, num_envs: int, max_frame: int, data: st.DataObject
+) -> None:
+    unbroken = play(Clock(max_frame), num_envs, frequency)
+    first = Clock(max_frame)
+    steps = data.draw(st.integers(0, -(-max_frame // num_envs)))
+    before = []
+    for _ in range(steps):
+        first.tick(num_envs)
+        if first.due(frequency):
+            before.append(first.frame)
+    second = Clock(max_frame)
+    second.load_state_dict(first.state_dict())
+    assert second.due(frequency) == first.due(frequency)
+    assert before + play(second, num_envs, frequency) == unbroken
+
+
+def test_nothing_is_due_before_the_first_tick() -> None:
+    assert not Clock(100).due(10)
+
+
+def test_counts_and_seconds_are_carried_over_a_restore() -> None:
+    clock = Clock(100)
+    clock.start()
+    clock.tick(8, episodes=3)
+    clock.opt_step += 5
+    clock.stop()
+    stopped = clock.wall
+    restored = Clock(1000)
+    restored.load_state_dict(clock.state_dict())
+    assert (restored.frame, restored.episode, restored.opt_step) == (8, 3, 5)
+    assert restored.wall == stopped
+    assert restored.max_frame == 1000, "the budget is the present configuration's"
+    restored.start()
+    assert restored.wall >= stopped
+
+
+def test_wall_time_stands_still_while_stopped() -> None:
+    clock = Clock(10)
+    assert clock.wall == 0.0
+    clock.start()
+    clock.start()
+    clock.stop()
+    assert clock.wall == clock.wall

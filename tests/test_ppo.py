@@ -1,0 +1,271 @@
+"""PPO's update is the paper's, its bootstrap is right on a task with known values, and it repeats exactly."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from labrl.agents.errors import NonFiniteError
+from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import AutoTorsoConfig
+from labrl.schedules import LinearSchedule
+from labrl.seeding import Streams
+from labrl.step import Episode, Step
+
+VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
+NETWORK = ActorCriticConfig(torso=Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig()))
+CONFIG = PPOConfig(network=NETWORK, horizon=8, epochs=2, batch_size=16)
+DISCRETE = gym.spaces.Discrete(3)
+BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+
+def build(
+    config: PPOConfig = CONFIG,
+    observation: gym.Space = VECTOR,
+    action: gym.Space = DISCRETE,
+    num_threads: int = 1,
+    precision: str = "fp32",
+) -> tuple[PPO, Clock]:
+    clock = Clock(10_000)
+    spaces = Spaces(observation, action, num_envs=4)
+    compute = Compute.choose("cpu", precision, num_threads)
+    return PPO(config, spaces=spaces, clock=clock, streams=Streams(3), compute=compute), clock
+
+
+def play(agent: PPO, clock: Clock, space: gym.Space, steps: int, seed: int = 0) -> int:
+    """A made-up world in which the reward depends on the action and episodes end and are cut at random."""
+    rng = np.random.default_rng(seed)
+
+    def look() -> np.ndarray:
+        if space.dtype == np.uint8:
+            return rng.integers(0, 256, (4, *space.shape)).astype(np.uint8)
+        return rng.normal(size=(4, *space.shape)).astype(np.float32)
+
+    observation, updates = look(), 0
+    for _ in range(steps):
+        action = agent.act(observation)
+        terminated, truncated = rng.random(4) < 0.1, rng.random(4) < 0.1
+        over = terminated | truncated
+        following = look()
+        episodes = [Episode(int(i), 0, 0, 0.0, 1, bool(truncated[i])) for i in np.flatnonzero(over)]
+        reward = np.asarray(action, np.float32).reshape(4, -1).sum(1)
+        agent.observe(Step(look(), following, reward, terminated, truncated, over, episodes))
+        updates += agent.learn()
+        clock.tick(4)
+        observation = look()
+    return updates
+
+
+def test_surrogate_is_pessimistic() -> None:
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.05])
+    advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
+    expected = torch.tensor([1.2, -1.5, 0.5, -0.8, 2.1]).mean()
+    torch.testing.assert_close(clipped_surrogate(ratio, advantage, 0.2), expected)
+
+
+def test_value_loss_by_hand() -> None:
+    value, old, target = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])
+    torch.testing.assert_close(value_loss(value, old, target, None), torch.tensor(0.5))
+    # The first value may move by 0.5 only: its clipped error 0.25 is smaller than 1, the worse one counts.
+    torch.testing.assert_close(value_loss(value, old, target, 0.5), torch.tensor(0.5))
+    torch.testing.assert_close(value_loss(torch.tensor([1.0]), torch.zeros(1), torch.ones(1), 0.5), torch.tensor(0.125))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "continuous"])
+def test_an_update_is_adam_on_the_gradient_of_equation_9(shared: bool, action: gym.Space) -> None:
+    """One rollout, one epoch, one minibatch: the new weights computed here from the paper alone."""
+    config = dataclasses.replace(
+        CONFIG,
+        network=dataclasses.replace(NETWORK, shared=shared),
+        epochs=1,
+        batch_size=32,
+        entropy_coef=0.02,
+        max_grad_norm=0.3,
+        lr=1e-3,
+    )
+    agent, clock = build(config, action=action)
+    play(agent, clock, VECTOR, 7)
+    reference = copy.deepcopy(agent.network)
+    seen: dict[str, torch.Tensor] = {}
+    prepare = agent._prepare
+    agent._prepare = lambda rollout: seen.update(prepare(rollout)) or dict(seen)  # type: ignore[method-assign]
+    assert play(agent, clock, VECTOR, 1) == 1
+
+    parameters, value = reference(seen["observation"])
+    if action is DISCRETE:
+        policy = torch.distributions.Categorical(logits=parameters)
+        log_prob, entropy = policy.log_prob(seen["action"]), policy.entropy()
+    else:
+        normal = torch.distributions.Normal(parameters[:, :2], parameters[:, 2:].exp())
+        log_prob, entropy = normal.log_prob(seen["action"]).sum(1), normal.entropy().sum(1)
+    ratio = (log_prob - seen["log_prob"]).exp()
+    advantage = (seen["advantage"] - seen["advantage"].mean()) / (seen["advantage"].std() + 1e-8)
+    surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    loss = -surrogate + 0.5 * 0.5 * (value - seen["target"]).square().mean() - 0.02 * entropy.mean()
+    optimizer = torch.optim.Adam(reference.parameters(), lr=1e-3, eps=1e-5)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.3)
+    optimizer.step()
+    for ours, expected in zip(agent.network.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_stored_log_probabilities_are_those_of_the_policy_that_acted() -> None:
+    agent, clock = build()
+    play(agent, clock, VECTOR, 7)
+    network, seen = agent.network, {}
+    prepare = agent._prepare
+
+    def spy(rollout: object) -> dict[str, torch.Tensor]:
+        batch = prepare(rollout)  # type: ignore[arg-type]
+        with torch.no_grad():
+            logits = network.policy(batch["observation"])
+        seen["expected"] = torch.distributions.Categorical(logits=logits).log_prob(batch["action"])
+        seen["stored"] = batch["log_prob"]
+        return batch
+
+    agent._prepare = spy  # type: ignore[method-assign]
+    play(agent, clock, VECTOR, 1)
+    torch.testing.assert_close(seen["stored"], seen["expected"], rtol=1e-4, atol=1e-5)
+
+
+def test_truncation_bootstraps_from_the_true_final_observation() -> None:
+    agent, _ = build(dataclasses.replace(CONFIG, horizon=2, batch_size=8, gae_lambda=0.0, discount=0.5))
+    first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
+    seen: dict[str, torch.Tensor] = {}
+    prepare = agent._prepare
+    agent._prepare = lambda rollout: seen.update(prepare(rollout)) or dict(seen)  # type: ignore[method-assign]
+    values = {}
+    for name, observation in (("first", first), ("final", final), ("reset", reset)):
+        values[name] = float(agent._values(observation)[0])
+    no, reward = np.zeros(4, bool), np.ones(4, np.float32)
+    truncated = np.array([True, False, False, True])
+    terminated = np.array([False, True, False, False])
+    over = truncated | terminated
+    following = np.where(over[:, None], reset, final)
+    episodes = [Episode(i, 0, 0, 1.0, 1, True) for i in (0, 1, 3)]
+    agent.act(first)
+    agent.observe(Step(following, final, reward, terminated, truncated, over, episodes))
+    agent.act(following)
+    agent.observe(Step(following, following, reward, no, no, no))
+    agent.learn()
+    expected = {0: values["final"], 1: 0.0, 2: values["final"], 3: values["final"]}
+    for env, bootstrap in expected.items():
+        assert float(seen["advantage"][env]) == pytest.approx(1 + 0.5 * bootstrap - values["first"], abs=1e-5)
+
+
+@pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
+def test_two_runs_are_equal_bit_for_bit(space: gym.Space) -> None:
+    vectors = []
+    for _ in range(2):
+        agent, clock = build(observation=space, num_threads=2)
+        assert play(agent, clock, space, 16) == 8
+        vectors.append(agent._weights.detach().clone())
+        agent.close()
+    assert torch.equal(*vectors)
+
+
+@pytest.mark.parametrize("steps", [3, 8, 13])
+@pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
+def test_a_restored_agent_has_the_same_future(steps: int, space: gym.Space) -> None:
+    unbroken, clock = build(observation=space)
+    play(unbroken, clock, space, steps)
+    state = copy.deepcopy(unbroken.state_dict())
+    streams = copy.deepcopy((unbroken._policy_stream.bit_generator.state, unbroken._minibatch_stream.get_state()))
+    play(unbroken, clock, space, 10, seed=1)
+
+    restored, clock = build(observation=space)
+    restored.load_state_dict(state)
+    restored._policy_stream.bit_generator.state = streams[0]
+    restored._minibatch_stream.set_state(streams[1])
+    clock.tick(4 * steps)
+    play(restored, clock, space, 10, seed=1)
+    assert torch.equal(unbroken._weights, restored._weights)
+    assert unbroken.metrics() == pytest.approx(restored.metrics(), nan_ok=True)
+
+
+def test_metrics_have_the_same_keys_before_and_after_learning() -> None:
+    for action in (DISCRETE, BOX):
+        agent, clock = build(action=action)
+        before = list(agent.metrics())
+        play(agent, clock, VECTOR, 8)
+        after = agent.metrics()
+        assert list(after) == before
+        assert all(np.isfinite(value) for value in after.values())
+
+
+def test_schedules_follow_the_clock() -> None:
+    falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100)
+    agent, clock = build(dataclasses.replace(CONFIG, lr=falling, clip=falling, entropy_coef=falling))
+    clock.tick(25)
+    metrics = agent.metrics()
+    assert [metrics[name] for name in ("lr", "clip", "entropy_coef")] == [0.75, 0.75, 0.75]
+
+
+def test_target_kl_stops_the_epochs() -> None:
+    eager = dataclasses.replace(CONFIG, epochs=10, lr=0.1)
+    agent, clock = build(eager)
+    assert play(agent, clock, VECTOR, 8) == 20
+    agent, clock = build(dataclasses.replace(eager, target_kl=1e-4))
+    assert play(agent, clock, VECTOR, 8) == 2
+
+
+def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
+    agent, clock = build(dataclasses.replace(CONFIG, lr=1e30))
+    with pytest.raises(NonFiniteError, match=r"not finite at frame \d+") as caught:
+        play(agent, clock, VECTOR, 32)
+    assert caught.value.frame > 0
+    assert caught.value.term
+
+
+def test_evaluation_leaves_training_untouched() -> None:
+    plain, clock = build()
+    play(plain, clock, VECTOR, 8)
+    disturbed, clock = build()
+    disturbed.evaluation_action(np.zeros((9, 3), np.float32), np.random.default_rng(0))
+    play(disturbed, clock, VECTOR, 8)
+    assert torch.equal(plain._weights, disturbed._weights)
+
+
+def test_bfloat16_learns_nearly_what_float32_does() -> None:
+    vectors = []
+    for precision in ("fp32", "bf16"):
+        agent, clock = build(observation=IMAGE, precision=precision)
+        before = agent._weights.detach().clone()
+        play(agent, clock, IMAGE, 8)
+        vectors.append(agent._weights.detach() - before)
+        assert agent._weights.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(*vectors, dim=0) > 0.5
+
+
+@pytest.mark.parametrize("layout", [(2, 40, 40), (40, 40, 3)])
+def test_pixels_are_scaled_and_read_in_any_layout(layout: tuple[int, ...]) -> None:
+    space = gym.spaces.Box(0, 255, layout, np.uint8)
+    network = ActorCritic(NETWORK, Spaces(space, DISCRETE, 1), 3, None)
+    images = np.random.default_rng(0).integers(0, 256, (5, *layout)).astype(np.uint8)
+    cnn = network.policy_torso.chosen  # type: ignore[union-attr]
+    channels_first = images if layout[0] == 2 else images.transpose(0, 3, 1, 2)
+    pixels = torch.from_numpy(channels_first / 255).float()
+    expected = cnn.linear(cnn.convolutions(cnn.first(pixels)))
+    torch.testing.assert_close(network.policy_torso(torch.from_numpy(network.layout(images))), expected)
+
+
+def test_continuous_options_are_refused_for_discrete_actions() -> None:
+    config = dataclasses.replace(CONFIG, log_std_init=-1.0)
+    PPO.check(config, Spaces(VECTOR, BOX, 1))
+    with pytest.raises(ConfigError, match=r"agent\.log_std_init"):
+        PPO.check(config, Spaces(VECTOR, DISCRETE, 1))

@@ -1,0 +1,391 @@
+"""A checkpoint is whole or not there, gives back exactly what went in, and never executes code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labrl.config.errors import ConfigError
+from labrl.storage.checkpoint import BrokenCheckpointError, CheckpointStore, _checksum
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality to the bit and in type, through all levels."""
+    if isinstance(a, torch.Tensor):
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+            .equal(b.contiguous().reshape(-1).view(torch.uint8))
+        )
+    if isinstance(a, np.ndarray | np.generic):
+        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return isinstance(b, float) and np.float64(a).tobytes() == np.float64(b).tobytes()
+    return type(a) is type(b) and bool(a == b)
+
+
+def some_state(number: int = 0) -> dict[str, Any]:
+    return {
+        "number": number,
+        "weights": torch.full((3, 4), float(number)),
+        "window": np.arange(number, number + 5),
+        "rng": np.random.default_rng(number).bit_generator.state,
+    }
+
+
+def leaf() -> st.SearchStrategy[Any]:
+    dtypes = [np.uint8, np.int64, np.float32, np.float64, np.bool_, np.uint64, np.complex64, "<U3", "<M8[s]"]
+    arrays = st.builds(
+        lambda shape, dtype, fill: np.full(shape, fill).astype(dtype),
+        st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from(dtypes),
+        st.integers(0, 100),
+    )
+    tensors = st.builds(
+        lambda shape, dtype: torch.arange(int(np.prod(shape))).reshape(shape).to(dtype),
+        st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from([torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.int64, torch.float16]),
+    )
+    numbers = st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | st.booleans() | st.none()
+    scalars = st.floats(width=32, allow_nan=False).map(np.float32) | st.integers(0, 9).map(np.int16)
+    return numbers | st.text() | st.binary(max_size=20) | arrays | tensors | scalars
+
+
+KEYS = st.text() | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text())
+STATES = st.recursive(
+    leaf(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=3)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STATES)
+def test_any_nested_state_comes_back_as_it_was(tmp_path: Path, state: Any) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    checkpoint = store.load(store.save(7, state))
+    assert checkpoint.frame == 7
+    assert same(state, checkpoint.state)
+
+
+def test_what_json_cannot_say_comes_back_too(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    state = {
+        "nan": float("nan"),
+        "infinities": (float("inf"), -float("inf"), -0.0),
+        "looks like a tag": {"tensor": "x", "dict": {"tuple": []}},
+        "same place": {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0)}, 1: {}},
+            "param_groups": [{"betas": (0.9, 0.999)}],
+        },
+        "philox": np.random.Generator(np.random.Philox(3)).bit_generator.state,
+        "pcg": np.random.default_rng(3).bit_generator.state,
+        "bfloat16": torch.randn(5, 5).bfloat16(),
+        "read only": np.broadcast_to(np.float32(2), (3, 2)),
+        "reversed": np.arange(6).reshape(2, 3)[:, ::-1],
+    }
+    restored = store.load(store.save(1, state)).state
+    assert same(state, restored)
+    rng = np.random.default_rng()
+    rng.bit_generator.state = restored["pcg"]
+    assert rng.random() == np.random.default_rng(3).random()
+    restored["reversed"][0, 0] = 9  # what a part goes on with can be written to
+
+
+def test_modules_and_optimizers_come_back(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    store = CheckpointStore(tmp_path, keep_last=1)
+    saved = OrderedDict(model=model.state_dict(), optimizer=optimizer.state_dict())
+    state = store.load(store.save(1, saved)).state
+    fresh = torch.nn.Linear(3, 2)
+    fresh_optimizer = torch.optim.Adam(fresh.parameters())
+    fresh.load_state_dict(state["model"])
+    fresh_optimizer.load_state_dict(state["optimizer"])
+    for network, adam in ((model, optimizer), (fresh, fresh_optimizer)):
+        adam.zero_grad()
+        network(torch.ones(1, 3)).square().sum().backward()
+        adam.step()
+    assert torch.equal(model.weight, fresh.weight)
+
+
+def test_a_small_view_does_not_drag_its_large_storage_along(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    path = store.save(1, {"view": torch.zeros(10**6)[3:5], "expanded": torch.zeros(1).expand(4)})
+    assert (path / "tensors.pt").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize(
+    "thing", [object(), {1, 2}, torch.nn.Linear(1, 1), np.array([object()]), lambda: 0, {np.int64(1): 2}]
+)
+def test_what_is_not_plain_data_is_refused_with_its_place_and_leaves_nothing(
+    tmp_path: Path, thing: Any
+) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    with pytest.raises(TypeError, match="/agent/1"):
+        store.save(1, {"agent": [0, thing]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_ones_are_kept_and_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for frame in range(100, 700, 100):
+        store.save(frame, some_state(frame), best=frame in (200, 300))
+    assert store.frames() == [600, 500]
+    best, latest = store.best(), store.latest()
+    assert best is not None
+    assert latest is not None
+    assert (best.frame, latest.frame) == (300, 600)
+    assert same(best.state, some_state(300))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best",
+        "frame_000000000500",
+        "frame_000000000600",
+    ]
+
+
+def test_a_store_without_checkpoints_has_none(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "missing", keep_last=2)
+    assert store.latest() is None
+    assert store.best() is None
+    assert store.frames() == []
+    assert not (tmp_path / "missing").exists()
+
+
+def test_saving_a_frame_again_replaces_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    store.save(5, some_state(1), best=True)
+    store.save(5, some_state(2), best=True)
+    latest, best = store.latest(), store.best()
+    assert latest is not None
+    assert best is not None
+    assert latest.state["number"] == best.state["number"] == 2
+
+
+def test_going_on_from_an_earlier_frame_discards_the_other_future(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=5)
+    for frame in (1, 2, 3):
+        store.save(frame, some_state(frame))
+    store.discard_after(2)
+    assert store.frames() == [2, 1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    store = CheckpointStore(folder, keep_last=2)
+    store.save(1, some_state(1))
+    store.save(2, some_state(2))
+    return folder
+
+
+FILES = st.sampled_from(["manifest.json", "state.json", "tensors.pt"])
+
+
+def damaged(whole: Path, tmp_path: Path) -> tuple[CheckpointStore, Path]:
+    """A fresh copy of two checkpoints, and the folder of the newest."""
+    folder = tmp_path / "damaged"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    return CheckpointStore(folder, keep_last=2), folder / "frame_000000000002"
+
+
+def check_falls_back(store: CheckpointStore) -> None:
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    assert same(checkpoint.state, some_state(checkpoint.frame)), "whatever is given back is whole"
+    if checkpoint.frame == 1:
+        assert len(store.broken) == 1
+        assert "frame_000000000002" in store.broken[0]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(FILES, st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+def test_a_flipped_bit_is_never_loaded(
+    whole: Path, tmp_path: Path, name: str, place: float, bit: int
+) -> None:
+    store, newest = damaged(whole, tmp_path)
+    content = bytearray((newest / name).read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    (newest / name).write_bytes(content)
+    check_falls_back(store)
+    if name != "manifest.json":  # there, a blank may become another blank
+        assert store.broken
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(FILES, st.floats(0, 1, exclude_max=True))
+def test_a_truncated_file_is_never_loaded(whole: Path, tmp_path: Path, name: str, share: float) -> None:
+    store, newest = damaged(whole, tmp_path)
+    size = (newest / name).stat().st_size
+    os.truncate(newest / name, min(int(share * size), size - 2))  # all but the newline at the end matters
+    check_falls_back(store)
+    assert store.broken
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.pt"])
+def test_a_missing_file_is_reported_and_skipped(whole: Path, tmp_path: Path, name: str) -> None:
+    store, newest = damaged(whole, tmp_path)
+    (newest / name).unlink()
+    check_falls_back(store)
+    assert name in store.broken[0]
+    with pytest.raises(BrokenCheckpointError, match=name):
+        store.load(newest)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"{}", b"\xff\xfe", b'{"checksum": 1}', b"null"])
+def test_a_foreign_manifest_is_reported_and_skipped(whole: Path, tmp_path: Path, content: bytes) -> None:
+    store, newest = damaged(whole, tmp_path)
+    (newest / "manifest.json").write_bytes(content)
+    check_falls_back(store)
+
+
+def rewritten(newest: Path, **changes: Any) -> None:
+    """A manifest that is right in itself, as another program could write it."""
+    manifest = {**json.loads((newest / "manifest.json").read_text()), **changes}
+    manifest["checksum"] = _checksum(manifest)
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+
+
+def put(newest: Path, name: str, content: bytes) -> None:
+    """Replace a file and let the manifest agree with it."""
+    (newest / name).write_bytes(content)
+    files = json.loads((newest / "manifest.json").read_text())["files"]
+    rewritten(
+        newest, files={**files, name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+    )
+
+
+def test_a_newer_format_is_refused_and_not_passed_over(whole: Path, tmp_path: Path) -> None:
+    store, newest = damaged(whole, tmp_path)
+    rewritten(newest, format_version=2)
+    with pytest.raises(ConfigError, match=r"format 2, this labrl reads up to 1: update labrl"):
+        store.latest()
+
+
+class Intruder:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (open, (str(self.path), "w"))
+
+
+def test_a_crafted_pickle_is_refused_and_not_run(whole: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "executed"
+    buffer = io.BytesIO()
+    torch.save({"weights": Intruder(trace)}, buffer)
+    for content in (buffer.getvalue(), pickle.dumps(Intruder(trace))):
+        store, newest = damaged(whole, tmp_path)
+        put(newest, "tensors.pt", content)
+        check_falls_back(store)
+        assert "something other than tensors" in store.broken[0]
+        assert not trace.exists()
+    pickle.loads(pickle.dumps(Intruder(trace)))
+    assert trace.exists(), "the pickle does do harm where it is trusted"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"unknown": 1},
+        {"tensor": "nowhere"},
+        {"array": "/window", "dtype": "|O", "shape": [1]},
+        {},
+        {"tuple": 3},
+    ],
+)
+def test_a_foreign_tree_is_reported_and_skipped(whole: Path, tmp_path: Path, tree: Any) -> None:
+    store, newest = damaged(whole, tmp_path)
+    put(newest, "state.json", json.dumps({"dict": {"number": tree}}).encode())
+    check_falls_back(store)
+    assert store.broken
+
+
+def test_a_kill_while_writing_leaves_the_checkpoints_before(whole: Path, tmp_path: Path) -> None:
+    store, newest = damaged(whole, tmp_path)
+    os.replace(newest, newest.with_name(f".{newest.name}.new.tmp"))  # all written, not yet renamed
+    latest = store.latest()
+    assert latest is not None
+    assert latest.frame == 1
+    assert not store.broken
+    store.save(3, some_state(3))
+    assert store.frames() == [3, 1]
+    assert not list(store.folder.glob(".*")), "what the kill left is cleared away"
+
+
+@pytest.mark.parametrize("moment", ["before best is written", "between its two renames"])
+def test_a_kill_while_the_best_is_replaced_loses_no_best(tmp_path: Path, moment: str) -> None:
+    store = CheckpointStore(tmp_path, keep_last=2)
+    store.save(1, some_state(1), best=True)
+    shutil.copytree(tmp_path / "best", tmp_path / "before")
+    store.save(2, some_state(2), best=True)
+    shutil.rmtree(tmp_path / "best")
+    os.replace(tmp_path / "before", tmp_path / ("best" if moment.startswith("before") else ".best.old.tmp"))
+
+    after = CheckpointStore(tmp_path, keep_last=1)
+    best = after.best()
+    assert best is not None
+    assert best.frame == 2
+    after.save(3, some_state(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "frame_000000000003"]
+    best = after.best()
+    assert best is not None
+    assert same(best.state, some_state(2))
+
+
+def test_a_refusing_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, some_state(1), best=True)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("labrl.storage.checkpoint.write_synced", full)
+        with pytest.raises(OSError, match="No space"):
+            store.save(2, some_state(2), best=True)
+    latest, best = store.latest(), store.best()
+    assert latest is not None
+    assert best is not None
+    assert (latest.frame, best.frame) == (1, 1)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_everything_but_the_tensors_is_readable_without_labrl(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path, keep_last=1).save(4, some_state(4), best=True)
+    assert json.loads((path / "manifest.json").read_text())["frame"] == 4
+    assert json.loads((path / "state.json").read_text())["dict"]["number"] == 4
+    tensors = torch.load(path / "tensors.pt", weights_only=True)
+    assert torch.equal(tensors["/weights"], torch.full((3, 4), 4.0))

@@ -1,0 +1,124 @@
+"""A run folder says where its run comes from, whatever the state of the code, and writing that never fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy
+import pytest
+import yaml
+
+from labrl.storage import provenance
+from labrl.storage.provenance import describe_repository, write_provenance
+from labrl.storage.run_folder import RunFolder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    root.mkdir()
+    git(root, "init", "-q")
+    (root / "code.py").write_text("x = 1\n")
+    (root / ".gitignore").write_text("ignored.txt\n")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def test_the_command_the_configuration_and_the_seed_are_recorded(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, ["env=pong", "seed=7"])
+    assert yaml.safe_load(run.config.read_text()) == {"seed": 7, "env": {"max_frame": 10000000}}
+    assert yaml.safe_load(run.overrides.read_text()) == ["env=pong", "seed=7"]
+    facts = json.loads(run.provenance.read_text())
+    assert facts["seed"] == 7
+    assert facts["command"]
+    assert facts["packages"]["numpy"] == numpy.__version__
+    assert facts["machine"]["cores"] >= 1
+    assert {"started", "python", "git", "working_folder"} <= set(facts)
+
+
+def test_a_clean_repository_is_its_commit(repository: Path) -> None:
+    facts, diff = describe_repository(repository)
+    assert facts["commit"] == git(repository, "rev-parse", "HEAD").strip()
+    assert not facts["dirty"]
+    assert diff == ""
+
+
+def test_the_diff_rebuilds_a_dirty_tree_with_its_untracked_files(repository: Path, tmp_path: Path) -> None:
+    (repository / "code.py").write_text("x = 2\n")
+    (repository / "new").mkdir()
+    (repository / "new" / "agent.py").write_text("a = 1\n\nb = 2")
+    (repository / "empty.py").write_text("")
+    (repository / "ignored.txt").write_text("secret")
+    facts, diff = describe_repository(repository)
+    assert facts["dirty"]
+    assert "secret" not in diff
+
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", str(repository), str(clone))
+    (tmp_path / "changes.diff").write_text(diff)
+    git(clone, "apply", str(tmp_path / "changes.diff"))
+    for name in ("code.py", "new/agent.py", "empty.py"):
+        assert (clone / name).read_text() == (repository / name).read_text()
+
+
+def test_large_and_binary_files_are_named_and_the_diff_is_bounded(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "MAX_DIFF", 2000)
+    (repository / "large.txt").write_text("y" * (provenance.MAX_UNTRACKED_FILE + 1))
+    (repository / "binary.bin").write_bytes(bytes(range(256)))
+    (repository / "zeros.txt").write_bytes(b"a\0b")
+    (repository / "code.py").write_text("z = 3\n" * 1000)
+    facts, diff = describe_repository(repository)
+    assert len(diff) <= 2000
+    assert facts["diff_truncated"]
+    assert sorted(facts["untracked_left_out"]) == ["binary.bin", "large.txt", "zeros.txt"]
+
+
+def test_what_runs_wrote_is_no_change_of_the_code(repository: Path) -> None:
+    run = RunFolder.create(repository / "outputs" / "first")
+    (run.session(0).path / "train.csv").write_text("frame\n1\n")
+    facts, diff = describe_repository(repository)
+    assert not facts["dirty"]
+    assert diff == ""
+
+
+def test_the_repository_of_the_working_folder_is_recorded(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "agent.py").write_text("mine\n")
+    monkeypatch.chdir(repository)
+    run = RunFolder.create(tmp_path / "run")
+    write_provenance(run, {"seed": 0}, [])
+    facts = json.loads(run.provenance.read_text())["git"]["working_folder"]
+    assert facts["root"] == str(repository)
+    assert "+mine" in (run.path / facts["diff"]).read_text()
+
+
+def test_a_repository_without_a_commit_is_described(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.py").write_text("1\n")
+    facts, diff = describe_repository(tmp_path)
+    assert facts["commit"] is None
+    assert "+1" in diff
+
+
+def test_without_git_and_without_a_repository_a_run_still_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    run = RunFolder.create(tmp_path / "run")
+    write_provenance(run, {"seed": 0}, [])
+    assert json.loads(run.provenance.read_text())["git"] == {}

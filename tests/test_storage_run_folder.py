@@ -1,0 +1,124 @@
+"""A run folder belongs to exactly one run, says how that run stands, and is readable without labrl."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from labrl.config.errors import ConfigError
+from labrl.storage.atomic import write_atomic
+from labrl.storage.run_folder import RunFolder
+
+
+def test_of_many_that_claim_a_folder_at_once_exactly_one_gets_it(tmp_path: Path) -> None:
+    def claim(_: int) -> bool:
+        try:
+            RunFolder.create(tmp_path / "a" / "b")
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(claim, range(64))) == 1
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"run already holds a run: give another folder with hydra\.run\.dir"
+    ):
+        RunFolder.create(tmp_path / "run")
+
+
+def test_a_folder_with_other_things_in_it_can_become_a_run(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    RunFolder.create(tmp_path)
+    assert (tmp_path / ".hydra").is_dir()
+
+
+def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "a" / "run"):
+        with pytest.raises(ConfigError, match=r"cannot be a run folder, .*file is a file"):
+            RunFolder.create(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match=r"cannot be written \(Permission denied\)"):
+        RunFolder.create(tmp_path / "run")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that even root cannot write")
+def test_a_folder_that_nobody_can_write_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"/proc/labrl/run cannot be written \(.+\): give another"):
+        RunFolder.create("/proc/labrl/run")
+
+
+def test_the_status_is_recorded_for_every_reader(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").status == "running"
+    run.set_status("failed", sessions=[{"index": 0}])
+    content = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert content["status"] == "failed"
+    assert content["sessions"] == [{"index": 0}]
+    assert content["format_version"] == 1
+    assert RunFolder.open(tmp_path / "run").status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "holds no run of labrl"),
+        ("", "cannot be read"),
+        ('{"format_ver', "cannot be read"),
+        ("[1]", "not what labrl writes"),
+        ('{"name": "something else"}', "not a run of labrl"),
+        ('{"format_version": 2}', r"format 2, this labrl reads up to 1: update labrl"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        RunFolder.open(tmp_path)
+
+
+def test_sessions_have_folders_of_their_own_in_order(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    for index in (11, 2, 0):
+        run.session(index)
+    (tmp_path / "session_notes").mkdir()
+    assert [folder.path.name for folder in run.sessions()] == ["session_0", "session_2", "session_11"]
+    assert run.session(2).train_csv == tmp_path / "session_2" / "train.csv"
+
+
+def test_a_relative_path_stays_the_same_place_when_the_working_folder_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder.create("run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run.status == "running"
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "before")
+
+    def refuse(*_: object) -> None:
+        raise OSError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(OSError, match="refused"):
+            write_atomic(path, "after")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

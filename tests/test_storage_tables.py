@@ -1,0 +1,144 @@
+"""A table of metrics loses no value and no row, and reads back as it was written."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labrl.storage.tables import CsvTable
+
+# text that looks like a number reads back as one, and an empty text as None: neither is a metric
+TEXT = st.text(min_size=1).filter(lambda text: not looks_like_number(text) and text.isprintable())
+VALUES = st.none() | st.integers() | st.floats() | TEXT
+COLUMNS = st.lists(st.text("abc_,\"'/ é", min_size=1), min_size=1, max_size=4, unique=True)
+
+
+def looks_like_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def expected(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(COLUMNS, st.data())
+def test_rows_read_back_as_written(tmp_path: Path, columns: list[str], data: st.DataObject) -> None:
+    path = tmp_path / "t.csv"
+    path.unlink(missing_ok=True)
+    rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(columns, VALUES)), min_size=1, max_size=4))
+    table = CsvTable(path)
+    for row in rows:
+        table.append(row)
+    wanted = [{column: expected(value) for column, value in row.items()} for row in rows]
+    assert table.read_rows() == wanted
+    assert CsvTable(path).read_rows() == wanted, "and by another that only has the file"
+
+
+def test_the_file_is_plain_csv_with_one_header(tmp_path: Path) -> None:
+    table = CsvTable(tmp_path / "train.csv")
+    table.append(
+        {"frame": 16, "loss": np.float32(0.5), "kl": math.nan, "lr": np.float64(3e-4), "n": np.int64(2)}
+    )
+    CsvTable(tmp_path / "train.csv").append({"frame": 32, "loss": None, "lr": 1e-4})
+    assert (tmp_path / "train.csv").read_text() == "frame,loss,kl,lr,n\n16,0.5,,0.0003,2\n32,,,0.0001,\n"
+
+
+def test_each_row_is_in_the_file_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+    table = CsvTable(tmp_path / "t.csv")
+    for frame in range(5):
+        table.append({"frame": frame})
+        assert len((tmp_path / "t.csv").read_text().splitlines()) == frame + 2
+
+
+def test_a_new_key_becomes_a_column_and_loses_nothing(tmp_path: Path) -> None:
+    table = CsvTable(tmp_path / "t.csv")
+    table.append({"frame": 1, "loss": 2.0})
+    table.append({"frame": 2, "loss": 1.0, "kl": 0.1})
+    table.append({"frame": 3, "kl": 0.2})
+    with open(tmp_path / "t.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [
+        {"frame": "1", "loss": "2.0", "kl": ""},
+        {"frame": "2", "loss": "1.0", "kl": "0.1"},
+        {"frame": "3", "loss": "", "kl": "0.2"},
+    ]
+
+
+def test_a_new_key_is_an_error_where_the_table_is_strict(tmp_path: Path) -> None:
+    table = CsvTable(tmp_path / "t.csv", strict=True)
+    table.append({"frame": 1})
+    with pytest.raises(KeyError, match=r"t\.csv has no column kl"):
+        table.append({"frame": 2, "kl": 0.1})
+    assert table.read_rows() == [{"frame": 1}]
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=20).map(sorted), st.integers(0, 110))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_table_is_cut_back_to_a_frame(tmp_path: Path, frames: list[int], cut: int) -> None:
+    path = tmp_path / "t.csv"
+    path.unlink(missing_ok=True)
+    table = CsvTable(path)
+    for frame in frames:
+        table.append({"frame": frame, "x": frame / 3})
+    CsvTable(path).truncate_after(cut)
+    kept = [frame for frame in frames if frame <= cut]
+    assert [row["frame"] for row in CsvTable(path).read_rows()] == kept
+    unbroken = path.read_text()
+    CsvTable(path).append({"frame": 999, "x": 0.0})
+    assert path.read_text() == unbroken + "999,0.0\n", "it goes on with the same columns"
+
+
+def test_cutting_a_table_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
+    CsvTable(tmp_path / "t.csv").truncate_after(10)
+    assert not (tmp_path / "t.csv").exists()
+
+
+def test_half_a_row_left_by_a_kill_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    table = CsvTable(path)
+    table.append({"frame": 1, "loss": 0.25})
+    table.append({"frame": 2, "loss": 0.125})
+    content = path.read_bytes()
+    for end in range(len(content)):
+        path.write_bytes(content[:end])
+        again = CsvTable(path)
+        again.append({"frame": 3, "loss": 0.5})
+        rows = again.read_rows()
+        assert rows[-1] == {"frame": 3, "loss": 0.5}
+        assert [row["frame"] for row in rows[:-1]] == [1, 2][: len(rows) - 1]
+        assert all(row["loss"] in (0.25, 0.125, 0.5) for row in rows)
+
+
+def test_rows_that_a_full_disk_refuses_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = CsvTable(tmp_path / "t.csv")
+    table.append({"frame": 1})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("labrl.storage.tables.open", full, raising=False)
+        table.append({"frame": 2})
+        table.append({"frame": 3})
+    assert [row["frame"] for row in table.read_rows()] == [1, 2, 3]
+    table.append({"frame": 4})
+    assert (tmp_path / "t.csv").read_text() == "frame\n1\n2\n3\n4\n"
+
+
+def test_a_value_that_is_no_cell_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="list"):
+        CsvTable(tmp_path / "t.csv").append({"frame": [1]})

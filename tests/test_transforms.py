@@ -1,0 +1,129 @@
+"""The learner's view: statistics move in collection and stand still in evaluation; returns never change."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labrl.agents.transforms import (
+    NormalizeObservation,
+    NormalizeObservationConfig,
+    NormalizeReward,
+    NormalizeRewardConfig,
+    RunningMoments,
+    ScaleReward,
+    ScaleRewardConfig,
+    SignReward,
+    SignRewardConfig,
+    Transforms,
+)
+from labrl.config.errors import ConfigError
+from labrl.networks.spaces import Spaces
+from labrl.step import Step
+
+VECTOR = Spaces(gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Discrete(2), num_envs=2)
+
+
+def step(reward: list[float], observation: np.ndarray | None = None, over: tuple[bool, bool] = (False, False)) -> Step:
+    seen = np.zeros((2, 3), np.float32) if observation is None else observation
+    no = np.zeros(2, bool)
+    return Step(seen, seen, np.array(reward, np.float32), np.array(over), no, np.array(over))
+
+
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6), seed=st.integers(0, 1000))
+def test_moments_of_batches_are_those_of_all_data_together(sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batches = [rng.normal(3, 5, size=(n, 4)) for n in sizes]
+    moments = RunningMoments((4,))
+    for batch in batches:
+        moments.update(batch)
+    data = np.concatenate(batches)
+    assert moments.mean == pytest.approx(data.mean(0))
+    if len(data) > 1:
+        assert moments.variance == pytest.approx(data.var(0))
+
+
+def test_collection_moves_the_statistics_and_evaluation_does_not() -> None:
+    transforms = Transforms({"observation": NormalizeObservation(NormalizeObservationConfig(), VECTOR)})
+    rng = np.random.default_rng(0)
+    data = rng.normal(2, 3, size=(500, 2, 3)).astype(np.float32)
+    for observation in data:
+        transforms.collected(observation)
+    probe = data[0]
+    before = transforms.frozen(probe)
+    for observation in 100 + data:
+        transforms.frozen(observation)
+    assert np.array_equal(transforms.frozen(probe), before)
+    normalized = np.stack([transforms.frozen(o) for o in data])
+    assert normalized.mean() == pytest.approx(0, abs=0.05)
+    assert normalized.std() == pytest.approx(1, abs=0.05)
+
+
+def test_the_final_observation_is_seen_with_the_statistics_of_its_step_and_enters_none() -> None:
+    part = NormalizeObservation(NormalizeObservationConfig(), VECTOR)
+    transforms = Transforms({"observation": part})
+    transforms.collected(np.ones((2, 3), np.float32))
+    ended = step([0, 0], np.zeros((2, 3), np.float32), over=(True, False))
+    ended.next_observation = np.full((2, 3), 5.0, np.float32)
+    view = transforms.step(ended)
+    assert np.array_equal(view.next_observation, part.observation(np.full((2, 3), 5.0, np.float32)))
+    assert part.state_dict()["count"] == 4  # the final observations are no fifth and sixth
+
+
+def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:
+    part = NormalizeReward(NormalizeRewardConfig(discount=0.5, clip=100.0), VECTOR)
+    rng = np.random.default_rng(1)
+    running, returns = np.zeros(2), []
+    for _ in range(200):
+        rewards = rng.normal(size=2)
+        running = running * 0.5 + rewards
+        returns.append(running.copy())
+        seen = part.reward(step(list(rewards)))
+        assert seen == pytest.approx(rewards / np.sqrt(np.var(returns) + 1e-8), rel=1e-3)
+
+
+def test_an_episode_s_end_resets_the_running_return() -> None:
+    part = NormalizeReward(NormalizeRewardConfig(discount=1.0), VECTOR)
+    part.reward(step([1, 1], over=(True, False)))
+    part.reward(step([1, 1]))
+    assert part.state_dict()["return"].tolist() == [1.0, 2.0]
+
+
+def test_the_raw_step_stays_as_it_was() -> None:
+    transforms = Transforms(
+        {"sign": SignReward(SignRewardConfig(), VECTOR), "scale": ScaleReward(ScaleRewardConfig(scale=0.5), VECTOR)}
+    )
+    raw = step([-7.0, 3.0])
+    assert transforms.step(raw).reward.tolist() == [-0.5, 0.5]
+    assert raw.reward.tolist() == [-7.0, 3.0]
+
+
+def test_saved_statistics_go_on_as_if_nothing_had_happened() -> None:
+    def build() -> Transforms:
+        return Transforms(
+            {
+                "observation": NormalizeObservation(NormalizeObservationConfig(), VECTOR),
+                "reward": NormalizeReward(NormalizeRewardConfig(), VECTOR),
+            }
+        )
+
+    rng = np.random.default_rng(2)
+    steps = [step(list(rng.normal(size=2)), rng.normal(size=(2, 3)).astype(np.float32)) for _ in range(20)]
+    unbroken, first, second = build(), build(), build()
+    for each in steps[:10]:
+        unbroken.step(each)
+        first.step(each)
+    second.load_state_dict(first.state_dict())
+    for each in steps[10:]:
+        a, b = unbroken.step(each), second.step(each)
+        assert np.array_equal(a.observation, b.observation)
+        assert np.array_equal(a.reward, b.reward)
+
+
+def test_images_are_not_normalized() -> None:
+    images = Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2), 2)
+    with pytest.raises(ConfigError, match=r"transforms\.observation"):
+        NormalizeObservation(NormalizeObservationConfig(), images)
