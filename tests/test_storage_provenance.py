@@ -1,4 +1,4 @@
-"""A run folder says where its run comes from, whatever the state of the code, and writing that never fails."""
+"""A run folder says where its run comes from, whatever the state of the code, and that never fails."""
 
 from __future__ import annotations
 

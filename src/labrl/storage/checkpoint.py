@@ -103,7 +103,9 @@ class CheckpointStore:
         """
         try:
             return _read(path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # what lies there may be anything, and fail in any way
             raise BrokenCheckpointError(f"{path}: {error}") from error
 
     def frames(self) -> list[int]:
@@ -224,7 +226,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _claims_best(path: Path) -> bool:
     try:
         return bool(_read_manifest(path)["best"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -232,7 +234,7 @@ def _claimed_frame(path: Path) -> int:
     """The frame in a manifest, -1 where it cannot be read."""
     try:
         return int(_read_manifest(path)["frame"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return -1
 
 

@@ -26,6 +26,16 @@ MAX_UNTRACKED_FILE = 100_000
 
 _GIT_SECONDS = 10
 
+# whatever a person's own git settings say, so that `git apply` takes it
+_PLAIN_DIFF = (
+    "--binary",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
+
 
 def write_provenance(folder: RunFolder, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Write `config.yaml`, `overrides.yaml` and `provenance.json`, and a `.diff` for each changed repository.
@@ -91,7 +101,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
-    changes = _git(root, "diff", "--no-ext-diff", "HEAD") if commit else ""
+    changes = _git(root, "diff", *_PLAIN_DIFF, "HEAD") if commit else ""
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if changes is None or listed is None:
         facts["incomplete"] = "git did not answer in time"

@@ -34,6 +34,10 @@ class Checkpoint(Callback):
         self._saved_frame = session.clock.frame
         # a caller may run a session while it handles an error of its own
         self._handled = sys.exception()
+        if session.clock.frame and self._evaluate.is_best(session.clock.frame):
+            best = self._store.best()
+            if best is None or best.frame < session.clock.frame:  # an evaluation was made up for just now
+                self._save(session)
 
     def step(self, session: SessionView) -> None:
         """Save if it is due, or if this is the best model so far."""

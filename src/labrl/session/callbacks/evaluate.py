@@ -42,8 +42,8 @@ class Evaluate(Callback):
     def start(self, session: SessionView) -> None:
         """Open the table, cut it back, and make up for an evaluation that an interruption broke off."""
         self._table = CsvTable(session.folder.eval_csv)
-        # the row of an evaluation that is repeated is not there
-        self._table.truncate_after(session.clock.frame)
+        # made up for already, but killed before the next checkpoint: then the row is there, and goes
+        self._table.truncate_after(session.clock.frame - self._owed)
         if self._owed:
             self._evaluate(session)
 
