@@ -1,0 +1,168 @@
+"""What the machine allows: environments, acting and learning, each alone and in the fastest way that we know.
+
+`composition` adds them up to the time that one frame would take if nothing else cost anything: no storage, no
+minibatches, no advantages, no optimizer, no logging, and no two of the parts at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.alone import Measured, answer
+from benchmarks.problems import PROBLEMS, Problem
+from labrl.clock import Clock
+from labrl.config.compose import compose, resolve
+from labrl.config.schema import TrialConfig
+from labrl.envs.make import make_env
+from labrl.envs.vector import VectorEnv
+from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.compute import Compute
+from labrl.networks.gradient import GradientWorkers
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
+
+WARM_UP = 0.2
+"""Share of the measured time that is spent before it."""
+
+Variant = dict[str, int | str]
+"""Number of environment threads, or torch threads, gradient workers and precision."""
+
+
+def variants(part: str, precisions: list[str], cores: int) -> list[Variant]:
+    """The ways in which a part may be fastest on this many cores."""
+    counts = sorted({1, cores})
+    if part == "env":
+        return [{"threads": n} for n in counts]
+    shares = [(1, 1), (cores, 1), (1, cores)] if cores > 1 else [(1, 1)]
+    return [
+        {"threads": threads, "workers": workers, "precision": precision}
+        for threads, workers in shares
+        for precision in precisions
+    ]
+
+
+def composition(problem: Problem, env: float, act: float, gradient: float) -> float:
+    """Frames per second from the seconds of each part.
+
+    env: a frame; act: a frame's share of a forward pass over all environments; gradient: a sample's share of
+    a forward and backward pass over a minibatch.
+    """
+    return 1 / (env + act + problem.epochs * gradient)
+
+
+def measure(
+    problem: str,
+    part: str,
+    seconds: float,
+    threads: int,
+    workers: int = 1,
+    precision: str = "fp32",
+) -> Measured:
+    """Seconds of one part for each frame (env, act) or sample (gradient)."""
+    chosen = PROBLEMS[problem]
+    config = resolve(compose([*chosen.overrides(), "seed=0"]))
+    torch.set_num_threads(1 if part == "env" else threads)
+    env = make_env(config.env, seed=0, num_threads=threads)
+    try:
+        if part == "env":
+            return {"seconds": _env(chosen, env, seconds)}
+        count = chosen.num_envs if part == "act" else chosen.batch_size
+        return {"seconds": _network(config, env, part, count, seconds, workers, precision)}
+    finally:
+        env.close()
+
+
+def _env(problem: Problem, env: VectorEnv, seconds: float) -> float:
+    """Seconds of stepping alone for each frame, whoever chose the actions."""
+    rng = np.random.default_rng(0)
+    observation = env.reset()
+    spent, frames, begin = 0.0, 0, time.perf_counter()
+    while spent < seconds:
+        action = _actions(problem, env, observation, rng)
+        started = time.perf_counter()
+        observation = env.step(action).observation
+        now = time.perf_counter()
+        if now - begin > WARM_UP * seconds:
+            spent += now - started
+            frames += env.num_envs
+    return spent / frames
+
+
+def _actions(problem: Problem, env: VectorEnv, observation: NDArray, rng: np.random.Generator) -> NDArray:
+    """Random, but on CartPole those of a player who does not fall: resets would make the ceiling too low."""
+    if problem.atari:
+        return rng.integers(0, env.action_space.n, env.num_envs)  # type: ignore[attr-defined]
+    return (observation[:, 2] + 0.5 * observation[:, 3] > 0).astype(np.int64)
+
+
+def _network(
+    config: TrialConfig,
+    env: VectorEnv,
+    part: str,
+    count: int,
+    seconds: float,
+    workers: int,
+    precision: str,
+) -> float:
+    """Seconds of a forward pass (part act), or of forward and backward, for each of `count` observations."""
+    compute = Compute.choose("cpu", precision, 1)
+    agent = config.agent.build(
+        spaces=Spaces(env.observation_space, env.action_space, env.num_envs),
+        clock=Clock(1),
+        streams=Streams(0),
+        compute=compute,
+    )
+    network = cast(ActorCritic, agent.modules()["actor_critic"])
+    group = GradientWorkers(network, workers)
+    inputs = torch.from_numpy(_observations(network, env, count))
+
+    def forward(part_of: nn.Module, share: slice) -> list[Tensor]:
+        replica = cast(ActorCritic, part_of)
+        with torch.no_grad(), compute.autocast():
+            return [*replica(inputs[share])] if replica.shared else [replica.policy(inputs[share])]
+
+    def loss(replica: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
+        with compute.autocast():
+            parameters, value = replica(inputs[share])
+        mean = parameters.square().mean() + value.square().mean()
+        return mean, mean.detach()
+
+    if part == "act":
+        spent = _repeat(lambda: group.map(forward, count), seconds)
+    else:
+        spent = _repeat(lambda: group.backward(loss, count), seconds)
+    group.close()
+    return spent / count
+
+
+def _observations(network: ActorCritic, env: VectorEnv, count: int) -> NDArray:
+    """`count` observations of a random player, laid out as the network reads them. [count, *obs]"""
+    rng = np.random.default_rng(0)
+    collected = [env.reset()]
+    while len(collected) * env.num_envs < count:
+        actions = rng.integers(0, env.action_space.n, env.num_envs)  # type: ignore[attr-defined]
+        collected.append(env.step(actions).observation)
+    return network.layout(np.concatenate(collected)[:count])
+
+
+def _repeat(work: Callable[[], object], seconds: float) -> float:
+    """Mean seconds of a call, over at least `seconds` of calls after a warm-up."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < WARM_UP * seconds:
+        work()
+    calls, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        work()
+        calls += 1
+    return (time.perf_counter() - begin) / calls
+
+
+if __name__ == "__main__":
+    answer(measure)

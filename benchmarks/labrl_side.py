@@ -1,0 +1,45 @@
+"""labrl as its user runs it: the whole trial, with logging, evaluation, checkpoints and TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from pathlib import Path
+
+import labrl
+from benchmarks.alone import Measured, answer
+from benchmarks.problems import PROBLEMS
+
+
+def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
+    """Run one trial of one session. Returns its session's folder and the rows of its training table.
+
+    Raises RuntimeError where the trial failed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="labrl-bench-")) / "run"
+    result = labrl.train([*overrides, "meta.max_session=1", f"hydra.run.dir={folder}"])
+    if result.exit_code != 0:
+        raise RuntimeError(f"labrl ended with {result.exit_code}: {result.sessions}")
+    session = folder / "session_0"
+    with (session / "train.csv").open() as file:
+        rows = [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(file)]
+    return session, rows
+
+
+def measure(problem: str, rows: int, frames_per_row: int, seed: int) -> Measured:
+    """Frames per second of training from the first row of the table to the last."""
+    _, table = train(
+        [
+            *PROBLEMS[problem].overrides(),
+            f"seed={seed}",
+            f"env.max_frame={(rows + 1) * frames_per_row}",
+            f"meta.log_frequency={frames_per_row}",
+            f"meta.eval_frequency={frames_per_row}",
+        ]
+    )
+    first, last = table[0], table[-1]
+    return {"fps": (last["frame"] - first["frame"]) / (last["wall"] - first["wall"])}
+
+
+if __name__ == "__main__":
+    answer(measure)
