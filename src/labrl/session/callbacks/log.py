@@ -47,9 +47,10 @@ class LogTraining(Callback):
         if not session.clock.due(self._frequency):
             return
         assert self._table is not None, "start() comes before step()"
+        columns = clock_columns(session)
         row = {
-            **clock_columns(session),
-            "fps": self._fps(session),
+            **columns,
+            "fps": self._fps(columns["frame"], columns["wall"]),
             **session.episodes.statistics(),
             **session.agent.metrics(),
         }
@@ -66,8 +67,7 @@ class LogTraining(Callback):
         self._last_frame = int(state["last_frame"])
         self._last_wall = float(state["last_wall"])
 
-    def _fps(self, session: SessionView) -> float:
-        frame, wall = session.clock.frame, session.clock.wall
+    def _fps(self, frame: int, wall: float) -> float:
         frames, seconds = frame - self._last_frame, wall - self._last_wall
         self._last_frame, self._last_wall = frame, wall
         return frames / seconds if seconds > 0 else math.nan

@@ -1,0 +1,128 @@
+"""A small session for the callbacks' tests: the real clock, window, folder and loop order; a toy agent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.seeding import Streams
+from labrl.session.callbacks.callback import Callback, Row, Table
+from labrl.session.episodes import EpisodeWindow
+from labrl.session.interruption import Interruption
+from labrl.step import Episode
+from labrl.storage.run_folder import SessionFolder
+
+CARTPOLE = Component.parse(
+    {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "cartpole", "id": "CartPole-v1", "max_frame": 1000},
+    "env",
+)
+
+
+class ToyAgent:
+    """Pushes by the toss of a generator; its weight is the sum of all it was ever told."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.evaluated = 0
+
+    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+        self.evaluated += 1
+        return generator.integers(2, size=len(observation))
+
+    def metrics(self) -> dict[str, float]:
+        return {"loss": self.weight / 3, "kl": float("nan")}
+
+
+def finished(score: float, length: int = 10, env: int = 0, index: int = 0) -> Episode:
+    return Episode(env, index, seed=0, episode_return=score, length=length, truncated=False)
+
+
+class ToySession:
+    """Ticks the clock, ends an episode every `episode_every` frames with a return that grows."""
+
+    num_envs = 4
+    episode_every = 20
+
+    def __init__(self, path: Path, max_frame: int = 200, seed: int = 5) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.folder = SessionFolder(path)
+        self.index, self.seed, self.num_threads = 0, seed, 1
+        self.config: Any = SimpleNamespace(env=CARTPOLE)
+        self.clock = Clock(max_frame)
+        self.env: Any = SimpleNamespace(frame_skip=4, num_envs=self.num_envs)
+        self.agent: Any = ToyAgent()
+        self.transforms: Any = SimpleNamespace(frozen=lambda observation: observation)
+        self.episodes = EpisodeWindow(3)
+        self.streams = Streams(seed)
+        self.timers: Any = SimpleNamespace(seconds={"env": 1.0, "act": 0.0, "learn": 3.0, "callbacks": 0.0})
+        self.interruption = Interruption()
+        self.callbacks: list[Any] = []
+        self.before_callbacks: Callable[[], None] = lambda: None
+
+    def run(self, *callbacks: Callback) -> ToySession:
+        self.callbacks = list(callbacks)
+        with contextlib.ExitStack() as finishing:
+            for callback in callbacks:
+                callback.start(self)
+                finishing.callback(callback.finish, self)
+            self.clock.start()
+            while not (self.clock.finished or self.interruption.requested):
+                self.step()
+        return self
+
+    def step(self) -> None:
+        self.agent.weight += self.streams.numpy("act").random()
+        over = (
+            self.clock.frame // self.episode_every != (self.clock.frame + self.num_envs) // self.episode_every
+        )
+        episodes = [finished(float(self.clock.episode + 1))] if over else []
+        self.clock.opt_step += 2
+        self.clock.tick(self.num_envs, len(episodes))
+        self.episodes.add(episodes)
+        self.before_callbacks()
+        for callback in self.callbacks:
+            callback.step(self)
+
+    def interrupt_at(self, frame: int) -> ToySession:
+        def check() -> None:
+            if self.clock.frame >= frame:
+                self.interruption.signal = 2
+
+        self.before_callbacks = check
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "clock": self.clock.state_dict(),
+            "streams": self.streams.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "weight": self.agent.weight,
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *callbacks: Callback) -> ToySession:
+        self.clock.load_state_dict(state["clock"])
+        self.streams.load_state_dict(state["streams"])
+        self.episodes.load_state_dict(state["episodes"])
+        self.agent.weight = state["weight"]
+        for callback, saved in zip(callbacks, state["callbacks"], strict=True):
+            callback.load_state_dict(saved)
+        return self
+
+
+class Recorder(Callback):
+    """Remembers the rows that it was told of."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Table, Row]] = []
+
+    def row(self, session: Any, table: Table, row: Row) -> None:
+        self.rows.append((table, row))

@@ -1,0 +1,138 @@
+"""The session is saved when it is due, when it is best, and when it is interrupted; never half done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from callback_cases import ToySession
+
+from labrl.session.callbacks.callback import Callback
+from labrl.session.callbacks.checkpoint import Checkpoint
+from labrl.session.callbacks.evaluate import Evaluate
+from labrl.session.callbacks.log import LogTraining
+from labrl.storage.checkpoint import CheckpointStore
+
+
+class Saves(Checkpoint):
+    """Remembers at which frames it saved."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.frames: list[int] = []
+
+    def _save(self, session: Any) -> None:
+        self.frames.append(session.clock.frame)
+        super()._save(session)
+
+
+def callbacks(log: int = 50, evaluation: int = 40) -> tuple[LogTraining, Evaluate, Saves]:
+    evaluate = Evaluate(evaluation, num_episodes=0)
+    return LogTraining(log), evaluate, Saves(log, 2, evaluate)
+
+
+def store(session: ToySession) -> CheckpointStore:
+    return CheckpointStore(session.folder.checkpoints, 2)
+
+
+def test_saved_at_each_log_frequency_at_a_new_best_and_at_the_end_once_each(tmp_path: Path) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path, max_frame=200).run(log, evaluate, checkpoint)
+    # returns grow, so every evaluation is the best so far
+    assert checkpoint.frames == [40, 52, 80, 100, 120, 152, 160, 200]
+    assert store(session).frames() == [200, 160]
+    best = store(session).best()
+    assert best is not None
+    assert best.frame == 200
+
+
+def test_the_checkpoint_holds_the_session_and_what_the_callbacks_did_at_its_frame(tmp_path: Path) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path, max_frame=200).run(log, evaluate, checkpoint)
+    latest = store(session).latest()
+    assert latest is not None
+    assert latest.state["weight"] == session.agent.weight
+    assert latest.state["callbacks"][0]["last_frame"] == 200
+    assert latest.state["callbacks"][1]["best_frame"] == 200
+
+
+def test_an_interruption_is_saved_where_it_stopped(tmp_path: Path) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path).interrupt_at(68).run(log, evaluate, checkpoint)
+    assert checkpoint.frames == [40, 52, 68]
+    latest = store(session).latest()
+    assert latest is not None
+    assert latest.state["clock"]["frame"] == 68
+
+
+def test_an_interruption_at_a_checkpoint_is_not_saved_twice(tmp_path: Path) -> None:
+    log, evaluate, checkpoint = callbacks()
+    ToySession(tmp_path).interrupt_at(52).run(log, evaluate, checkpoint)
+    assert checkpoint.frames == [40, 52]
+
+
+def test_an_interruption_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path)
+    session.interruption.signal = 15
+    session.run(log, evaluate, checkpoint)
+    assert checkpoint.frames == []
+
+
+class Fails(Callback):
+    def step(self, session: Any) -> None:
+        if session.clock.frame >= 72:
+            raise FloatingPointError("loss")
+
+
+def test_what_an_exception_left_half_done_is_not_saved(tmp_path: Path) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path)
+    with pytest.raises(FloatingPointError):
+        session.run(Fails(), log, evaluate, checkpoint)
+    assert checkpoint.frames == [40, 52]
+    latest = store(session).latest()
+    assert latest is not None
+    assert latest.frame == 52, "the last good one is kept"
+
+
+def test_an_interruption_is_saved_also_while_the_caller_handles_an_error_of_its_own(tmp_path: Path) -> None:
+    log, evaluate, checkpoint = callbacks()
+    try:
+        raise ValueError
+    except ValueError:
+        ToySession(tmp_path).interrupt_at(68).run(log, evaluate, checkpoint)
+    assert checkpoint.frames == [40, 52, 68]
+
+
+def test_a_full_disk_is_reported_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, evaluate, checkpoint = callbacks()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("labrl.storage.checkpoint.write_synced", full)
+    session = ToySession(tmp_path).run(log, evaluate, checkpoint)
+    assert session.clock.finished
+    assert "no checkpoint at frame 40, training goes on" in caplog.text
+
+
+@pytest.mark.parametrize("stop", [40, 44, 52, 100, 196])
+def test_a_resumed_session_ends_as_an_unbroken_one(tmp_path: Path, stop: int) -> None:
+    whole = ToySession(tmp_path / "whole").run(*callbacks())
+    ToySession(tmp_path / "broken").interrupt_at(stop).run(*callbacks())
+    again = callbacks()
+    resumed = ToySession(tmp_path / "broken")
+    latest = store(resumed).latest()
+    assert latest is not None
+    resumed.load_state_dict(latest.state, *again).run(*again)
+    assert resumed.agent.weight == whole.agent.weight
+    # an interruption adds a checkpoint, which may push out the one before
+    assert store(resumed).frames()[0] == store(whole).frames()[0] == 200
+    for name in ("eval.csv", "train.csv"):
+        lines = [(s.folder.path / name).read_text().splitlines() for s in (resumed, whole)]
+        untimed = [[line.split(",")[:4] for line in each] for each in lines]
+        assert untimed[0] == untimed[1]

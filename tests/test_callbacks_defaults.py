@@ -1,0 +1,48 @@
+"""The callbacks of a session stand in the order in which rows, listeners and checkpoints need them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.config.schema import MetaConfig
+from labrl.session.callbacks import Callback, default_callbacks
+
+
+class Mine(Callback):
+    """A user's own."""
+
+
+class NotOne:
+    """Lacks the methods."""
+
+
+def config(meta: MetaConfig | None = None, **callbacks: Component | None) -> Any:
+    return SimpleNamespace(meta=meta or MetaConfig(), callbacks=callbacks)
+
+
+def names(config: Any) -> list[str]:
+    return [type(callback).__name__ for callback in default_callbacks(config)]
+
+
+def test_listeners_start_first_and_the_checkpoint_sees_what_all_others_did() -> None:
+    mine = Component("test_callbacks_defaults.Mine", {})
+    assert names(config(mine=mine, off=None)) == [
+        *("Progress", "TensorBoard", "Mine", "LogTraining", "Evaluate", "Checkpoint")
+    ]
+
+
+def test_tensorboard_can_be_switched_off() -> None:
+    assert "TensorBoard" not in names(config(MetaConfig(tensorboard=False)))
+
+
+def test_what_is_no_callback_is_refused_by_its_full_key() -> None:
+    wrong = Component("test_callbacks_defaults.NotOne", {})
+    with pytest.raises(
+        ConfigError, match=r"callbacks\.wrong: test_callbacks_defaults\.NotOne .* subclass of"
+    ):
+        default_callbacks(config(wrong=wrong))

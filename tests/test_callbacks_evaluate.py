@@ -1,0 +1,180 @@
+"""Evaluation scores whole episodes, each environment's first one, and leaves training untouched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from callback_cases import Recorder, ToySession
+
+from labrl.config.component import Component
+from labrl.session.callbacks.checkpoint import Checkpoint
+from labrl.session.callbacks.evaluate import Evaluate
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.tables import CsvTable
+
+
+def rows(session: ToySession) -> list[dict[str, Any]]:
+    return [
+        {k: v for k, v in row.items() if k != "wall"} for row in CsvTable(session.folder.eval_csv).read_rows()
+    ]
+
+
+class Countdown(gymnasium.Env[Any, Any]):
+    """Ends after a number of steps drawn from the episode's seed; every step pays 1."""
+
+    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 12))
+        return np.array([self.left], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.array([self.left], np.float32), 1.0, self.left == 0, False, {}
+
+
+COUNTDOWN = Component.parse(
+    {
+        "_target_": "labrl.envs.gym.GymnasiumEnv",
+        "name": "countdown",
+        "id": None,
+        "make": {"_target_": "test_callbacks_evaluate.Countdown"},
+    },
+    "env",
+)
+
+
+def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path) -> None:
+    evaluate = Evaluate(frequency=40, num_episodes=0)
+    session = ToySession(tmp_path, max_frame=100).run(evaluate)
+    assert session.agent.evaluated == 0
+    assert [(row["frame"], row["return_mean"], row["episodes"]) for row in rows(session)] == [
+        (40, 1.5, 2),
+        (80, 3.0, 3),
+        (100, 4.0, 3),
+    ]
+    assert {row["source"] for row in rows(session)} == {"training"}
+    assert list(rows(session)[0]) == [
+        *("frame", "env_frames", "episode", "opt_step"),
+        *("return_mean", "return_std", "return_min", "return_max", "length_mean", "episodes", "source"),
+    ]
+
+
+def test_no_episode_yet_is_an_empty_score_and_no_best(tmp_path: Path) -> None:
+    evaluate = Evaluate(frequency=8, num_episodes=0)
+    session = ToySession(tmp_path, max_frame=8).run(evaluate)
+    assert rows(session)[0]["return_mean"] is None
+    assert rows(session)[0]["episodes"] == 0
+    assert evaluate.best_return is None
+    assert not evaluate.is_best(8)
+
+
+def test_the_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None:
+    evaluate = Evaluate(frequency=4, num_episodes=0)
+    session = ToySession(tmp_path, max_frame=100)
+    session.episode_every = 1000
+    evaluate.start(session)
+    best = []
+    for score in (1.0, 3.0, 3.0, 0.0, 9.0):
+        session.episodes.load_state_dict({"total": 1, "returns": [score], "lengths": [1]})
+        session.step()
+        evaluate.step(session)
+        best.append((evaluate.best_frame, evaluate.best_return, evaluate.is_best(session.clock.frame)))
+    assert best == [(4, 1.0, True), (8, 3.0, True), (8, 3.0, False), (8, 3.0, False), (20, 9.0, True)]
+
+
+def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> None:
+    session = ToySession(tmp_path, max_frame=100)
+    session.config.env = COUNTDOWN
+    recorder = Recorder()
+    session.run(Evaluate(50, num_episodes=8, listeners=[recorder]))
+    for row in rows(session):
+        assert row["episodes"] == 8
+        assert row["source"] == "evaluation"
+        assert row["return_mean"] == row["length_mean"], "it pays 1 a step"
+    # A mean over whatever ends first would favour short episodes: the mean of 1..11 is 6.
+    seen = []
+    for frame in range(4, 84, 4):
+        other = ToySession(tmp_path / str(frame), max_frame=frame, seed=frame)
+        other.config.env = COUNTDOWN
+        other.run(Evaluate(1000, num_episodes=16))
+        seen.append(rows(other)[0]["return_mean"])
+    assert np.mean(seen) == pytest.approx(6, abs=0.6)
+    assert [table for table, _ in recorder.rows] == ["eval", "eval"]
+
+
+def test_each_evaluation_plays_other_episodes_and_repeats_exactly(tmp_path: Path) -> None:
+    one = rows(ToySession(tmp_path / "1", max_frame=100).run(Evaluate(20, num_episodes=4)))
+    two = rows(ToySession(tmp_path / "2", max_frame=100).run(Evaluate(20, num_episodes=4)))
+    assert one == two
+    assert len({row["length_mean"] for row in one}) > 1
+    other = rows(ToySession(tmp_path / "3", max_frame=100, seed=6).run(Evaluate(20, num_episodes=4)))
+    assert other != one
+
+
+def test_training_goes_the_same_way_with_and_without_evaluation(tmp_path: Path) -> None:
+    without = ToySession(tmp_path / "1").run()
+    evaluated = ToySession(tmp_path / "2").run(Evaluate(20, num_episodes=3))
+    assert evaluated.agent.evaluated > 0
+    for key in ("streams", "episodes", "weight"):
+        one, two = without.state_dict()[key], evaluated.state_dict()[key]
+        assert str(one) == str(two)
+
+
+def test_an_evaluation_broken_off_is_made_up_for_on_resume(tmp_path: Path) -> None:
+    whole = ToySession(tmp_path / "whole", max_frame=100)
+    whole_evaluate = Evaluate(40, num_episodes=3)
+    whole.run(whole_evaluate, Checkpoint(50, 2, whole_evaluate))
+
+    evaluate = Evaluate(40, num_episodes=3)
+    broken = ToySession(tmp_path / "broken", max_frame=100).interrupt_at(40)
+    broken.run(evaluate, Checkpoint(50, 2, evaluate))
+    assert rows(broken) == []
+    for _ in range(2):  # twice: killed again before the next checkpoint
+        saved = CheckpointStore(broken.folder.checkpoints, 2).load(
+            broken.folder.checkpoints / "frame_000000000040"
+        )
+        evaluate = Evaluate(40, num_episodes=3)
+        checkpoint = Checkpoint(50, 2, evaluate)
+        resumed = ToySession(tmp_path / "broken", max_frame=100)
+        resumed.load_state_dict(saved.state, evaluate, checkpoint)
+        evaluate.start(resumed)
+        assert rows(resumed) == rows(whole)[:1]
+        evaluate.finish(resumed)
+    evaluate = Evaluate(40, num_episodes=3)
+    checkpoint = Checkpoint(50, 2, evaluate)
+    resumed = ToySession(tmp_path / "broken", max_frame=100).load_state_dict(
+        saved.state, evaluate, checkpoint
+    )
+    resumed.run(evaluate, checkpoint)
+    assert rows(resumed) == rows(whole)
+    best, whole_best = (CheckpointStore(s.folder.checkpoints, 2).best() for s in (resumed, whole))
+    assert best is not None
+    assert whole_best is not None
+    assert best.frame == whole_best.frame
+
+
+def test_the_environments_are_made_once_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from labrl.envs.make import make_env
+
+    made: list[Any] = []
+    closed: list[Any] = []
+
+    def counted(*arguments: Any, **settings: Any) -> Any:
+        env = make_env(*arguments, **settings)
+        close = env.close
+        monkeypatch.setattr(env, "close", lambda: (closed.append(env), close()))
+        made.append((env, settings))
+        return env
+
+    monkeypatch.setattr("labrl.session.callbacks.evaluate.make_env", counted)
+    evaluate = Evaluate(20, num_episodes=2)
+    ToySession(tmp_path, max_frame=100).run(evaluate)
+    assert [settings for _, settings in made] == [{"evaluation": True, "num_envs": 2}]
+    assert closed == [made[0][0]]

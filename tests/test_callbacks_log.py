@@ -1,0 +1,71 @@
+"""Training rows are written when they are due, say what the clock says, and go on after a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from callback_cases import Recorder, ToySession
+
+from labrl.session.callbacks.log import LogTraining
+from labrl.storage.tables import CsvTable
+
+TIMED = ("wall", "fps")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in TIMED} for row in CsvTable(path).read_rows()]
+
+
+def test_a_row_every_log_frequency_frames_and_at_the_end(tmp_path: Path) -> None:
+    session = ToySession(tmp_path, max_frame=110).run(LogTraining(30))
+    assert [row["frame"] for row in rows(session.folder.train_csv)] == [32, 60, 92, 112]
+
+
+def test_columns_are_the_clock_the_episodes_and_the_agents_metrics(tmp_path: Path) -> None:
+    session = ToySession(tmp_path, max_frame=100).run(LogTraining(100))
+    row = CsvTable(session.folder.train_csv).read_rows()[0]
+    assert list(row) == [
+        *("frame", "env_frames", "episode", "opt_step", "wall", "fps"),
+        *("return_mean", "return_std", "return_min", "return_max", "length_mean"),
+        *("loss", "kl"),
+    ]
+    assert (row["frame"], row["env_frames"], row["episode"], row["opt_step"]) == (100, 400, 5, 50)
+    assert (row["return_mean"], row["return_min"], row["return_max"], row["length_mean"]) == (
+        4.0,
+        3.0,
+        5.0,
+        10.0,
+    )
+    assert row["loss"] == session.agent.weight / 3
+    assert row["kl"] is None
+    assert row["fps"] == pytest.approx(100 / row["wall"])  # type: ignore[operator]
+
+
+def test_listeners_get_each_row(tmp_path: Path) -> None:
+    recorder = Recorder()
+    ToySession(tmp_path, max_frame=60).run(recorder, LogTraining(30, [recorder]))
+    assert [(table, row["frame"]) for table, row in recorder.rows] == [("train", 32), ("train", 60)]
+
+
+def test_resumed_rows_are_those_of_an_unbroken_run(tmp_path: Path) -> None:
+    whole = ToySession(tmp_path / "whole").run(LogTraining(30))
+    log = LogTraining(30)
+    broken = ToySession(tmp_path / "broken")
+    broken.callbacks = [log]
+    log.start(broken)
+    while broken.clock.frame < 80:
+        broken.step()
+    state = broken.state_dict()
+    while broken.clock.frame < 150:  # goes on, and is killed
+        broken.step()
+    again = LogTraining(30)
+    resumed = ToySession(tmp_path / "broken").load_state_dict(state, again).run(again)
+    assert rows(resumed.folder.train_csv) == rows(whole.folder.train_csv)
+
+
+def test_a_run_that_starts_anew_in_the_folder_of_a_killed_one_doubles_no_rows(tmp_path: Path) -> None:
+    ToySession(tmp_path, max_frame=60).run(LogTraining(30))
+    session = ToySession(tmp_path, max_frame=60).run(LogTraining(30))
+    assert [row["frame"] for row in rows(session.folder.train_csv)] == [32, 60]

@@ -1,0 +1,141 @@
+"""One can see how far a trial is: on a terminal, without one, and from outside."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from callback_cases import ToySession
+from rich.console import Console
+
+from labrl.session.callbacks.log import LogTraining
+from labrl.session.callbacks.progress import Display, Progress, SessionProgress, TrialPanel, duration
+from labrl.storage.run_folder import RunFolder
+
+
+def at(
+    frame: int, rows: int = 0, index: int = 0, status: str = "running", fps: float | None = 100
+) -> SessionProgress:
+    return SessionProgress(
+        index, frame, 10_000, 12, 21.5, fps, 3.0, rows, status, {"env": 0.25, "learn": 0.75}
+    )
+
+
+class Terminal:
+    """A console that writes into a text, and a clock that is set by hand."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.text = io.StringIO()
+        self.console = Console(file=self.text, force_terminal=terminal, width=120, color_system=None)
+        self.now = 0.0
+
+    def display(self, num_sessions: int = 1) -> Display:
+        return Display(num_sessions, self.console, now=lambda: self.now)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.getvalue().splitlines()
+
+
+def test_without_a_terminal_a_line_follows_each_row_and_ten_quiet_seconds() -> None:
+    terminal = Terminal(False)
+    display = terminal.display()
+    for second, rows in [(0, 0), (1, 0), (9, 0), (10, 0), (12, 1), (12.5, 2), (13, 2), (22, 2), (23, 2)]:
+        terminal.now = second
+        display.show([at(int(second * 100) + 1, rows)])
+    display.show([at(10_000, 2, status="finished")])
+    assert [line.split(" of ")[0] for line in terminal.lines] == [
+        *("frame 1", "frame 1,001", "frame 1,201", "frame 1,301", "frame 2,301"),
+        "frame 10,000",
+    ]
+    assert terminal.lines[1] == "frame 1,001 of 10,000 (10.0%), return 21.5, 100 frames/s, 1 min 30 s left"
+    assert terminal.lines[-1].endswith("finished")
+
+
+def test_lines_name_their_session_where_there_are_several() -> None:
+    terminal = Terminal(False)
+    display = terminal.display(2)
+    display.show([at(100), at(200, index=1), at(0, index=2, status="starting")])
+    assert [line.split(":")[0] for line in terminal.lines] == ["session 0", "session 1"]
+
+
+def test_on_a_terminal_a_panel_shows_frames_return_speed_and_time_left() -> None:
+    terminal = Terminal(True)
+    display = terminal.display(2)
+    display.show([at(2500, fps=5), at(10_000, index=1, status="failed")])
+    display.close()
+    text = terminal.text.getvalue()
+    for fact in ("2,500 / 10,000", "21.5", "25 min 0 s", "failed", "learn 75%", "time left"):
+        assert fact in text
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
+
+
+def test_progress_json_says_how_far_the_session_is(tmp_path: Path) -> None:
+    progress = Progress(show=False)
+    session = ToySession(tmp_path, max_frame=100).run(progress, LogTraining(50, [progress]))
+    content = json.loads(session.folder.progress.read_text())
+    assert content["frame"] == content["max_frame"] == 100
+    assert content["status"] == "finished"
+    assert content["rows"] == 2
+    assert content["return_mean"] == 4.0
+    assert content["phases"] == {"env": 0.25, "act": 0.0, "learn": 0.75, "callbacks": 0.0}
+    assert not list(tmp_path.glob(".*")), "nothing temporary stays behind"
+
+
+def test_progress_json_says_how_a_session_ended(tmp_path: Path) -> None:
+    session = ToySession(tmp_path).interrupt_at(20).run(Progress(show=False))
+    assert json.loads(session.folder.progress.read_text())["status"] == "interrupted"
+    failing = ToySession(tmp_path)
+    failing.agent = None
+    with pytest.raises(AttributeError):
+        failing.run(Progress(show=False))
+    assert json.loads(failing.folder.progress.read_text())["status"] == "failed"
+
+
+def test_files_are_written_at_most_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[object] = []
+    monkeypatch.setattr("labrl.session.callbacks.progress.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("labrl.session.callbacks.progress.write_json", lambda *a, **k: written.append(a))
+    ToySession(tmp_path, max_frame=4000).run(Progress(show=False))
+    assert len(written) == 2, "at the start and at the end, when the clock stands still"
+
+
+def test_the_panel_of_a_trial_shows_all_its_sessions_from_their_files(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    terminal = Terminal(False)
+    with TrialPanel(run, 3, max_frame=100, console=terminal.console) as panel:
+        for index in (0, 2):
+            session = ToySession(run.session(index).path, max_frame=100)
+            session.index = index
+            session.run(Progress(show=False))
+        (run.session(1).progress).write_text('{"frame": ')  # not labrl's writing: read as not there yet
+        panel.update()
+    assert [line.split(" (")[0] for line in terminal.lines] == [
+        "session 0: frame 100 of 100",
+        "session 2: frame 100 of 100",
+    ]
+
+
+def test_a_panel_that_is_switched_off_shows_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TrialPanel(RunFolder.create(tmp_path), 1, 100, enabled=False) as panel:
+        panel.update()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (3600, "1 h 0 min"),
+        (20_000, "5 h 33 min"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_durations_are_told_in_the_two_units_that_matter(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
