@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -23,6 +24,44 @@ def write_synced(path: Path, content: bytes | memoryview) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+class HashedFile:
+    """A file to write from front to back, whose size and SHA-256 are known without reading it again.
+
+    An error of the disk is kept until `finish`, because writers in C++ turn one that meets them on the
+    way into something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 (closed by finish)
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._error: OSError | None = None
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Append; returns the number of bytes."""
+        size = memoryview(content).nbytes
+        if self._error is None:
+            try:
+                self._file.write(content)
+                self._hash.update(content)
+                self._size += size
+            except OSError as error:
+                self._error = error
+        return size
+
+    def flush(self) -> None:
+        """Nothing before `finish`; part of what `torch.save` expects of a file."""
+
+    def finish(self) -> dict[str, int | str]:
+        """Wait until everything lies on the disk; returns `size` (bytes) and `sha256`. Raises OSError."""
+        with self._file:
+            if self._error is not None:
+                raise self._error
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return {"size": self._size, "sha256": self._hash.hexdigest()}
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:

@@ -17,12 +17,12 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
 from labrl.config.errors import ConfigError
-from labrl.storage.atomic import sync_folder, write_synced
+from labrl.storage.atomic import HashedFile, sync_folder, write_synced
 from labrl.storage.tree import flatten, restore
 
 FORMAT_VERSION = 1
@@ -190,22 +190,16 @@ def _frame(path: Path) -> int:
 
 def _write(folder: Path, frame: int, state: Any, best: bool) -> None:
     tree, tensors = flatten(state)
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
+    manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "frame": frame, "best": best}
     # allow_nan=False: JSON that every reader can read
-    files = {TREE: memoryview(json.dumps(tree, allow_nan=False).encode()), TENSORS: buffer.getbuffer()}
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "frame": frame,
-        "best": best,
-        "files": {
-            name: {"size": content.nbytes, "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in files.items()
-        },
-    }
+    tree_file = HashedFile(folder / TREE)
+    tree_file.write(json.dumps(tree, allow_nan=False).encode())
+    tensors_file = HashedFile(folder / TENSORS)
+    torch.save(
+        tensors, cast(IO[bytes], tensors_file)
+    )  # straight to the disk: a rollout of frames is tens of megabytes
+    manifest["files"] = {TREE: tree_file.finish(), TENSORS: tensors_file.finish()}
     manifest["checksum"] = _checksum(manifest)
-    for name, content in files.items():
-        write_synced(folder / name, content)
     write_synced(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     sync_folder(folder)
 
