@@ -36,7 +36,7 @@ def test_exact_values_of_a_time_limited_task_give_zero_advantage_everywhere(gae_
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 1.0])
 def test_exact_values_of_a_terminating_task_give_zero_advantage_everywhere(gae_lambda: float) -> None:
-    """Reward 1, the end after 5 steps: a state k steps before the end is worth the sum of k discounted ones."""
+    """Reward 1, the end after 5 steps: k steps before it a state is worth k discounted rewards."""
     length, episodes = 5, 4
     to_go = np.tile(np.arange(length, 0, -1), episodes)
     exact = (1 - DISCOUNT**to_go) / (1 - DISCOUNT)

@@ -80,7 +80,9 @@ def test_value_loss_by_hand() -> None:
     torch.testing.assert_close(value_loss(value, old, target, None), torch.tensor(0.5))
     # The first value may move by 0.5 only: its clipped error 0.25 is smaller than 1, the worse one counts.
     torch.testing.assert_close(value_loss(value, old, target, 0.5), torch.tensor(0.5))
-    torch.testing.assert_close(value_loss(torch.tensor([1.0]), torch.zeros(1), torch.ones(1), 0.5), torch.tensor(0.125))
+    torch.testing.assert_close(
+        value_loss(torch.tensor([1.0]), torch.zeros(1), torch.ones(1), 0.5), torch.tensor(0.125)
+    )
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -185,7 +187,9 @@ def test_a_restored_agent_has_the_same_future(steps: int, space: gym.Space) -> N
     unbroken, clock = build(observation=space)
     play(unbroken, clock, space, steps)
     state = copy.deepcopy(unbroken.state_dict())
-    streams = copy.deepcopy((unbroken._policy_stream.bit_generator.state, unbroken._minibatch_stream.get_state()))
+    streams = copy.deepcopy(
+        (unbroken._policy_stream.bit_generator.state, unbroken._minibatch_stream.get_state())
+    )
     play(unbroken, clock, space, 10, seed=1)
 
     restored, clock = build(observation=space)

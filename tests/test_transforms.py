@@ -27,7 +27,9 @@ from labrl.step import Step
 VECTOR = Spaces(gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Discrete(2), num_envs=2)
 
 
-def step(reward: list[float], observation: np.ndarray | None = None, over: tuple[bool, bool] = (False, False)) -> Step:
+def step(
+    reward: list[float], observation: np.ndarray | None = None, over: tuple[bool, bool] = (False, False)
+) -> Step:
     seen = np.zeros((2, 3), np.float32) if observation is None else observation
     no = np.zeros(2, bool)
     return Step(seen, seen, np.array(reward, np.float32), np.array(over), no, np.array(over))
@@ -94,7 +96,10 @@ def test_an_episode_s_end_resets_the_running_return() -> None:
 
 def test_the_raw_step_stays_as_it_was() -> None:
     transforms = Transforms(
-        {"sign": SignReward(SignRewardConfig(), VECTOR), "scale": ScaleReward(ScaleRewardConfig(scale=0.5), VECTOR)}
+        {
+            "sign": SignReward(SignRewardConfig(), VECTOR),
+            "scale": ScaleReward(ScaleRewardConfig(scale=0.5), VECTOR),
+        }
     )
     raw = step([-7.0, 3.0])
     assert transforms.step(raw).reward.tolist() == [-0.5, 0.5]

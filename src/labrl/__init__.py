@@ -28,6 +28,5 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     config = resolve(plain)
     # Imported late: help and completion must not wait for torch.
     from labrl.lab.trial import run_trial
-    from labrl.storage.run_folder import RunFolder
 
-    return run_trial(config, plain, RunFolder.create(cfg.hydra.run.dir), list(overrides))
+    return run_trial(config, plain, cfg.hydra.run.dir, list(overrides))

@@ -90,9 +90,8 @@ def _trial(cfg: DictConfig, full_error: bool) -> int:
         # Imported late: a mistyped key must not wait for the rest.
         from labrl.lab.summary import print_summary
         from labrl.lab.trial import run_trial
-        from labrl.storage.run_folder import RunFolder
 
-        result = run_trial(config, plain, RunFolder.create(folder), list(job.overrides.task))
+        result = run_trial(config, plain, folder, list(job.overrides.task))
         print_summary(result)
         return result.exit_code
     except ConfigError as error:

@@ -38,7 +38,7 @@ class Agent(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What a training row says of learning since the last call; the same keys each time, nan where unknown."""
+        """What a training row says of learning: the same keys each time, nan where unknown."""
         ...
 
     def modules(self) -> dict[str, nn.Module]:

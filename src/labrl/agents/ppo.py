@@ -104,7 +104,7 @@ class PPO:
             torch.manual_seed(derived_seed(streams.seed, "initialization"))
             network = ActorCritic(config.network, spaces, self._distribution.num_parameters, log_std_init)
         if is_image(spaces.observation):
-            network = network.to(memory_format=torch.channels_last)
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
         self.network = network.to(compute.device)
         # Two threads inside one small matrix product cost more than they bring.
         parallel = compute.device.type == "cpu" and is_image(spaces.observation)
@@ -141,7 +141,8 @@ class PPO:
         distribution_for(spaces.action, "agent=ppo")
         if config.log_std_init is not None and not isinstance(spaces.action, gym.spaces.Box):
             raise ConfigError(
-                f"agent.log_std_init is an option of continuous actions, this environment has {spaces.action}. "
+                f"agent.log_std_init is an option of continuous actions, this environment has "
+                f"{spaces.action}. "
                 "Leave it out or set agent.log_std_init=null."
             )
 
@@ -273,7 +274,9 @@ class PPO:
         value, shape = rollout["value"], (rollout.horizon, rollout.num_envs)
         if not self.network.shared:
             # The policy has not changed since the first row, so all values are had in one pass.
-            value[:] = self._values(rollout["observation"].reshape(-1, *rollout["observation"].shape[2:])).reshape(shape)
+            value[:] = self._values(
+                rollout["observation"].reshape(-1, *rollout["observation"].shape[2:])
+            ).reshape(shape)
         assert self._observation is not None
         last = self.network.layout(self._observation)
         bootstrap = self._values(np.concatenate([last, *(o[None] for o in rollout.cut.values())]))

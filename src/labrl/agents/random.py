@@ -85,5 +85,6 @@ def uniform_actions(space: gym.Space[Any], n: int, generator: np.random.Generato
     if isinstance(space, gym.spaces.Box) and space.is_bounded():
         return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)
     raise ConfigError(
-        f"agent=random draws from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, not from {space}."
+        "agent=random draws from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, "
+        f"not from {space}."
     )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
-from labrl.config.types import Probability, PositiveFloat
+from labrl.config.types import PositiveFloat, Probability
 from labrl.networks.spaces import Spaces, is_image
 from labrl.step import Step
 
@@ -116,10 +116,14 @@ class NormalizeObservation(Identity):
 
     def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
         shape = spaces.observation.shape
-        if shape is None or is_image(spaces.observation) or not np.issubdtype(spaces.observation.dtype, np.floating):
+        if (
+            shape is None
+            or is_image(spaces.observation)
+            or not np.issubdtype(spaces.observation.dtype, np.floating)
+        ):
             raise ConfigError(
-                "transforms.observation: NormalizeObservation needs vectors of real numbers, this environment "
-                f"gives {spaces.observation}. Switch it off with transforms.observation=null."
+                "transforms.observation: NormalizeObservation needs vectors of real numbers, this "
+                f"environment gives {spaces.observation}. Switch it off with transforms.observation=null."
             )
         self._config, self._moments = config, RunningMoments(shape)
         self._refresh()

@@ -1,0 +1,1 @@
+"""Statistics, plots and reports: reads run folders, never live objects."""

@@ -114,6 +114,12 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
         config = dataclass_of(TrialConfig, plain)
     except InvalidError as invalid:
         raise ConfigError(invalid.told()) from None
+    if isinstance(config.env.config, dict):
+        raise ConfigError(
+            f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
+            "no vector environment of labrl. A Gymnasium environment of your own is given by env=gymnasium "
+            f"and a key of its own: env.make._target_={config.env.target}"
+        )
     check = getattr(config.agent.load(), "check_config", None)
     if check is not None:
         check(config.agent.config, config.env.config)

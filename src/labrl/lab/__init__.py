@@ -1,0 +1,1 @@
+"""Trials: sessions side by side, processes and devices."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
 import signal
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
@@ -30,8 +31,7 @@ def check(config: TrialConfig) -> None:
 
     Raises ConfigError.
     """
-    threads = threads_per_session(config.meta.num_cpus, config.meta.max_session)
-    Compute.choose(config.meta.device, config.meta.precision, threads)
+    Compute.choose(config.meta.device, config.meta.precision, _num_threads(config))
     observation_space, action_space = describe(config.env)
     agent = config.agent.load()
     if hasattr(agent, "check"):
@@ -39,48 +39,55 @@ def check(config: TrialConfig) -> None:
 
 
 def run_trial(
-    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, overrides: list[str]
+    config: TrialConfig, plain: Mapping[str, Any], folder: str | os.PathLike[str], overrides: list[str]
 ) -> TrialResult:
-    """Run all sessions and record what they came to.
+    """Run all sessions in a new run folder and record what they came to.
 
     plain: the configuration as it is saved and handed to processes; overrides: what was given on the
-    command line. Raises ConfigError for wrong input that only spaces and machine can tell.
+    command line. Raises ConfigError for wrong input, before the folder is made.
     """
+    check(config)
+    run = RunFolder.create(folder)
     seed = draw_seed() if config.seed is None else config.seed
     config, plain = dataclasses.replace(config, seed=seed), {**plain, "seed": seed}
-    write_provenance(folder, plain, overrides)
+    result = TrialResult(folder=run.path, seed=seed)
     try:
-        check(config)
-        result = TrialResult(folder=folder.path, seed=seed)
-        num_threads = threads_per_session(config.meta.num_cpus, config.meta.max_session)
+        write_provenance(run, plain, overrides)
         if config.meta.max_session == 1:
-            codes = _in_process(config, folder, num_threads, result)
+            codes = _in_process(config, run, result)
         else:
-            codes = _in_processes(config, plain, folder, num_threads, result)
+            codes = _in_processes(config, plain, run, result)
     except BaseException:
-        folder.set_status("failed")
+        run.set_status("failed")
         raise
     result.exit_code = _trial_exit_code(codes)
-    status: RunStatus = {0: "finished", 130: "interrupted", 143: "interrupted"}.get(result.exit_code, "failed")
-    folder.set_status(status, sessions=[dataclasses.asdict(session) for session in result.sessions])
+    run.set_status(
+        _run_status(result.exit_code), sessions=[dataclasses.asdict(session) for session in result.sessions]
+    )
     return result
 
 
-def _in_process(config: TrialConfig, folder: RunFolder, num_threads: int, result: TrialResult) -> list[int]:
-    session, code = run_session(config, 0, folder.session(0), num_threads)
+def _num_threads(config: TrialConfig) -> int:
+    return threads_per_session(config.meta.num_cpus, config.meta.max_session)
+
+
+def _in_process(config: TrialConfig, folder: RunFolder, result: TrialResult) -> list[int]:
+    session, code = run_session(config, 0, folder.session(0), _num_threads(config))
     result.sessions.append(session)
     return [code]
 
 
 def _in_processes(
-    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, num_threads: int, result: TrialResult
+    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, result: TrialResult
 ) -> list[int]:
     """All sessions at once; one that dies leaves the others running."""
     # A forked child would inherit the threads of torch and of ALE in an unusable state.
     context = multiprocessing.get_context("spawn")
     indices = range(config.meta.max_session)
     processes: list[BaseProcess] = [
-        context.Process(target=session_main, args=(plain, i, folder.path, num_threads), name=f"session_{i}")
+        context.Process(
+            target=session_main, args=(plain, i, folder.path, _num_threads(config)), name=f"session_{i}"
+        )
         for i in indices
     ]
     for i in indices:
@@ -131,3 +138,9 @@ def _trial_exit_code(codes: list[int]) -> int:
     """0 when all finished; 130 or 143 when a signal ended some and none failed; else 1."""
     failed = [code for code in codes if code not in (0, 130, 143)]
     return 1 if failed else max(codes)
+
+
+def _run_status(exit_code: int) -> RunStatus:
+    if exit_code == 0:
+        return "finished"
+    return "failed" if exit_code == 1 else "interrupted"

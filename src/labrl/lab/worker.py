@@ -22,7 +22,9 @@ from labrl.storage.atomic import write_json
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 
-def run_session(config: TrialConfig, index: int, folder: SessionFolder, num_threads: int) -> tuple[SessionResult, int]:
+def run_session(
+    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int
+) -> tuple[SessionResult, int]:
     """Run one session and write its result.
 
     Returns the result and an exit code: 0, 1 where it failed, 130 or 143 where a signal ended it.

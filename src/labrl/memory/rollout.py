@@ -48,7 +48,7 @@ class Rollout:
         action_dtype: torch.dtype,
         num_parameters: int,
     ) -> None:
-        """observation: a first observation of all environments, which sets shape and type. [num_envs, *obs]"""
+        """observation: a first one of all environments, for shape and type. [num_envs, *obs]"""
         self.horizon, self.num_envs = horizon, len(observation)
         shape = (horizon, self.num_envs)
         dtype: DTypeLike = np.float32 if observation.dtype == np.float64 else observation.dtype
@@ -75,7 +75,9 @@ class Rollout:
         """Whether all rows are filled."""
         return self.t == self.horizon
 
-    def add_choice(self, observation: NDArray, action: NDArray, parameters: NDArray, value: NDArray | float) -> None:
+    def add_choice(
+        self, observation: NDArray, action: NDArray, parameters: NDArray, value: NDArray | float
+    ) -> None:
         """What the agent saw and did at step t; the outcome follows by `add_outcome`."""
         self._arrays["observation"][self.t] = observation
         self._arrays["action"][self.t] = action

@@ -1,0 +1,1 @@
+"""Modules built from observation and action spaces, and how their gradients are computed."""

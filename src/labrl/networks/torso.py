@@ -58,7 +58,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
-        self.num_classes = int(observation_space.n) if isinstance(observation_space, gym.spaces.Discrete) else 0
+        self.num_classes = (
+            int(observation_space.n) if isinstance(observation_space, gym.spaces.Discrete) else 0
+        )
         self.first = int(observation_space.start) if isinstance(observation_space, gym.spaces.Discrete) else 0
         size = gym.spaces.flatdim(observation_space)
         activation = activation_named(config.activation)
@@ -96,8 +98,8 @@ class NatureCNN(nn.Module):
         super().__init__()
         if not is_image(observation_space):
             raise ConfigError(
-                f"agent.network.torso: NatureCNN needs images (three axes of bytes), got {observation_space}. "
-                "Use agent/network=auto or agent/network=mlp."
+                "agent.network.torso: NatureCNN needs images (three axes of bytes), "
+                f"got {observation_space}. Use agent/network=auto or agent/network=mlp."
             )
         shape = observation_space.shape
         assert shape is not None
@@ -106,8 +108,8 @@ class NatureCNN(nn.Module):
         height, width, channels = (*shape[1:], shape[0]) if self.channels_first else shape
         if min(height, width) < 36:
             raise ConfigError(
-                f"agent.network.torso: NatureCNN needs images of at least 36 x 36 pixels, got {height} x {width}. "
-                "Use agent/network=mlp or a torso of your own."
+                "agent.network.torso: NatureCNN needs images of at least 36 x 36 pixels, "
+                f"got {height} x {width}. Use agent/network=mlp or a torso of your own."
             )
         gain = np.sqrt(2)
         self.first = nn.Conv2d(channels, 32, 8, stride=4)
@@ -129,7 +131,7 @@ class NatureCNN(nn.Module):
         return np.ascontiguousarray(np.moveaxis(observation, 1, 3)) if self.channels_first else observation
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: [batch, height, width, channels] bytes, as `layout` makes it. Returns [batch, features]."""
+        """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
         # A permuted view of channels-last bytes is what the fast convolutions want, so that
         # one pass makes floats of them (every byte is exact in bfloat16).
         device = observation.device.type

@@ -1,0 +1,1 @@
+"""One training run: the loop, and what hangs on its clock."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
+from numpy.typing import NDArray
+
 from labrl.agents.agent import Agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
@@ -15,7 +17,7 @@ from labrl.envs.make import make_env
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
-from labrl.session.callbacks import default_callbacks
+from labrl.session.callbacks import Callback, default_callbacks
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
@@ -69,7 +71,7 @@ class Session:
         self.timers = PhaseTimers()
         self.callbacks = default_callbacks(config)
         self.interruption = Interruption()
-        self._observation = None
+        self._observation: NDArray | None = None
 
     def run(self) -> None:
         """Train until the budget is spent or an interruption is asked for."""
@@ -123,7 +125,7 @@ class Session:
             "transforms": self.transforms.state_dict(),
             "agent": self.agent.state_dict(),
             "timers": dict(self.timers.seconds),
-            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "callbacks": {name: part.state_dict() for name, part in self._named_callbacks().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,5 +138,16 @@ class Session:
         self.timers.seconds.update(state["timers"])
         # The statistics had seen this observation when they were saved: its view is the same again.
         self._observation = self.transforms.frozen(self.env.load_state_dict(state["env"]))
-        for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
-            callback.load_state_dict(saved)
+        for name, callback in self._named_callbacks().items():
+            # One that is new since then has nothing to remember.
+            if name in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][name])
+
+    def _named_callbacks(self) -> dict[str, Callback]:
+        """Callbacks by class and, for several of one class, by their order among these."""
+        named: dict[str, Callback] = {}
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            count = sum(other.startswith(f"{name}:") for other in named)
+            named[f"{name}:{count}"] = callback
+        return named

@@ -1,0 +1,144 @@
+"""A session repeats bit for bit, is not disturbed by what watches it, and goes on exactly after a stop."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from labrl.config.compose import compose, resolve
+from labrl.config.schema import TrialConfig
+from labrl.session.callbacks import Callback
+from labrl.session.session import Session
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.run_folder import RunFolder
+
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
+CARTPOLE = [*QUIET, "env=cartpole", "env.max_frame=1200", "agent.epochs=2", "meta.log_frequency=300"]
+PENDULUM = [*QUIET, "env=pendulum", "env.max_frame=1200", "agent.horizon=64", "agent.batch_size=64"]
+PENDULUM += ["agent.epochs=2", "meta.log_frequency=300", "+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
+PONG = [*QUIET, "env=pong", "env.max_frame=112", "env.num_envs=2", "agent.horizon=16", "agent.batch_size=16"]
+PONG += ["agent.epochs=1", "meta.log_frequency=64", "agent.network.torso.cnn.features=32"]
+WATCHED = {"wall", "fps"}
+
+
+def config_of(overrides: list[str]) -> TrialConfig:
+    return resolve(compose(overrides))
+
+
+def run(config: TrialConfig, folder: Path, stop_at: int | None = None, state: Any = None) -> Session:
+    session = Session(config, 0, RunFolder.create(folder).session(0), num_threads=1)
+    if state is not None:
+        session.load_state_dict(state)
+    if stop_at is not None:
+        session.callbacks.insert(0, StopAt(stop_at))
+    session.run()
+    return session
+
+
+class StopAt(Callback):
+    def __init__(self, frame: int) -> None:
+        self.frame = frame
+
+    def step(self, session: Any) -> None:
+        if session.clock.frame >= self.frame:
+            session.interruption.signal = signal.SIGTERM
+
+
+def weights(session: Session) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for m in session.agent.modules().values() for p in m.parameters()])
+
+
+def rows(folder: Path, table: str = "train") -> list[dict[str, str]]:
+    with open(folder / "session_0" / f"{table}.csv") as file:
+        return [{k: v for k, v in row.items() if k not in WATCHED} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
+def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
+    first = run(config_of(overrides), tmp_path / "a")
+    second = run(config_of(overrides), tmp_path / "b")
+    assert torch.equal(weights(first), weights(second))
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert len(rows(tmp_path / "a")) >= 2
+
+
+@pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
+def test_a_saved_session_goes_on_as_if_nothing_had_happened(overrides: list[str], tmp_path: Path) -> None:
+    """Stopped in the middle of a rollout, at a frame where no checkpoint was due, and loaded from the disk."""
+    unbroken = run(config_of(overrides), tmp_path / "unbroken")
+    stop_at = int(0.6 * unbroken.clock.max_frame) + 3
+    stopped = run(config_of(overrides), tmp_path / "stopped", stop_at)
+    assert stopped.clock.frame < unbroken.clock.frame
+    store = CheckpointStore(tmp_path / "stopped" / "session_0" / "checkpoints", keep_last=2)
+    latest = store.latest()
+    assert latest is not None
+    resumed = run(config_of(overrides), tmp_path / "resumed", state=latest.state)
+    assert torch.equal(weights(unbroken), weights(resumed))
+    after = [row for row in rows(tmp_path / "unbroken") if int(row["frame"]) > stopped.clock.frame]
+    assert rows(tmp_path / "resumed") == after
+
+
+@pytest.mark.parametrize("overrides", [CARTPOLE, PONG], ids=["cartpole", "pong"])
+def test_evaluation_leaves_training_untouched(overrides: list[str], tmp_path: Path) -> None:
+    small = ["meta.eval_frequency=96", "env.max_episode_frames=160"] if "env=pong" in overrides else []
+    plain = run(config_of([*overrides, *small]), tmp_path / "plain")
+    evaluated = run(config_of([*overrides, *small, "meta.rigorous_eval=2"]), tmp_path / "evaluated")
+    assert torch.equal(weights(plain), weights(evaluated))
+    assert rows(tmp_path / "plain") == rows(tmp_path / "evaluated")
+    row = rows(tmp_path / "evaluated", "eval")[-1]
+    assert (row["source"], row["episodes"]) == ("evaluation", "2")
+
+
+def test_clipped_rewards_never_reach_a_return(tmp_path: Path) -> None:
+    """The learner sees signs only; Pendulum's returns are far below the sign's -200 for an episode."""
+    sign = "+transforms.reward._target_=labrl.agents.transforms.SignReward"
+    session = run(config_of([*PENDULUM, sign]), tmp_path / "run")
+    assert session.episodes.statistics()["return_mean"] < -300
+
+
+def test_a_budget_that_num_envs_does_not_divide_ends_with_its_rows(tmp_path: Path) -> None:
+    session = run(config_of([*CARTPOLE, "env.max_frame=1001"]), tmp_path / "run")
+    assert session.clock.frame == 1008
+    assert rows(tmp_path / "run")[-1]["frame"] == "1008"
+    assert rows(tmp_path / "run", "eval")[-1]["frame"] == "1008"
+
+
+def test_sessions_of_one_trial_differ_and_a_seed_repeats(tmp_path: Path) -> None:
+    config = config_of(CARTPOLE)
+    sessions = [Session(config, index, RunFolder.create(tmp_path / str(index)).session(0), 1) for index in (0, 1)]
+    assert sessions[0].seed != sessions[1].seed
+    first = [session.env.reset() for session in sessions]
+    assert not np.array_equal(*first)
+    for session in sessions:
+        session.close()
+
+
+def test_timers_account_for_the_loop(tmp_path: Path) -> None:
+    session = run(config_of(CARTPOLE), tmp_path / "run")
+    assert set(session.timers.seconds) == {"act", "env", "learn", "callbacks"}
+    assert 0 < sum(session.timers.seconds.values()) <= session.clock.wall * 1.01
+
+
+def test_a_callback_that_fails_at_its_end_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
+    finished = []
+
+    class Good(Callback):
+        def finish(self, session: Any) -> None:
+            finished.append(session.clock.frame)
+
+    class Bad(Callback):
+        def finish(self, session: Any) -> None:
+            raise RuntimeError("at the end")
+
+    session = Session(config_of(CARTPOLE), 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    session.callbacks += [Bad()]
+    session.callbacks.insert(0, Good())
+    with pytest.raises(RuntimeError, match="at the end"):
+        session.run()
+    assert finished == [1200]
