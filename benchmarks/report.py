@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -49,8 +50,11 @@ class Report:
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
-        """Everything that was measured, for JSON."""
-        return asdict(self)
+        """Everything that was measured, for JSON; None for what was never reached."""
+        plain = asdict(self)
+        for row in plain["rows"]:
+            row["values"] = [value if math.isfinite(value) else None for value in row["values"]]
+        return plain
 
 
 def describe_setting() -> dict[str, Any]:
@@ -85,4 +89,6 @@ def _instructions() -> str:
 
 
 def _short(value: float) -> str:
+    if not math.isfinite(value):
+        return "not reached"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

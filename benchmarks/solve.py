@@ -37,7 +37,7 @@ def run(repeats: int, quick: bool) -> Report:
 
 
 def measure(side: str, seed: int, budget: int) -> Measured:
-    """Frames and seconds until solved, NaN where the budget did not suffice; seconds of the whole budget."""
+    """Frames and seconds until solved, infinity where the budget did not suffice; seconds of the whole budget."""
     return _labrl(seed, budget) if side == "labrl" else _sb3(seed, budget)
 
 
@@ -47,7 +47,7 @@ def _labrl(seed: int, budget: int) -> Measured:
     words = [f"seed={seed}", f"env.max_frame={budget}", "meta.log_frequency=1000", "meta.device=cpu"]
     _, rows = train(words)
     solved = [row for row in rows if row["return_mean"] >= SOLVED and row["episode"] >= WINDOW]
-    first = solved[0] if solved else {"frame": math.nan, "wall": math.nan}
+    first = solved[0] if solved else {"frame": math.inf, "wall": math.inf}
     return {"frames": first["frame"], "seconds": first["wall"], "whole": rows[-1]["wall"]}
 
 
@@ -58,7 +58,7 @@ def _sb3(seed: int, budget: int) -> Measured:
     from stable_baselines3.common.env_util import make_vec_env
 
     torch.set_num_threads(1)
-    measured: Measured = {"frames": math.nan, "seconds": math.nan, "whole": math.nan}
+    measured: Measured = {"frames": math.inf, "seconds": math.inf, "whole": math.inf}
 
     class UntilSolved(BaseCallback):
         def _on_training_start(self) -> None:
@@ -67,7 +67,7 @@ def _sb3(seed: int, budget: int) -> Measured:
         def _on_rollout_end(self) -> None:
             returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
             solved = len(returns) == WINDOW and sum(returns) / WINDOW >= SOLVED
-            if solved and math.isnan(measured["frames"]):
+            if solved and math.isinf(measured["frames"]):
                 measured.update(frames=self.num_timesteps, seconds=time.perf_counter() - self.began)
 
         def _on_training_end(self) -> None:

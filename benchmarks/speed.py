@@ -53,8 +53,8 @@ def run(case: str, repeats: int, quick: bool) -> Report:
     limits = [ceiling.composition(problem, *times) for times in zip(*parts.values(), strict=True)]
     rows = [Row("**labrl**", labrl, "frames/s")]
     for threads, fps in sb3.items():
-        plural = "s" if threads > 1 else ""
-        rows.append(Row(f"Stable-Baselines3, DummyVecEnv, {threads} torch thread{plural}", fps, "frames/s"))
+        title = f"Stable-Baselines3, DummyVecEnv, {_counted(threads, 'torch thread')}"
+        rows.append(Row(title, fps, "frames/s"))
     rows.append(Row("ceiling: the parts below one after the other", limits, "frames/s"))
     for part, title in PARTS.items():
         rows.append(Row(f"{title}, {_named(fastest[part])}", [1 / s for s in parts[part]], "1/s"))
@@ -86,8 +86,13 @@ def _fastest(case: str, part: str, seconds: float) -> ceiling.Variant:
 
 def _named(variant: ceiling.Variant) -> str:
     if "workers" not in variant:
-        return f"{variant['threads']} threads"
-    return f"{variant['workers']} workers of {variant['threads']} threads, {variant['precision']}"
+        return _counted(variant["threads"], "thread")
+    workers, threads = _counted(variant["workers"], "worker"), _counted(variant["threads"], "thread")
+    return f"{workers} of {threads}, {variant['precision']}"
+
+
+def _counted(count: int | str, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _ratio(numerators: list[float], denominators: list[float]) -> float:
