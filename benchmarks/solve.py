@@ -37,7 +37,7 @@ def run(repeats: int, quick: bool) -> Report:
 
 
 def measure(side: str, seed: int, budget: int) -> Measured:
-    """Frames and seconds until solved, infinity where the budget did not suffice; seconds of the whole budget."""
+    """Frames and seconds until solved, infinity where that was not reached; seconds of the whole budget."""
     return _labrl(seed, budget) if side == "labrl" else _sb3(seed, budget)
 
 
