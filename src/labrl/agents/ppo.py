@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,11 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
         clipped = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.max(error, (clipped - target).square())
     return 0.5 * error.mean()
+
+
+def _numpy(shares: Sequence[Tensor]) -> NDArray:
+    """Results of the shares as one array, [sum of the shares, ...]."""
+    return (shares[0] if len(shares) == 1 else torch.cat(list(shares))).cpu().numpy()
 
 
 class PPO:
@@ -240,20 +245,14 @@ class PPO:
         """Distribution parameters, and values where they come for free with a shared torso."""
         inputs = self._tensor(observation)
 
-        def work(network: nn.Module, share: slice) -> tuple[Tensor, Tensor | None]:
-            assert isinstance(network, ActorCritic)
-            with torch.no_grad(), self._compute.autocast():
+        def work(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor | None]:
+            with torch.inference_mode(), self._compute.autocast():
                 if network.shared:
                     return network(inputs[share])
                 return network.policy(inputs[share]), None
 
-        results = self._workers.map(work, len(inputs))
-        if len(results) == 1:
-            parameters, value = results[0]
-            return parameters.cpu().numpy(), 0.0 if value is None else value.cpu().numpy()
-        parameters = torch.cat([parameters for parameters, _ in results])
-        values = [value for _, value in results if value is not None]
-        return parameters.cpu().numpy(), torch.cat(values).cpu().numpy() if values else 0.0
+        parameters, values = zip(*self._workers.map(work, len(inputs)), strict=True)
+        return _numpy(parameters), _numpy(values) if self.network.shared else 0.0
 
     def _values(self, observation: NDArray) -> NDArray:
         """State values of any number of observations, [n, *obs] -> [n]."""
@@ -261,13 +260,12 @@ class PPO:
         for start in range(0, len(observation), 4096):
             inputs = self._tensor(observation[start : start + 4096])
 
-            def work(network: nn.Module, share: slice, inputs: Tensor = inputs) -> Tensor:
-                assert isinstance(network, ActorCritic)
-                with torch.no_grad(), self._compute.autocast():
+            def work(network: ActorCritic, share: slice, inputs: Tensor = inputs) -> Tensor:
+                with torch.inference_mode(), self._compute.autocast():
                     return network.value(inputs[share])
 
             chunks += self._workers.map(work, len(inputs))
-        return torch.cat(chunks).cpu().numpy()
+        return _numpy(chunks)
 
     def _prepare(self, rollout: Rollout) -> dict[str, Tensor]:
         """Advantages and value targets of a full rollout, as one flat batch."""
@@ -323,7 +321,7 @@ class PPO:
                     part["advantage"] = (part["advantage"] - mean) / (std + 1e-8)
 
                 def loss(
-                    network: nn.Module, share: slice, rows: Tensor = rows, part: dict[str, Tensor] = part
+                    network: ActorCritic, share: slice, rows: Tensor = rows, part: dict[str, Tensor] = part
                 ) -> tuple[Tensor, Tensor]:
                     with self._compute.autocast():
                         parameters, value = network(observation[rows[share]])

@@ -36,7 +36,7 @@ class PolicyHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features: [batch, num_features]. Returns parameters [batch, num_outputs]."""
-        outputs = self.linear(features)
+        outputs = nn.functional.linear(features, self.linear.weight, self.linear.bias)
         if self.log_std is None:
             return outputs
         return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Result = TypeVar("Result")
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class FlatParameters:
@@ -40,7 +41,7 @@ class FlatParameters:
             parameter.grad = place
         return gradient
 
-    def replica(self, module: nn.Module) -> tuple[nn.Module, Tensor]:
+    def replica(self, module: Network) -> tuple[Network, Tensor]:
         """A copy of `module` with the same weights in the same memory and gradients of its own."""
         twin = copy.deepcopy(module)
         self._bind(twin, copy_values=False)
@@ -65,7 +66,7 @@ def _aligned(count: int) -> int:
     return -(-count // 16) * 16
 
 
-class GradientWorkers:
+class GradientWorkers(Generic[Network]):
     """Gradients of a mean loss over a minibatch, each worker doing a share of it with one torch thread.
 
     Two workers of one thread each are faster on a CPU than one worker with two threads, since they
@@ -73,11 +74,11 @@ class GradientWorkers:
     a run repeats bit for bit for a given number of workers.
     """
 
-    def __init__(self, module: nn.Module, num_workers: int) -> None:
+    def __init__(self, module: Network, num_workers: int) -> None:
         self.flat = FlatParameters(module)
         gradient = self.flat.vector.grad
         assert gradient is not None
-        self._replicas: list[tuple[nn.Module, Tensor]] = [(module, gradient)]
+        self._replicas: list[tuple[Network, Tensor]] = [(module, gradient)]
         self._replicas += [self.flat.replica(module) for _ in range(num_workers - 1)]
         self._pool = ThreadPoolExecutor(num_workers - 1, "gradient") if num_workers > 1 else None
 
@@ -86,7 +87,7 @@ class GradientWorkers:
         """How many shares a minibatch is cut into."""
         return len(self._replicas)
 
-    def map(self, work: Callable[[nn.Module, slice], Result], size: int) -> list[Result]:
+    def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.
 
         Returns the results in the order of the shares.
@@ -102,7 +103,7 @@ class GradientWorkers:
         first = work(self._replicas[0][0], shares[0])
         return [first, *(other.result() for other in others)]
 
-    def backward(self, loss: Callable[[nn.Module, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
+    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """Gradient of a mean loss over `size` rows into `flat.vector.grad`.
 
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
@@ -111,7 +112,7 @@ class GradientWorkers:
         for _, gradient in self._replicas:
             gradient.zero_()
 
-        def work(replica: nn.Module, share: slice) -> Tensor:
+        def work(replica: Network, share: slice) -> Tensor:
             value, statistics = loss(replica, share)
             weight = (share.stop - share.start) / size
             if weight == 1:
