@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from labrl.agents.errors import NonFiniteError
-from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
+from labrl.agents.ppo import PPO, Batch, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
+from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
@@ -68,6 +69,22 @@ def play(agent: PPO, clock: Clock, space: gym.Space, steps: int, seed: int = 0) 
     return updates
 
 
+def spy_on_batches(agent: PPO) -> dict[str, torch.Tensor]:
+    """A dict that is filled with each batch that the agent learns from."""
+    seen: dict[str, torch.Tensor] = {}
+    prepare = agent._prepare
+
+    def spy(rollout: Rollout) -> Batch:
+        batch = prepare(rollout)
+        names = ("advantage", "target", "value", "log_prob")
+        seen.update(zip(names, batch.columns.unbind(1), strict=True))
+        seen.update(observation=batch.observation, action=batch.action)
+        return batch
+
+    agent._prepare = spy  # type: ignore[method-assign]
+    return seen
+
+
 def test_surrogate_is_pessimistic() -> None:
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.05])
     advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
@@ -101,9 +118,7 @@ def test_an_update_is_adam_on_the_gradient_of_equation_9(shared: bool, action: g
     agent, clock = build(config, action=action)
     play(agent, clock, VECTOR, 7)
     reference = copy.deepcopy(agent.network)
-    seen: dict[str, torch.Tensor] = {}
-    prepare = agent._prepare
-    agent._prepare = lambda rollout: seen.update(prepare(rollout)) or dict(seen)  # type: ignore[method-assign]
+    seen = spy_on_batches(agent)
     assert play(agent, clock, VECTOR, 1) == 1
 
     parameters, value = reference(seen["observation"])
@@ -129,28 +144,17 @@ def test_an_update_is_adam_on_the_gradient_of_equation_9(shared: bool, action: g
 def test_stored_log_probabilities_are_those_of_the_policy_that_acted() -> None:
     agent, clock = build()
     play(agent, clock, VECTOR, 7)
-    network, seen = agent.network, {}
-    prepare = agent._prepare
-
-    def spy(rollout: object) -> dict[str, torch.Tensor]:
-        batch = prepare(rollout)  # type: ignore[arg-type]
-        with torch.no_grad():
-            logits = network.policy(batch["observation"])
-        seen["expected"] = torch.distributions.Categorical(logits=logits).log_prob(batch["action"])
-        seen["stored"] = batch["log_prob"]
-        return batch
-
-    agent._prepare = spy  # type: ignore[method-assign]
+    network, seen = copy.deepcopy(agent.network), spy_on_batches(agent)
     play(agent, clock, VECTOR, 1)
-    torch.testing.assert_close(seen["stored"], seen["expected"], rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        policy = torch.distributions.Categorical(logits=network.policy(seen["observation"]))
+    torch.testing.assert_close(seen["log_prob"], policy.log_prob(seen["action"]), rtol=1e-4, atol=1e-5)
 
 
 def test_truncation_bootstraps_from_the_true_final_observation() -> None:
     agent, _ = build(dataclasses.replace(CONFIG, horizon=2, batch_size=8, gae_lambda=0.0, discount=0.5))
     first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
-    seen: dict[str, torch.Tensor] = {}
-    prepare = agent._prepare
-    agent._prepare = lambda rollout: seen.update(prepare(rollout)) or dict(seen)  # type: ignore[method-assign]
+    seen = spy_on_batches(agent)
     values = {}
     for name, observation in (("first", first), ("final", final), ("reset", reset)):
         values[name] = float(agent._values(observation)[0])

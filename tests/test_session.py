@@ -21,7 +21,11 @@ from labrl.storage.run_folder import RunFolder
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
 CARTPOLE = [*QUIET, "env=cartpole", "env.max_frame=1200", "agent.epochs=2", "meta.log_frequency=300"]
 PENDULUM = [*QUIET, "env=pendulum", "env.max_frame=1200", "agent.horizon=64", "agent.batch_size=64"]
-PENDULUM += ["agent.epochs=2", "meta.log_frequency=300", "+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
+PENDULUM += [
+    "agent.epochs=2",
+    "meta.log_frequency=300",
+    "+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation",
+]
 PONG = [*QUIET, "env=pong", "env.max_frame=112", "env.num_envs=2", "agent.horizon=16", "agent.batch_size=16"]
 PONG += ["agent.epochs=1", "meta.log_frequency=64", "agent.network.torso.cnn.features=32"]
 WATCHED = {"wall", "fps"}
@@ -70,7 +74,7 @@ def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) ->
 
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
 def test_a_saved_session_goes_on_as_if_nothing_had_happened(overrides: list[str], tmp_path: Path) -> None:
-    """Stopped in the middle of a rollout, at a frame where no checkpoint was due, and loaded from the disk."""
+    """Stopped in the middle of a rollout, where no checkpoint was due, and loaded from the disk."""
     unbroken = run(config_of(overrides), tmp_path / "unbroken")
     stop_at = int(0.6 * unbroken.clock.max_frame) + 3
     stopped = run(config_of(overrides), tmp_path / "stopped", stop_at)
@@ -111,7 +115,9 @@ def test_a_budget_that_num_envs_does_not_divide_ends_with_its_rows(tmp_path: Pat
 
 def test_sessions_of_one_trial_differ_and_a_seed_repeats(tmp_path: Path) -> None:
     config = config_of(CARTPOLE)
-    sessions = [Session(config, index, RunFolder.create(tmp_path / str(index)).session(0), 1) for index in (0, 1)]
+    sessions = [
+        Session(config, index, RunFolder.create(tmp_path / str(index)).session(0), 1) for index in (0, 1)
+    ]
     assert sessions[0].seed != sessions[1].seed
     first = [session.env.reset() for session in sessions]
     assert not np.array_equal(*first)

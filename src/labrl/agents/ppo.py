@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -90,6 +90,25 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
 def _numpy(shares: Sequence[Tensor]) -> NDArray:
     """Results of the shares as one array, [sum of the shares, ...]."""
     return (shares[0] if len(shares) == 1 else torch.cat(list(shares))).cpu().numpy()
+
+
+class Batch(NamedTuple):
+    """A rollout as one flat batch of n = horizon * num_envs steps."""
+
+    observation: Tensor
+    """[n, *obs]"""
+    action: Tensor
+    """[n, *action]"""
+    columns: Tensor
+    """Advantage, value target, value and log-probability when acting, [n, 4]: one look-up for all."""
+
+
+class Coefficients(NamedTuple):
+    """What the schedules say at the frame of an update."""
+
+    clip: float
+    value_clip: float | None
+    entropy: float
 
 
 class PPO:
@@ -267,7 +286,7 @@ class PPO:
             chunks += self._workers.map(work, len(inputs))
         return _numpy(chunks)
 
-    def _prepare(self, rollout: Rollout) -> dict[str, Tensor]:
+    def _prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets of a full rollout, as one flat batch."""
         value, shape = rollout["value"], (rollout.horizon, rollout.num_envs)
         if not self.network.shared:
@@ -295,40 +314,32 @@ class PPO:
         self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
         self._metrics["value_mean"] = float(value.mean())
         self._metrics["value_std"] = float(value.std())
-        names = ("action", "parameters", "value", "observation")
-        batch = {name: rollout.flat(name).to(self._compute.device) for name in names}
-        batch["advantage"] = torch.from_numpy(advantage.reshape(-1)).to(self._compute.device)
-        batch["target"] = torch.from_numpy(target.reshape(-1)).to(self._compute.device)
-        parameters, action = batch.pop("parameters"), batch["action"]
-        batch["log_prob"] = self._distribution.log_prob_entropy(parameters, action)[0]
+        action, parameters = rollout.flat("action"), rollout.flat("parameters")
         self._metrics.update(self._distribution.statistics(parameters, action))
-        return batch
+        log_prob = self._distribution.log_prob_entropy(parameters, action)[0]
+        flat = [torch.from_numpy(column.reshape(-1)) for column in (advantage, target, value)]
+        device = self._compute.device
+        return Batch(
+            rollout.flat("observation").to(device),
+            action.to(device),
+            torch.stack([*flat, log_prob], dim=1).to(device),
+        )
 
-    def _update(self, batch: dict[str, Tensor]) -> int:
+    def _update(self, batch: Batch) -> int:
         """Epochs of minibatch updates. Returns how many updates were made."""
         config, frame = self._config, self._clock.frame
-        clip, entropy_coef = value_at(config.clip, frame), value_at(config.entropy_coef, frame)
-        value_clip = None if config.value_clip is None else value_at(config.value_clip, frame)
+        coefficients = Coefficients(
+            value_at(config.clip, frame),
+            None if config.value_clip is None else value_at(config.value_clip, frame),
+            value_at(config.entropy_coef, frame),
+        )
         self._optimizer.param_groups[0]["lr"] = value_at(config.lr, frame)
-        observation = batch.pop("observation")
-        total, norms, updates = torch.zeros(len(self.STATISTICS), device=observation.device), 0.0, 0
+        size, device = len(batch.observation), self._compute.device
+        total, norms, updates = torch.zeros(len(self.STATISTICS), device=device), 0.0, 0
         for _ in range(config.epochs):
-            order = torch.randperm(len(observation), generator=self._minibatch_stream)
-            for rows in order.to(observation.device).split(config.batch_size):
-                part = {name: column[rows] for name, column in batch.items()}
-                if config.normalize_advantage and len(rows) > 1:
-                    std, mean = torch.std_mean(part["advantage"])
-                    part["advantage"] = (part["advantage"] - mean) / (std + 1e-8)
-
-                def loss(
-                    network: ActorCritic, share: slice, rows: Tensor = rows, part: dict[str, Tensor] = part
-                ) -> tuple[Tensor, Tensor]:
-                    with self._compute.autocast():
-                        parameters, value = network(observation[rows[share]])
-                    columns = {name: column[share] for name, column in part.items()}
-                    return self._loss(parameters, value, columns, clip, value_clip, entropy_coef)
-
-                statistics = self._workers.backward(loss, len(rows))
+            order = torch.randperm(size, generator=self._minibatch_stream).to(device)
+            for rows in order.split(config.batch_size):
+                statistics = self._gradient(batch, rows, coefficients)
                 norms += self._descend()
                 total += statistics
                 updates += 1
@@ -337,29 +348,38 @@ class PPO:
         self._record(total / updates, norms / updates)
         return updates
 
+    def _gradient(self, batch: Batch, rows: Tensor, coefficients: Coefficients) -> Tensor:
+        """Gradient of the loss over the minibatch `rows`, [batch_size]. Returns the mean STATISTICS."""
+        action, columns = batch.action[rows], batch.columns[rows]
+        if self._config.normalize_advantage and len(rows) > 1:
+            std, mean = torch.std_mean(columns[:, 0])
+            columns[:, 0].sub_(mean).div_(std + 1e-8)
+
+        def loss(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
+            with self._compute.autocast():
+                parameters, value = network(batch.observation[rows[share]])
+            return self._loss(parameters, value, action[share], columns[share], coefficients)
+
+        return self._workers.backward(loss, len(rows))
+
     def _loss(
-        self,
-        parameters: Tensor,
-        value: Tensor,
-        batch: dict[str, Tensor],
-        clip: float,
-        value_clip: float | None,
-        entropy_coef: float,
+        self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, coefficients: Coefficients
     ) -> tuple[Tensor, Tensor]:
         """Eq. 9 with its sign turned, to be minimized, and the mean statistics named in STATISTICS."""
-        log_prob, entropies = self._distribution.log_prob_entropy(parameters, batch["action"])
-        log_ratio = log_prob - batch["log_prob"]
+        advantage, target, old_value, old_log_prob = columns.unbind(1)
+        log_prob, entropies = self._distribution.log_prob_entropy(parameters, action)
+        log_ratio = log_prob - old_log_prob
         ratio = log_ratio.exp()
-        policy = -clipped_surrogate(ratio, batch["advantage"], clip)
-        value_error = value_loss(value, batch["value"], batch["target"], value_clip)
+        policy = -clipped_surrogate(ratio, advantage, coefficients.clip)
+        value_error = value_loss(value, old_value, target, coefficients.value_clip)
         entropy = entropies.mean()
-        loss = policy + self._config.value_coef * value_error - entropy_coef * entropy
+        loss = policy + self._config.value_coef * value_error - coefficients.entropy * entropy
         with torch.no_grad():
+            change = ratio - 1
             # The low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
-            kl = (ratio - 1 - log_ratio).mean()
-            clipped = ((ratio - 1).abs() > clip).float().mean()
-            statistics = torch.stack([policy, value_error, entropy, kl, clipped])
-        return loss, statistics
+            kl = (change - log_ratio).mean()
+            clipped = (change.abs() > coefficients.clip).float().mean()
+            return loss, torch.stack([policy, value_error, entropy, kl, clipped])
 
     def _descend(self) -> float:
         """One step of Adam along the gradient, cut to its largest norm. Returns the norm before the cut."""

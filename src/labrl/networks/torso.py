@@ -21,7 +21,6 @@ from labrl.config.errors import ConfigError, nearest
 from labrl.config.types import PositiveInt
 from labrl.networks.spaces import is_image
 
-
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 

@@ -56,7 +56,7 @@ def write_provenance(folder: RunFolder, config: Mapping[str, Any], overrides: Se
         folder.provenance,
         {
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "command": sys.argv,
+            "command": sys.orig_argv,
             "working_folder": os.getcwd(),
             "seed": config.get("seed"),
             "overrides": list(overrides),
