@@ -21,7 +21,7 @@ from labrl.memory.rollout import Rollout, generalized_advantages
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import distribution_for
-from labrl.networks.gradient import GradientWorkers
+from labrl.networks.gradient import Descent, GradientWorkers
 from labrl.networks.spaces import Spaces, is_image
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
@@ -134,7 +134,7 @@ class PPO:
         parallel = compute.device.type == "cpu" and is_image(spaces.observation)
         self._workers = GradientWorkers(self.network, compute.num_threads if parallel else 1)
         self._weights = self._workers.flat.vector
-        self._optimizer = torch.optim.Adam([self._weights], eps=config.adam_eps, fused=True)
+        self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._policy_stream = streams.numpy("policy")
         self._minibatch_stream = streams.torch("minibatches")
         self._rollout: Rollout | None = None
@@ -224,7 +224,7 @@ class PPO:
         """Weights, optimizer and the rollout as far as it is filled."""
         return {
             "network": self.network.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._descent.state_dict(),
             "rollout": None if self._rollout is None else self._rollout.state_dict(),
             "observation": self._observation,
             "metrics": self._metrics,
@@ -233,7 +233,7 @@ class PPO:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state, in the middle of a rollout too."""
         self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._descent.load_state_dict(state["optimizer"])
         self._metrics = dict(state["metrics"])
         self._observation = state["observation"]
         if state["rollout"] is not None:
@@ -333,14 +333,14 @@ class PPO:
             None if config.value_clip is None else value_at(config.value_clip, frame),
             value_at(config.entropy_coef, frame),
         )
-        self._optimizer.param_groups[0]["lr"] = value_at(config.lr, frame)
+        lr = value_at(config.lr, frame)
         size, device = len(batch.observation), self._compute.device
         total, norms, updates = torch.zeros(len(self.STATISTICS), device=device), 0.0, 0
         for _ in range(config.epochs):
             order = torch.randperm(size, generator=self._minibatch_stream).to(device)
             for rows in order.split(config.batch_size):
                 statistics = self._gradient(batch, rows, coefficients)
-                norms += self._descend()
+                norms += self._descent.step(lr)
                 total += statistics
                 updates += 1
             if config.target_kl is not None and float(statistics[3]) > 1.5 * config.target_kl:
@@ -380,17 +380,6 @@ class PPO:
             kl = (change - log_ratio).mean()
             clipped = (change.abs() > coefficients.clip).float().mean()
             return loss, torch.stack([policy, value_error, entropy, kl, clipped])
-
-    def _descend(self) -> float:
-        """One step of Adam along the gradient, cut to its largest norm. Returns the norm before the cut."""
-        gradient = self._weights.grad
-        assert gradient is not None
-        norm = float(gradient.norm())
-        limit = self._config.max_grad_norm
-        if limit is not None and norm > limit:
-            gradient.mul_(limit / norm)
-        self._optimizer.step()
-        return norm
 
     def _record(self, statistics: Tensor, grad_norm: float) -> None:
         """Keep the means for the next row. Raises NonFiniteError where one is not a finite number."""

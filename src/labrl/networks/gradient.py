@@ -7,9 +7,9 @@ optimizer's update are then a few operations for the whole network instead of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -131,3 +131,32 @@ class GradientWorkers(Generic[Network]):
         """End the worker threads."""
         if self._pool is not None:
             self._pool.shutdown()
+
+
+class Descent:
+    """Adam along the gradient of a flat vector, the gradient cut to a largest norm."""
+
+    def __init__(self, vector: nn.Parameter, eps: float, max_grad_norm: float | None) -> None:
+        """vector: parameters with a gradient, [size]; eps: of Adam; max_grad_norm: None never cuts."""
+        self._vector = vector
+        self._max_grad_norm = max_grad_norm
+        self._adam = torch.optim.Adam([vector], eps=eps, fused=True)
+
+    def step(self, lr: float) -> float:
+        """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
+        gradient = self._vector.grad
+        assert gradient is not None
+        norm = float(gradient.norm())
+        if self._max_grad_norm is not None and norm > self._max_grad_norm:
+            gradient.mul_(self._max_grad_norm / norm)
+        self._adam.param_groups[0]["lr"] = lr
+        self._adam.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's moments and number of updates."""
+        return self._adam.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with saved moments."""
+        self._adam.load_state_dict(dict(state))
