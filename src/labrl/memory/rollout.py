@@ -10,6 +10,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from labrl.memory.stacks import pack_stacks, unpack_stacks
+
 
 def generalized_advantages(
     reward: NDArray,
@@ -102,16 +104,19 @@ class Rollout:
         return torch.from_numpy(array.reshape(-1, *array.shape[2:]))
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows that are filled, copied."""
+        """The rows that are filled, copied; of stacked frames each frame once."""
+        arrays = {name: array[: self.t] for name, array in self._arrays.items()}
         return {
             "t": self.t,
-            "arrays": {name: array[: self.t].copy() for name, array in self._arrays.items()},
+            "observation": pack_stacks(arrays.pop("observation")),
+            "arrays": {name: array.copy() for name, array in arrays.items()},
             "cut": [[t, env, observation.copy()] for (t, env), observation in self.cut.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the middle of a rollout."""
         self.t = int(state["t"])
+        self._arrays["observation"][: self.t] = unpack_stacks(state["observation"])
         for name, rows in state["arrays"].items():
             self._arrays[name][: self.t] = rows
         self.cut = {(int(t), int(env)): observation for t, env, observation in state["cut"]}
