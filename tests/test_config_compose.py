@@ -148,8 +148,8 @@ def test_schedules_end_at_the_budget_in_frames() -> None:
 
 
 def test_dev_is_two_rollouts() -> None:
-    env = composed("meta=dev", "env=lunar_lander").env.config
-    assert env.max_frame == 2 * 1024 * env.num_envs
+    config = composed("meta=dev", "env=lunar_lander")
+    assert config.env.config.max_frame == 2 * config.agent.config.horizon * config.env.config.num_envs
 
 
 def test_part_set_by_a_preset_can_be_replaced() -> None:

@@ -7,6 +7,7 @@ that a longer budget never changes the past of a run.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -16,45 +17,49 @@ Frames = Annotated[int, Field(ge=0)]
 
 
 @dataclass(kw_only=True, frozen=True)
-class LinearSchedule:
-    """A straight line from `start` to `end`."""
+class _Shaped:
+    """From `start` along a shape until `horizon`, after a warm-up if one is wanted."""
 
-    kind: Literal["linear"]
     start: float
     """Value at the first frame, or after the warm-up."""
-    end: float
-    """Value at `horizon` and after."""
     horizon: Annotated[int, Field(ge=1)]
-    """Frame at which `end` is reached, >= 1."""
+    """Frame at which the shape has ended, >= 1."""
     warmup: Frames = 0
     """Frames over which the value first rises from 0 to `start`."""
 
+    @abstractmethod
     def shape(self, progress: float) -> float:
         """Value after the share `progress` in [0, 1] of the way."""
+
+
+@dataclass(kw_only=True, frozen=True)
+class LinearSchedule(_Shaped):
+    """A straight line from `start` to `end`."""
+
+    kind: Literal["linear"]
+    end: float
+    """Value at `horizon` and after."""
+
+    def shape(self, progress: float) -> float:
+        """On the line."""
         return self.start + (self.end - self.start) * progress
 
 
 @dataclass(kw_only=True, frozen=True)
-class CosineSchedule:
+class CosineSchedule(_Shaped):
     """Half a cosine from `start` to `end` (Loshchilov & Hutter, 2017, arXiv:1608.03983, eq. 5)."""
 
     kind: Literal["cosine"]
-    start: float
-    """Value at the first frame, or after the warm-up."""
     end: float
     """Value at `horizon` and after."""
-    horizon: Annotated[int, Field(ge=1)]
-    """Frame at which `end` is reached, >= 1."""
-    warmup: Frames = 0
-    """Frames over which the value first rises from 0 to `start`."""
 
     def shape(self, progress: float) -> float:
-        """Value after the share `progress` in [0, 1] of the way."""
+        """On the cosine."""
         return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(kw_only=True, frozen=True)
-class ExponentialSchedule:
+class ExponentialSchedule(_Shaped):
     """A constant ratio per frame from `start` to `end`."""
 
     kind: Literal["exponential"]
@@ -62,34 +67,24 @@ class ExponentialSchedule:
     """Value at the first frame, or after the warm-up, > 0."""
     end: Annotated[float, Field(gt=0)]
     """Value at `horizon` and after, > 0."""
-    horizon: Annotated[int, Field(ge=1)]
-    """Frame at which `end` is reached, >= 1."""
-    warmup: Frames = 0
-    """Frames over which the value first rises from 0 to `start`."""
 
     def shape(self, progress: float) -> float:
-        """Value after the share `progress` in [0, 1] of the way."""
+        """A power of the whole ratio."""
         return self.start * (self.end / self.start) ** progress
 
 
 @dataclass(kw_only=True, frozen=True)
-class StepSchedule:
-    """`start`, multiplied by `factor` at each of `steps` equal parts of the way."""
+class StepSchedule(_Shaped):
+    """`start`, multiplied by `factor` at each of `steps` equal parts of the way; the last is at `horizon`."""
 
     kind: Literal["step"]
-    start: float
-    """Value at the first frame, or after the warm-up."""
     factor: float
     """What the value is multiplied by at each step."""
     steps: Annotated[int, Field(ge=1)]
-    """Number of steps until `horizon`; the last one is at `horizon`."""
-    horizon: Annotated[int, Field(ge=1)]
-    """Frame of the last step, >= 1."""
-    warmup: Frames = 0
-    """Frames over which the value first rises from 0 to `start`."""
+    """Number of steps, >= 1."""
 
     def shape(self, progress: float) -> float:
-        """Value after the share `progress` in [0, 1] of the way."""
+        """As many factors as steps are behind."""
         return self.start * self.factor ** math.floor(self.steps * progress)
 
 
