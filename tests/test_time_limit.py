@@ -1,0 +1,70 @@
+"""A task cut by a time limit is worth what it would be uncut, from the environment to the advantage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from env_cases import own_env
+
+from labrl.agents.ppo import PPO, PPOConfig
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.envs.make import make_env
+from labrl.networks.actor_critic import ActorCriticConfig
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import AutoTorsoConfig
+from labrl.seeding import Streams
+
+DISCOUNT = 0.9
+
+
+class Forever(gym.Env[np.ndarray, np.int64]):
+    """Pays 1 for every step and never ends: each state is worth 1 / (1 - discount)."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: np.int64) -> Any:
+        return self._observation(), 1.0, False, False, {}
+
+    def _observation(self) -> np.ndarray:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_with_exact_values_every_advantage_is_zero(shared: bool) -> None:
+    env = make_env(own_env(Forever, max_episode_steps=5, num_envs=3), seed=0, num_threads=1)
+    network = ActorCriticConfig(
+        torso=Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig()), shared=shared
+    )
+    config = PPOConfig(network=network, horizon=23, batch_size=69, discount=DISCOUNT)
+    spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
+    clock, compute = Clock(1000), Compute.choose("cpu", "fp32", 1)
+    agent = PPO(config, spaces=spaces, clock=clock, streams=Streams(0), compute=compute)
+    with torch.no_grad():
+        agent.network.value_head.weight.zero_()
+        agent.network.value_head.bias.fill_(1 / (1 - DISCOUNT))
+    advantages = []
+    prepare = agent._prepare
+    agent._prepare = lambda rollout: advantages.append(prepare(rollout)) or advantages[-1]  # type: ignore
+    agent._update = lambda batch: 0  # type: ignore[method-assign]  # the values stay exact
+    observation, ended = env.reset(), 0
+    for _ in range(2 * config.horizon):
+        step = env.step(agent.act(observation))
+        agent.observe(step)
+        agent.learn()
+        ended += len(step.episodes)
+        observation = step.observation
+    env.close()
+    assert ended == 3 * (2 * config.horizon // 5)
+    assert len(advantages) == 2
+    assert max(float(batch.columns[:, 0].abs().max()) for batch in advantages) < 1e-4
