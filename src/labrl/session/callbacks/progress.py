@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +29,9 @@ LINE_SECONDS = 10.0
 """Longest time without a line about a running session, where there is no terminal."""
 
 _FPS_WINDOW = 10
+
+_WIDE = 110
+"""Columns of a terminal from which on the panel says where the time goes."""
 
 
 @dataclass
@@ -84,10 +89,8 @@ class Progress(Callback):
 
     def finish(self, session: SessionView) -> None:
         """Show how it ended."""
-        if session.clock.finished:
-            status = "finished"
-        else:
-            status = "interrupted" if session.interruption.requested else "failed"
+        ended = "finished" if session.clock.finished else "failed"
+        status = "interrupted" if session.interrupted else ended
         self._tell(session, status)
         if self._display is not None:
             self._display.close()
@@ -167,6 +170,16 @@ class TrialPanel:
         return found
 
 
+class Terminal(Console):
+    """Standard output; where its reader has gone away (`labrl | head`), silence, since training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Print no more; rich would end the process."""
+        self.quiet = True
+        # The interpreter flushes standard output once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Display:
     """A live panel on a terminal; elsewhere a line now and then."""
 
@@ -174,7 +187,7 @@ class Display:
         self, num_sessions: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         """num_sessions: of the trial; lines name their session where there are several."""
-        self._console = console or Console()
+        self._console = console or Terminal()
         self._now = now
         self._several = num_sessions > 1
         self._live: Live | None = None
@@ -214,12 +227,14 @@ class Display:
 
     def _panel(self, sessions: Sequence[SessionProgress]) -> RichTable:
         table = RichTable(box=None, padding=(0, 1), collapse_padding=True)
+        width = self._console.width
         if self._several:
-            table.add_column("session", justify="right")
-        table.add_column("", width=24)
+            table.add_column("session", justify="right", no_wrap=True)
+        table.add_column("", width=min(24, width // 8))
         for name in ("frame", "return", "frames/s", "time left"):
-            table.add_column(name, justify="right")
-        table.add_column("time goes to", style="dim", overflow="ellipsis", no_wrap=True)
+            table.add_column(name, justify="right", no_wrap=True)
+        if width >= _WIDE:
+            table.add_column("time goes to", style="dim", overflow="ellipsis", no_wrap=True)
         for progress in sessions:
             cells: list[str | ProgressBar] = [
                 ProgressBar(total=progress.max_frame, completed=min(progress.frame, progress.max_frame)),
@@ -227,10 +242,11 @@ class Display:
                 "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}",
                 "-" if progress.fps is None else f"{progress.fps:,.0f}",
                 _time_left(progress),
-                "  ".join(f"{name} {share:.0%}" for name, share in progress.phases.items()),
             ]
             if self._several:
                 cells.insert(0, str(progress.index))
+            if width >= _WIDE:
+                cells.append(" ".join(f"{name} {share:.0%}" for name, share in progress.phases.items()))
             table.add_row(*cells)
         return table
 
