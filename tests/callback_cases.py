@@ -99,6 +99,10 @@ class ToySession:
         self.before_callbacks = check
         return self
 
+    @property
+    def interrupted(self) -> bool:
+        return self.interruption.requested and not self.clock.finished
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "clock": self.clock.state_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
@@ -148,3 +151,44 @@ def test_a_callback_that_fails_at_its_end_does_not_keep_the_others_from_theirs(t
     with pytest.raises(RuntimeError, match="at the end"):
         session.run()
     assert finished == [1200]
+
+
+def test_a_session_that_cannot_be_built_leaves_no_environment_behind(tmp_path: Path) -> None:
+    config = config_of(["agent=random", "env.vectorization=async", "env.num_envs=2", "seed=1"])
+    config.transforms["reward"] = Component("builtins.dict", {})
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ConfigError, match=r"transforms\.reward: builtins\.dict has no observation"):
+        Session(config, 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_the_last_evaluation_broken_off_is_told_and_made_up_for(tmp_path: Path) -> None:
+    """Ctrl-C after the last frame: nothing else would say that a row is missing."""
+
+    class StopInEvaluation(Callback):
+        def start(self, session: Any) -> None:
+            act = session.agent.evaluation_action
+
+            def stopping(*arguments: Any) -> Any:
+                session.interruption.signal = signal.SIGINT
+                return act(*arguments)
+
+            session.agent.evaluation_action = stopping
+
+    config = config_of([*CARTPOLE, "meta.rigorous_eval=2", "meta.eval_frequency=1200"])
+    stopped = Session(config, 0, RunFolder.create(tmp_path / "stopped").session(0), 1)
+    stopped.callbacks.insert(0, StopInEvaluation())
+    stopped.run()
+    assert stopped.clock.finished
+    assert stopped.interrupted
+    assert not (tmp_path / "stopped" / "session_0" / "eval.csv").exists()
+    latest = CheckpointStore(tmp_path / "stopped" / "session_0" / "checkpoints", keep_last=2).latest()
+    assert latest is not None
+    resumed = run(config, tmp_path / "resumed", state=latest.state)
+    assert not resumed.interrupted
+    assert rows(tmp_path / "resumed", "eval") == rows_of_unbroken(config, tmp_path)
+
+
+def rows_of_unbroken(config: TrialConfig, folder: Path) -> list[dict[str, str]]:
+    run(config, folder / "unbroken")
+    return rows(folder / "unbroken", "eval")

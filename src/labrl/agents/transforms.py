@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveFloat, Probability
 from labrl.networks.spaces import Spaces, is_image
@@ -54,7 +55,7 @@ class RunningMoments:
 
 
 class Transform(Protocol):
-    """One part of the learner's view. Parts need to define only what they change."""
+    """One part of the learner's view. Derived from `Identity`, it defines only what it changes."""
 
     def observation(self, observation: NDArray) -> NDArray:
         """The learner's view of observations, [num_envs, *obs]; statistics stay as they are."""
@@ -75,6 +76,9 @@ class Transform(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
         ...
+
+
+_METHODS = ("observation", "collect", "reward", "state_dict", "load_state_dict")
 
 
 class Identity:
@@ -235,6 +239,22 @@ class Transforms:
     def __init__(self, parts: Mapping[str, Transform]) -> None:
         self._parts = dict(parts)
         self._active: Sequence[Transform] = list(self._parts.values())
+
+    @classmethod
+    def build(cls, components: Mapping[str, Component | None], spaces: Spaces) -> Transforms:
+        """Those of a configuration. Raises ConfigError for one that does not fit the spaces."""
+        parts: dict[str, Transform] = {}
+        for name, component in components.items():
+            if component is None:
+                continue
+            parts[name] = component.build(spaces=spaces)
+            missing = [method for method in _METHODS if not hasattr(parts[name], method)]
+            if missing:
+                raise ConfigError(
+                    f"transforms.{name}: {component.target} has no {', '.join(missing)}; derive it from "
+                    "labrl.agents.transforms.Identity, which changes nothing"
+                )
+        return cls(parts)
 
     def frozen(self, observation: NDArray) -> NDArray:
         """The view in evaluation: no statistics change. [num_envs, *obs]"""

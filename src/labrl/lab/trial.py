@@ -6,11 +6,11 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import signal
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from labrl.agents.transforms import Transforms
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import describe
 from labrl.lab.devices import threads_per_session
@@ -20,8 +20,9 @@ from labrl.lab.worker import run_session
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import draw_seed, session_seed
+from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.progress import TrialPanel
-from labrl.session.interruption import Interruption
+from labrl.session.interruption import Interruption, children_ignore_ctrl_c
 from labrl.storage.provenance import write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus
 
@@ -33,9 +34,12 @@ def check(config: TrialConfig) -> None:
     """
     Compute.choose(config.meta.device, config.meta.precision, _num_threads(config))
     observation_space, action_space = describe(config.env)
+    spaces = Spaces(observation_space, action_space, config.env.config.num_envs)
     agent = config.agent.load()
     if hasattr(agent, "check"):
-        agent.check(config.agent.config, Spaces(observation_space, action_space, config.env.config.num_envs))
+        agent.check(config.agent.config, spaces)
+    Transforms.build(config.transforms, spaces)
+    check_callbacks(config)
 
 
 def run_trial(
@@ -57,8 +61,8 @@ def run_trial(
             codes = _in_process(config, run, result)
         else:
             codes = _in_processes(config, plain, run, result)
-    except BaseException:
-        run.set_status("failed")
+    except BaseException as error:
+        run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     result.exit_code = _trial_exit_code(codes)
     run.set_status(
@@ -94,19 +98,26 @@ def _in_processes(
         folder.session(i)
     panel = TrialPanel(folder, len(processes), config.env.config.max_frame, enabled=config.meta.progress)
     with Interruption() as interruption, panel:
-        for process in processes:
-            process.start()
-        forwarded = False
-        while any(process.is_alive() for process in processes):
-            for process in processes:
-                process.join(0.25 / len(processes))
-            panel.update()
-            if interruption.requested and not forwarded:
-                # Ctrl-C in a terminal reaches the children by itself; a kill of this process alone does not.
-                forwarded = True
-                if interruption.signal != signal.SIGINT:
+        try:
+            with children_ignore_ctrl_c():
+                for process in processes:
+                    process.start()
+            told = False
+            while any(process.is_alive() for process in processes):
+                for process in processes:
+                    process.join(0.25 / len(processes))
+                panel.update()
+                if interruption.requested and not told:
+                    # A kill of this process alone, or Ctrl-C while they start, does not reach them by itself.
+                    told = True
                     _terminate(processes)
+        except BaseException:
+            _terminate(processes)  # nobody is left who would watch over them
+            raise
     codes = [_exit_code(process) for process in processes]
+    if interruption.requested:
+        # They were told by SIGTERM, whatever this process was told by.
+        codes = [interruption.exit_code if code in (130, 143) else code for code in codes]
     for i, code in zip(indices, codes, strict=True):
         result.sessions.append(_read_result(config, folder, i, code))
     return codes
@@ -114,7 +125,7 @@ def _in_processes(
 
 def _terminate(processes: list[BaseProcess]) -> None:
     for process in processes:
-        if process.is_alive():
+        if process.pid is not None and process.is_alive():
             process.terminate()
 
 
@@ -130,8 +141,12 @@ def _read_result(config: TrialConfig, folder: RunFolder, index: int, code: int) 
     path = folder.session(index).result
     if path.exists():
         return SessionResult(**json.loads(path.read_text()))
-    error = f"the process ended with code {code} and without a result"
-    return SessionResult(index=index, seed=session_seed(config.seed, index), status="failed", error=error)
+    result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
+    if code in (130, 143):
+        result.status = "interrupted"  # before its first step
+    else:
+        result.error = f"the process ended with code {code} and without a result"
+    return result
 
 
 def _trial_exit_code(codes: list[int]) -> int:

@@ -40,9 +40,8 @@ def run_session(
     try:
         session = Session(config, index, folder, num_threads)
         session.run()
-        interrupted = session.interruption.requested and not session.clock.finished
-        result.status = "interrupted" if interrupted else "finished"
-        code = session.interruption.exit_code if interrupted else 0
+        result.status = "interrupted" if session.interrupted else "finished"
+        code = session.interruption.exit_code if session.interrupted else 0
     except ConfigError:
         raise
     except NonFiniteError as error:
@@ -74,6 +73,8 @@ def main(plain: Mapping[str, Any], index: int, folder: Path, num_threads: int) -
     try:
         _, code = run_session(resolve(plain), index, RunFolder.open(folder).session(index), num_threads)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        seed = session_seed(plain["seed"], index)
+        result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
+        write_json(RunFolder.open(folder).session(index).result, dataclasses.asdict(result))
         code = 2
     sys.exit(code)

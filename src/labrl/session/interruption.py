@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -17,7 +19,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The signal that asked for the stop, or None."""
+        """The first signal that asked for the stop, or None."""
         self._before: dict[int, Any] = {}
 
     @property
@@ -47,4 +49,22 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             os._exit(130)
-        self.signal = number
+        if self.signal is None:
+            self.signal = number
+
+
+@contextlib.contextmanager
+def children_ignore_ctrl_c() -> Iterator[None]:
+    """Processes that are started meanwhile ignore Ctrl-C until they say otherwise.
+
+    A terminal sends it to every process. One that is still importing would die of it with a traceback;
+    the process that started it tells it by SIGTERM instead.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -58,20 +58,21 @@ class Session:
         self.streams = Streams(self.seed)
         self.clock = Clock(config.env.config.max_frame)
         self.episodes = EpisodeWindow(config.meta.episode_window)
-        self.env = make_env(config.env, self.seed, num_threads)
         self.num_threads = num_threads
-        spaces = Spaces(self.env.observation_space, self.env.action_space, self.env.num_envs)
-        compute = Compute.choose(config.meta.device, config.meta.precision, num_threads, index)
-        self.transforms = Transforms(
-            {name: part.build(spaces=spaces) for name, part in config.transforms.items() if part is not None}
-        )
-        self.agent: Agent = config.agent.build(
-            spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
-        )
         self.timers = PhaseTimers()
         self.callbacks = default_callbacks(config)
         self.interruption = Interruption()
         self._observation: NDArray | None = None
+        compute = Compute.choose(config.meta.device, config.meta.precision, num_threads, index)
+        self.env = make_env(config.env, self.seed, num_threads)
+        with ExitStack() as on_failure:
+            on_failure.callback(self.env.close)
+            spaces = Spaces(self.env.observation_space, self.env.action_space, self.env.num_envs)
+            self.transforms = Transforms.build(config.transforms, spaces)
+            self.agent: Agent = config.agent.build(
+                spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
+            )
+            on_failure.pop_all()
 
     def run(self) -> None:
         """Train until the budget is spent or an interruption is asked for."""
@@ -106,9 +107,18 @@ class Session:
             timers.lap("callbacks")
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a signal kept something from being done: frames, or the evaluation after the last one."""
+        return self.interruption.requested and not (self.clock.finished and not self._evaluate.owed)
+
+    @property
     def best_return(self) -> float | None:
         """The highest evaluation score so far, None before there is one."""
-        return next(part.best_return for part in self.callbacks if isinstance(part, Evaluate))
+        return self._evaluate.best_return
+
+    @property
+    def _evaluate(self) -> Evaluate:
+        return next(part for part in self.callbacks if isinstance(part, Evaluate))
 
     def close(self) -> None:
         """End environments and background threads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labrl.config.errors import ConfigError
 from labrl.session.callbacks.callback import Callback
@@ -10,7 +10,7 @@ from labrl.session.callbacks.callback import Callback
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
 
-__all__ = ["Callback", "default_callbacks"]
+__all__ = ["Callback", "check_callbacks", "default_callbacks"]
 
 
 def default_callbacks(config: TrialConfig) -> list[Callback]:
@@ -41,16 +41,25 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     ]
 
 
+def check_callbacks(config: TrialConfig) -> None:
+    """Raises ConfigError if a user's class is not a `Callback`, before anything is built."""
+    for name, component in config.callbacks.items():
+        target = None if component is None else component.load()
+        if isinstance(target, type) and not issubclass(target, Callback):
+            raise _no_callback(name, f"{target.__module__}.{target.__qualname__} is not one")
+
+
+def _no_callback(name: str, what: str) -> ConfigError:
+    return ConfigError(f"callbacks.{name} must be a subclass of labrl.session.callbacks.Callback: {what}")
+
+
 def _user_callbacks(config: TrialConfig) -> list[Callback]:
     built = []
     for name, component in config.callbacks.items():
         if component is None:
             continue
-        callback = component.build()
+        callback: Any = component.build()
         if not isinstance(callback, Callback):
-            raise ConfigError(
-                f"callbacks.{name}: {component.target} gives a {type(callback).__name__}; it must be a "
-                "subclass of labrl.session.callbacks.Callback"
-            )
+            raise _no_callback(name, f"{component.target} gives a {type(callback).__name__}")
         built.append(callback)
     return built

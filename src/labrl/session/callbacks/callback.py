@@ -44,6 +44,10 @@ class SessionView(Protocol):
     interruption: Interruption
     """Whether the session was asked to stop; it does so between two steps."""
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the stop that was asked for left frames or an evaluation undone."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that a checkpoint needs, callbacks' states included."""
 

@@ -35,7 +35,8 @@ class Evaluate(Callback):
         """The highest `return_mean` so far, None before there is one."""
         self.best_frame: int | None = None
         """Where it was reached, frames."""
-        self._owed = False
+        self.owed = False
+        """Whether an interruption broke off the evaluation at the present frame."""
         self._env: VectorEnv | None = None
         self._table: CsvTable | None = None
 
@@ -43,8 +44,8 @@ class Evaluate(Callback):
         """Open the table, cut it back, and make up for an evaluation that an interruption broke off."""
         self._table = CsvTable(session.folder.eval_csv)
         # made up for already, but killed before the next checkpoint: then the row is there, and goes
-        self._table.truncate_after(session.clock.frame - self._owed)
-        if self._owed:
+        self._table.truncate_after(session.clock.frame - self.owed)
+        if self.owed:
             self._evaluate(session)
 
     def step(self, session: SessionView) -> None:
@@ -64,18 +65,18 @@ class Evaluate(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, and whether the evaluation at this frame is still to be made."""
-        return {"best_return": self.best_return, "best_frame": self.best_frame, "owed": self._owed}
+        return {"best_return": self.best_return, "best_frame": self.best_frame, "owed": self.owed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self.best_return, self.best_frame = state["best_return"], state["best_frame"]
-        self._owed = bool(state["owed"])
+        self.owed = bool(state["owed"])
 
     def _evaluate(self, session: SessionView) -> None:
         assert self._table is not None, "start() comes before step()"
         if self._num_episodes:
             episodes = self._play(session)
-            self._owed = episodes is None
+            self.owed = episodes is None
             if episodes is None:
                 return
             statistics = episode_statistics(

@@ -1,0 +1,114 @@
+"""Sessions side by side: one that dies, is told to stop, or cannot start takes nothing from the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
+
+
+@contextmanager
+def labrl(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, as a terminal starts it."""
+    command = [sys.executable, "-m", "labrl", f"hydra.run.dir={folder}", *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def frame(folder: Path, index: int) -> int:
+    try:
+        return json.loads((folder / f"session_{index}" / "progress.json").read_text())["frame"]
+    except FileNotFoundError:
+        return 0
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """Sessions of the trial, in order; the first child of all may be multiprocessing's own helper."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [pid for pid in map(int, listed) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def statuses(folder: Path) -> list[str]:
+    return [session["status"] for session in json.loads((folder / "run.json").read_text())["sessions"]]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds children in /proc")
+
+
+@needs_proc
+def test_a_killed_session_leaves_the_other_running_and_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
+        wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
+        os.kill(children(process)[0], signal.SIGKILL)
+        reached = frame(folder, 1)
+        wait_for(lambda: frame(folder, 1) > reached, process)
+        os.kill(process.pid, signal.SIGTERM)
+        said, _ = process.communicate()
+    assert process.returncode == 1
+    assert "session 0 failed: the process ended with code 137" in said
+    assert statuses(folder) == ["failed", "interrupted"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
+def test_a_signal_stops_all_sessions_with_what_they_reached(
+    number: signal.Signals, code: int, to_all: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
+        wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        said, _ = process.communicate()
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert statuses(folder) == ["interrupted", "interrupted"]
+    for index in (0, 1):
+        assert list((folder / f"session_{index}" / "checkpoints").glob("frame_*"))
+
+
+def test_ctrl_c_while_sessions_start_is_an_interruption_without_a_traceback(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
+        wait_for((folder / "session_1").exists, process)
+        wait_for(lambda: not Path("/proc").exists() or len(children(process)) == 2, process)
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
+    assert statuses(folder) == ["interrupted", "interrupted"]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with labrl(folder, "agent=random", "env.max_frame=512", "meta.tensorboard=false") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait() == 0
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
