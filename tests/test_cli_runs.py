@@ -36,6 +36,8 @@ def files() -> list[Path]:
         ["env=atari"],
         ["agent.batch_size=100"],
         ["env.max_frame=10"],
+        ["+callbacks.mine._target_=pathlib.Path"],
+        ["transforms.reward={_target_: builtins.dict}"],
         ["hydra/launcher=slrm"],
         ["--config-dir", "nowhere"],
         ["--no-such-flag"],

@@ -105,7 +105,7 @@ def test_evaluation_leaves_training_untouched(overrides: list[str], tmp_path: Pa
 def test_clipped_rewards_never_reach_a_return(tmp_path: Path) -> None:
     """The learner sees signs only; Pendulum's returns are far below the sign's -200 for an episode."""
     sign = "+transforms.reward._target_=labrl.agents.transforms.SignReward"
-    session = run(config_of([*PENDULUM, sign]), tmp_path / "run")
+    session = run(config_of([*PENDULUM, "preset=none", sign]), tmp_path / "run")
     assert session.episodes.statistics()["return_mean"] < -300
 
 

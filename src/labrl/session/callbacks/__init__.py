@@ -8,6 +8,7 @@ from labrl.config.errors import ConfigError
 from labrl.session.callbacks.callback import Callback
 
 if TYPE_CHECKING:
+    from labrl.config.component import Component
     from labrl.config.schema import TrialConfig
 
 __all__ = ["Callback", "check_callbacks", "default_callbacks"]
@@ -44,13 +45,18 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
 def check_callbacks(config: TrialConfig) -> None:
     """Raises ConfigError if a user's class is not a `Callback`, before anything is built."""
     for name, component in config.callbacks.items():
-        target = None if component is None else component.load()
+        if component is None:
+            continue
+        target = component.load()
         if isinstance(target, type) and not issubclass(target, Callback):
-            raise _no_callback(name, f"{target.__module__}.{target.__qualname__} is not one")
+            raise _no_callback(name, component, target)
 
 
-def _no_callback(name: str, what: str) -> ConfigError:
-    return ConfigError(f"callbacks.{name} must be a subclass of labrl.session.callbacks.Callback: {what}")
+def _no_callback(name: str, component: Component, kind: type) -> ConfigError:
+    return ConfigError(
+        f"callbacks.{name}: {component.target} gives a {kind.__name__}; it must be a subclass of "
+        "labrl.session.callbacks.Callback"
+    )
 
 
 def _user_callbacks(config: TrialConfig) -> list[Callback]:
@@ -60,6 +66,6 @@ def _user_callbacks(config: TrialConfig) -> list[Callback]:
             continue
         callback: Any = component.build()
         if not isinstance(callback, Callback):
-            raise _no_callback(name, f"{component.target} gives a {type(callback).__name__}")
+            raise _no_callback(name, component, type(callback))
         built.append(callback)
     return built
