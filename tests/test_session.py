@@ -23,8 +23,9 @@ from labrl.storage.run_folder import RunFolder
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
 CARTPOLE = [*QUIET, "env=cartpole", "env.max_frame=1200", "agent.epochs=2", "meta.log_frequency=300"]
-PENDULUM = [*QUIET, "env=pendulum", "env.max_frame=1200", "agent.horizon=64", "agent.batch_size=64"]
+PENDULUM = [*QUIET, "env=pendulum", "env.num_envs=4", "env.max_frame=1200", "agent.horizon=64"]
 PENDULUM += [
+    "agent.batch_size=64",
     "agent.epochs=2",
     "meta.log_frequency=300",
     "+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation",
