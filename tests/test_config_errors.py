@@ -82,6 +82,11 @@ def test_bad_syntax_shows_how_to_write_it(bad: str) -> None:
     assert "key=value" in message
 
 
+def test_class_that_is_no_vector_environment_is_shown_its_place() -> None:
+    message = refused("env={_target_: builtins.dict}", "~env.id", "~env.name")
+    assert "'env.make={_target_: builtins.dict}'" in message
+
+
 def test_several_values_without_m_show_both_meanings() -> None:
     assert "labrl -m seed=1,2" in refused("seed=1,2")
     assert "seed=[1,2]" in refused("seed=1,2")
@@ -94,3 +99,9 @@ def test_interpolation_that_leads_nowhere_names_its_key() -> None:
 def test_config_dir_that_is_no_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match="--config-dir nowhere: there is no such folder"):
         compose([], "nowhere")
+
+
+@pytest.mark.parametrize("activation", ["Foo", "Linear", "Softmax", "RReLU"])
+def test_activation_that_no_network_can_be_built_with_is_refused_by_its_full_key(activation: str) -> None:
+    message = refused(f"agent.network.torso.mlp.activation={activation}")
+    assert re.match(r"agent\.network\.torso\.mlp\.activation must be 'CELU', .* 'Tanh' or .*, got", message)

@@ -118,7 +118,7 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
         raise ConfigError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
             "no vector environment of labrl. A Gymnasium environment of your own is given by env=gymnasium "
-            f"and a key of its own: env.make._target_={config.env.target}"
+            f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'"
         )
     check = getattr(config.agent.load(), "check_config", None)
     if check is not None:

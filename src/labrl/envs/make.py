@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.vector import VectorEnv
+
+ARRAYS = (Box, Discrete, MultiDiscrete, MultiBinary)
+"""Spaces whose elements are one array or number."""
 
 
 def make_env(
@@ -24,7 +27,6 @@ def make_env(
     out what is there for the learner only (the life-loss signal). num_envs: in place of `env.num_envs`.
     Raises ConfigError when the environment does not exist or something it needs is not installed.
     """
-    _check_target(env)
     if num_envs is None:
         num_envs = env.config.num_envs
     backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
@@ -34,20 +36,20 @@ def make_env(
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, to check a configuration before a run.
 
-    Raises ConfigError as `make_env` does.
+    Raises ConfigError as `make_env` does, and for observations or actions that are not one array.
     """
-    _check_target(env)
     target = env.load()
     if hasattr(target, "spaces"):
-        return target.spaces(env.config)
-    vector = make_env(env, seed=0, num_threads=1, num_envs=1)
-    vector.close()
-    return vector.observation_space, vector.action_space
-
-
-def _check_target(env: Component) -> None:
-    if isinstance(env.config, dict):
-        raise ConfigError(
-            f"env._target_={env.target} must have a Config with name, num_envs and max_frame."
-            " For an environment of your own, write env=gymnasium and give its class in env.make._target_."
-        )
+        observation_space, action_space = target.spaces(env.config)
+    else:
+        vector = make_env(env, seed=0, num_threads=1, num_envs=1)
+        vector.close()
+        observation_space, action_space = vector.observation_space, vector.action_space
+    for what, space in (("observations", observation_space), ("actions", action_space)):
+        if not isinstance(space, ARRAYS):
+            raise ConfigError(
+                f"env.name={env.config.name}: its {what} are {space}; labrl takes one array or number (Box, "
+                "Discrete, MultiDiscrete, MultiBinary). Wrap the environment, for instance in "
+                "gymnasium.wrappers.FlattenObservation, and give the wrapped one as env.make."
+            )
+    return observation_space, action_space

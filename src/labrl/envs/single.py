@@ -35,8 +35,8 @@ class EnvFactory:
     ) -> None:
         if (env_id is None) == (make is None):
             raise ConfigError(
-                "env needs either env.id (an id that Gymnasium knows) or env.make (your own environment's"
-                f" _target_), got {'both' if make else 'neither'}"
+                "env needs either env.id (an id that Gymnasium knows) or, with env.id=null, your own class as"
+                f" 'env.make={{_target_: my_module.MyEnv}}', got {'both' if make else 'neither'}"
             )
         self.env_id = env_id
         self.import_module = import_module

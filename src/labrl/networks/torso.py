@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -17,23 +17,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.errors import ConfigError, nearest
+from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
 from labrl.networks.spaces import is_image
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
-def activation_named(name: str) -> type[nn.Module]:
-    """The torch activation of that name. Raises ConfigError for an unknown one."""
-    found = getattr(nn, name, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        known = sorted(n for n in nn.modules.activation.__all__)
-        raise ConfigError(
-            f"agent.network.torso.activation: torch.nn has no {name!r}.{nearest(name, known)} "
-            "Allowed is any activation module of torch.nn, for instance Tanh, ReLU, SiLU."
-        )
-    return found
+# fmt: off
+Activation = Literal[
+    "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid",
+    "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh",
+    "Tanhshrink",
+]
+# fmt: on
+"""Activations of torch.nn that act on each element by itself, draw nothing and learn nothing."""
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
@@ -44,30 +42,35 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
     return layer
 
 
+def _choices(space: gym.Space[Any]) -> list[tuple[int, int]]:
+    """(first value, number of values) of each choice that makes an observation; none for numbers."""
+    if isinstance(space, gym.spaces.Discrete):
+        return [(int(space.start), int(space.n))]
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return [(int(first), int(n)) for first, n in zip(space.start.flat, space.nvec.flat, strict=True)]
+    return []
+
+
 @dataclass(kw_only=True)
 class MLPConfig:
     """Fully connected layers over the flattened observation."""
 
     hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
     """Units of each layer."""
-    activation: str = "Tanh"
-    """Activation after each layer: any activation module of torch.nn by name."""
+    activation: Activation = "Tanh"
+    """After each layer: an activation of torch.nn by its name."""
 
 
 class MLP(nn.Module):
-    """Multi-layer perceptron for vectors; a discrete observation is one-hot encoded."""
+    """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded."""
 
     Config = MLPConfig
 
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
-        self.num_classes = (
-            int(observation_space.n) if isinstance(observation_space, gym.spaces.Discrete) else 0
-        )
-        self.first = int(observation_space.start) if isinstance(observation_space, gym.spaces.Discrete) else 0
-        size = gym.spaces.flatdim(observation_space)
-        self.activation = activation_named(config.activation)()
-        sizes = [size, *config.hidden]
+        self._choices = _choices(observation_space)
+        self.activation: nn.Module = getattr(nn, config.activation)()
+        sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [orthogonal(nn.Linear(a, b), np.sqrt(2)) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
         # Acting in a small environment is bound by calls of modules and look-ups of their parameters,
@@ -76,10 +79,12 @@ class MLP(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
-        if self.num_classes:
-            observation = nn.functional.one_hot(observation.long() - self.first, self.num_classes)
-        if observation.dim() > 2:
-            observation = observation.flatten(1)
+        if self._choices:
+            columns = observation.long().reshape(len(observation), -1).unbind(1)
+            choices = zip(columns, self._choices, strict=True)
+            observation = torch.cat([nn.functional.one_hot(c - first, n) for c, (first, n) in choices], dim=1)
+        if observation.dim() != 2:
+            observation = observation.reshape(len(observation), -1)
         if observation.dtype != torch.float32:
             observation = observation.float()
         activation = self.activation.forward
@@ -135,7 +140,13 @@ class NatureCNN(nn.Module):
 
     def layout(self, observation: NDArray) -> NDArray:
         """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels]."""
-        return np.ascontiguousarray(np.moveaxis(observation, 1, 3)) if self.channels_first else observation
+        if not self.channels_first:
+            return observation
+        channels = observation.shape[1]
+        pixels = np.empty((len(observation), *observation.shape[2:], channels), observation.dtype)
+        for channel in range(channels):  # four times as fast as a copy of the transposed view
+            pixels[..., channel] = observation[:, channel]
+        return pixels
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""

@@ -1,0 +1,59 @@
+"""Every space that is one array or number has a network; others are refused before a run begins."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe
+from labrl.networks.torso import MLP, Activation, MLPConfig
+
+ONE_ARRAY = [
+    spaces.Box(-1, 1, (3,)),
+    spaces.Box(-1, 1, (2, 2), np.float64),
+    spaces.Box(-1, 1, ()),
+    spaces.Discrete(3, start=-1),
+    spaces.MultiDiscrete([3, 2]),
+    spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, 0], [0, 2]]),
+    spaces.MultiBinary(3),
+]
+
+
+class Odd(gym.Env):  # type: ignore[type-arg]
+    """Observations in two parts."""
+
+    observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+    action_space = spaces.Discrete(2)
+
+
+@pytest.mark.parametrize("space", ONE_ARRAY, ids=str)
+def test_mlp_tells_the_observations_of_a_space_apart(space: gym.Space) -> None:  # type: ignore[type-arg]
+    torch.manual_seed(0)
+    space.seed(1)
+    mlp = MLP(MLPConfig(hidden=[8]), space)
+    batch = np.stack([np.asarray(space.sample()) for _ in range(16)])
+    features = mlp(torch.as_tensor(batch))
+    assert features.shape == (16, 8)
+    distinct = {row.tobytes() for row in batch}
+    assert len({tuple(row) for row in features.detach().numpy().round(5).tolist()}) == len(distinct)
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_every_activation_acts_on_each_element_by_itself(activation: str) -> None:
+    mlp = MLP(MLPConfig(hidden=[8], activation=activation), spaces.Box(-1, 1, (3,)))  # type: ignore[arg-type]
+    batch = torch.linspace(-1, 1, 12).reshape(4, 3)
+    assert torch.allclose(mlp(batch)[:1], mlp(batch[:1]), atol=1e-6)
+    assert torch.equal(mlp(batch), mlp(batch))
+
+
+def test_observations_in_several_parts_are_refused_by_name() -> None:
+    node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "odd", "make": {"_target_": "test_torso.Odd"}}
+    with pytest.raises(ConfigError, match=r"env\.name=odd: its observations are Tuple.*FlattenObservation"):
+        describe(Component.parse(node, "env"))
