@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,12 @@ def test_train_returns_the_result_and_works_twice_in_one_process() -> None:
     assert first.folder != second.folder
     assert first.seed == 1
     assert (first.folder / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("words", ["env=pong", [1]])
+def test_train_takes_a_list_of_words(words: Any) -> None:
+    with pytest.raises(ConfigError, match=r"takes a list of words"):
+        labrl.train(words)
 
 
 def test_train_raises_for_wrong_input_before_anything_is_written() -> None:

@@ -36,6 +36,7 @@ def refused(*overrides: str) -> str:
         ("callbacks.mine=1", "callbacks.mine: no such key. To add it there write +callbacks.mine=<value>."),
         ("+agent.horizn=4", "agent.horizn: no such key. Did you mean agent.horizon?"),
         ("+mine=4", "mine: no such key."),
+        ("~env", "agent and env must each be chosen"),
     ],
 )
 def test_misspelt_words_name_the_nearest(override: str, message: str) -> None:
@@ -47,6 +48,7 @@ def test_misspelt_words_name_the_nearest(override: str, message: str) -> None:
     [
         ("env.num_envs=0", "env.num_envs must be at least 1, got 0"),
         ("env.num_envs=many", "env.num_envs must be a whole number, got 'many'"),
+        ("agent.lr=[1]", "~agent.lr '+agent.lr=...'"),
         ("agent.discount=1.5", "agent.discount must be at most 1, got 1.5"),
         ("agent.lr=fast", "agent.lr must be a finite number or a schedule"),
         ("agent.normalize_advantage=1", "agent.normalize_advantage must be true or false, got 1"),

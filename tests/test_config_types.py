@@ -10,7 +10,15 @@ import pytest
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
-from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Probability, Schedule
+from labrl.config.types import (
+    Fraction,
+    NonNegativeInt,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Schedule,
+)
 from labrl.schedules import LinearSchedule
 
 
@@ -34,6 +42,7 @@ class PartConfig:
     sizes: list[PositiveInt] = field(default_factory=list)
     lr: Schedule = 0.1
     clip: Schedule | None = None
+    bound: NonNegativeSchedule | None = None
     inner: Inner = field(default_factory=Inner)
     part: Component | None = None
     parts: dict[str, Component | None] = field(default_factory=dict)
@@ -187,3 +196,11 @@ def test_target_that_does_not_exist_is_explained(target: Any, reason: str) -> No
 def test_component_survives_the_way_to_another_process() -> None:
     component = Component.parse({"_target_": PART, "needed": 2, "part": {"_target_": PLAIN}})
     assert pickle.loads(pickle.dumps(component)) == component
+
+
+@pytest.mark.parametrize("value", [-1, {"kind": "linear", "start": 1, "end": -1, "horizon": 10}])
+def test_coefficient_that_would_turn_negative_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"agent\.bound must be at least 0 at every frame, got"):
+        parsed(bound=value)
+    assert parsed(bound=None).bound is None
+    assert parsed(bound={**value, "end": 0} if isinstance(value, dict) else 1).bound is not None

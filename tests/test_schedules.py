@@ -13,7 +13,9 @@ from labrl.schedules import (
     ExponentialSchedule,
     LinearSchedule,
     PiecewiseSchedule,
+    Schedule,
     StepSchedule,
+    smallest,
     value_at,
 )
 
@@ -73,3 +75,20 @@ def test_nothing_changes_after_the_horizon(schedule: object, frame: int) -> None
 def test_points_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="must grow"):
         PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (10, 2.0)])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lowest"),
+    [
+        (0.5, 0.5),
+        (LinearSchedule(kind="linear", start=1, end=-1, horizon=10), -1),
+        (CosineSchedule(kind="cosine", start=2, end=1, horizon=10), 1),
+        (LinearSchedule(kind="linear", start=1, end=2, horizon=10, warmup=2), 0),
+        (StepSchedule(kind="step", start=1, factor=-2, steps=3, horizon=9), -8),
+        (PiecewiseSchedule(kind="piecewise", points=[(0, 1.0), (5, -3.0), (9, 0.0)]), -3),
+    ],
+    ids=str,
+)
+def test_smallest_is_what_the_coefficient_never_falls_below(schedule: Schedule, lowest: float) -> None:
+    assert smallest(schedule) == lowest
+    assert min(value_at(schedule, frame) for frame in range(12)) == pytest.approx(lowest)

@@ -22,7 +22,12 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     `labrl.config.errors.ConfigError` for wrong input, before anything is written.
     """
     from labrl.config.compose import compose, resolve, to_plain
+    from labrl.config.errors import ConfigError
 
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        raise ConfigError(
+            f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
+        )
     cfg = compose(list(overrides), config_dir, with_hydra=True)
     plain = to_plain(cfg)
     config = resolve(plain)

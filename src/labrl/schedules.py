@@ -119,6 +119,18 @@ Schedule = float | ShapedSchedule | PiecewiseSchedule
 """A constant, or a function of the frame."""
 
 
+def smallest(schedule: Schedule) -> float:
+    """The lowest value that the coefficient ever has."""
+    if isinstance(schedule, int | float):
+        return float(schedule)
+    if isinstance(schedule, PiecewiseSchedule):
+        return min(value for _, value in schedule.points)
+    warm = [0.0] if schedule.warmup else []
+    if isinstance(schedule, StepSchedule):
+        return min([*warm, *(schedule.shape(step / schedule.steps) for step in range(schedule.steps + 1))])
+    return min(*warm, schedule.start, schedule.end)
+
+
 def value_at(schedule: Schedule, frame: int) -> float:
     """The coefficient at `frame` of the run."""
     if isinstance(schedule, int | float):

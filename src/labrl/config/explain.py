@@ -44,6 +44,16 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
         )
     if message.startswith("Config group override must be"):
         return _not_an_option(overrides, loader)
+    kinds = re.match(r"Error merging override (.*)", message)
+    if kinds and "Cannot merge incompatible container types" in f"{message} {error.__cause__}":
+        key = kinds[1].partition("=")[0]
+        return ConfigError(
+            f"{kinds[1]}: a list cannot take the place of a group of keys, nor the other way round. To put "
+            f"something of another kind there, take the old one away: ~{key} '+{key}=...'"
+        )
+    choices = re.match(r"Error resolving interpolation 'auto_\$\{agent\}", message)
+    if choices:
+        return ConfigError("agent and env must each be chosen: agent=<option> env=<option>")
     absent = re.search(r"Missing mandatory value: (\S+)", f"{message} {error.__cause__}")
     if absent:
         key = absent[1].rstrip(".:,")

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from labrl.schedules import Schedule
+from labrl.schedules import Schedule, smallest
 
 __all__ = [
     "Fraction",
     "NonNegativeFloat",
     "NonNegativeInt",
+    "NonNegativeSchedule",
     "PositiveFloat",
     "PositiveInt",
     "Probability",
@@ -41,6 +42,12 @@ def real_number(value: Any) -> float:
     raise ValueError("must be a finite number")
 
 
+def _never_negative(schedule: Schedule) -> Schedule:
+    if smallest(schedule) < 0:
+        raise ValueError("must be at least 0 at every frame")
+    return schedule
+
+
 _Whole = BeforeValidator(whole_number)
 _Real = BeforeValidator(real_number)
 
@@ -56,3 +63,5 @@ Probability = Annotated[float, _Real, Field(ge=0, le=1)]
 """[0, 1]"""
 Fraction = Annotated[float, _Real, Field(gt=0, le=1)]
 """(0, 1]"""
+NonNegativeSchedule = Annotated[Schedule, AfterValidator(_never_negative)]
+"""A number or a schedule in [0, inf)"""
