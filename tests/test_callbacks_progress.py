@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,15 @@ def test_the_panel_of_a_trial_shows_all_its_sessions_from_their_files(tmp_path: 
         "session 0: frame 100 of 100",
         "session 2: frame 100 of 100",
     ]
+
+
+def test_a_session_whose_process_was_killed_is_not_shown_as_running(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    terminal = Terminal(False)
+    run.session(0).progress.write_text(json.dumps(asdict(at(40))))
+    with TrialPanel(run, 1, max_frame=100, console=terminal.console) as panel:
+        panel.update(ended=[0])
+    assert terminal.lines[-1].endswith("ended")
 
 
 def test_a_panel_that_is_switched_off_shows_nothing(

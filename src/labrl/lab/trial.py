@@ -106,7 +106,7 @@ def _in_processes(
             while any(process.is_alive() for process in processes):
                 for process in processes:
                     process.join(0.25 / len(processes))
-                panel.update()
+                panel.update([i for i in indices if not processes[i].is_alive()])
                 if interruption.requested and not told:
                     # A kill of this process alone, or Ctrl-C while they start, does not reach them by itself.
                     told = True

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 
@@ -51,7 +51,7 @@ class SessionProgress:
     rows: int
     """Rows of training metrics written by this process."""
     status: str
-    """running, finished, interrupted or failed."""
+    """starting, running, finished, interrupted, failed; ended where its process is gone without a word."""
     phases: dict[str, float] = field(default_factory=dict)
     """Share of the time in `env`, `act`, `learn`, `callbacks`."""
 
@@ -140,6 +140,7 @@ class TrialPanel:
         """max_frame: budget of each session; enabled: False shows nothing."""
         self._files = [folder.path / f"session_{index}" / "progress.json" for index in range(num_sessions)]
         self._max_frame = max_frame
+        self._ended: frozenset[int] = frozenset()
         self._display = Display(num_sessions, console) if enabled else None
         self._next = 0.0
 
@@ -154,8 +155,12 @@ class TrialPanel:
             self._display.show(self._read())
             self._display.close()
 
-    def update(self) -> None:
-        """Show the sessions as they stand; does nothing when called again within a second."""
+    def update(self, ended: Collection[int] = ()) -> None:
+        """Show the sessions as they stand; shows nothing new when called again within a second.
+
+        ended: indices of those whose process has ended; a killed one's file still says that it runs.
+        """
+        self._ended = frozenset(ended)
         if self._display is not None and time.monotonic() >= self._next:
             self._display.show(self._read())
             self._next = time.monotonic() + REFRESH_SECONDS
@@ -167,6 +172,8 @@ class TrialPanel:
                 found.append(SessionProgress(**json.loads(path.read_text())))
             except (OSError, ValueError, TypeError):
                 found.append(SessionProgress(index, 0, self._max_frame, 0, None, None, 0.0, 0, "starting"))
+            if index in self._ended and found[-1].status in ("starting", "running"):
+                found[-1].status = "ended"
         return found
 
 
