@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +20,7 @@ from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import AutoTorsoConfig
+from labrl.networks.torso import AutoTorsoConfig, NatureCNNConfig
 from labrl.schedules import LinearSchedule
 from labrl.seeding import Streams
 from labrl.step import Episode, Step
@@ -229,7 +230,7 @@ def test_target_kl_stops_the_epochs() -> None:
     agent, clock = build(eager)
     assert play(agent, clock, VECTOR, 8) == 20
     agent, clock = build(dataclasses.replace(eager, target_kl=1e-4))
-    assert play(agent, clock, VECTOR, 8) == 2
+    assert play(agent, clock, VECTOR, 8) == 2  # one epoch
 
 
 def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
@@ -277,3 +278,24 @@ def test_continuous_options_are_refused_for_discrete_actions() -> None:
     PPO.check(config, Spaces(VECTOR, BOX, 1))
     with pytest.raises(ConfigError, match=r"agent\.log_std_init"):
         PPO.check(config, Spaces(VECTOR, DISCRETE, 1))
+
+
+def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_built() -> None:
+    cnn = ActorCriticConfig(torso=Component("labrl.networks.torso.NatureCNN", NatureCNNConfig()))
+    config = dataclasses.replace(CONFIG, network=cnn)
+    PPO.check(config, Spaces(IMAGE, DISCRETE, 1))
+    for space in (VECTOR, gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)):
+        with pytest.raises(ConfigError, match="NatureCNN needs images"):
+            PPO.check(config, Spaces(space, DISCRETE, 1))
+
+
+def test_the_automatic_network_reads_small_images_too() -> None:
+    tiny = gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)
+    agent, clock = build(observation=tiny)
+    assert play(agent, clock, tiny, 8) == 4
+
+
+def test_the_nearest_batch_size_is_found_at_once_for_a_huge_rollout() -> None:
+    env = SimpleNamespace(num_envs=10**12, max_frame=1)
+    with pytest.raises(ConfigError, match=r"agent\.batch_size=20\)"):
+        PPO.check_config(dataclasses.replace(CONFIG, batch_size=19), env)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from labrl.agents.errors import NonFiniteError
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
-from labrl.config.types import NonNegativeFloat, PositiveFloat, PositiveInt, Probability, Schedule
+from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.memory.rollout import Rollout, generalized_advantages
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import distribution_for
-from labrl.networks.gradient import Descent, GradientWorkers
+from labrl.networks.gradient import Descent, GradientWorkers, joined
 from labrl.networks.spaces import Spaces, is_image
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
@@ -44,15 +44,15 @@ class PPOConfig:
     """Weight of the next step's value, gamma, in [0, 1]."""
     gae_lambda: Probability = 0.95
     """Decay of the advantage estimator, lambda, in [0, 1]."""
-    lr: Schedule = 3e-4
+    lr: NonNegativeSchedule = 3e-4
     """Learning rate of Adam."""
     adam_eps: PositiveFloat = 1e-5
     """Epsilon of Adam."""
-    clip: Schedule = 0.2
+    clip: NonNegativeSchedule = 0.2
     """Range of the probability ratio, epsilon in eq. 7."""
-    value_clip: Schedule | None = None
+    value_clip: NonNegativeSchedule | None = None
     """Largest change of a value in one update; null: not clipped."""
-    entropy_coef: Schedule = 0.0
+    entropy_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus, c2 in eq. 9."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss, c1 in eq. 9."""
@@ -61,7 +61,7 @@ class PPOConfig:
     max_grad_norm: PositiveFloat | None = 0.5
     """Gradients are scaled down to this Euclidean norm; null: never."""
     target_kl: PositiveFloat | None = None
-    """Stop the epochs of a rollout once the policy has moved 1.5 times this far; null: never."""
+    """Stop the epochs of a rollout after one whose mean divergence is 1.5 times this; null: never."""
     log_std_init: float | None = None
     """Initial log standard deviation of a Gaussian policy, continuous actions only; null: 0."""
 
@@ -85,11 +85,6 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
         clipped = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.max(error, (clipped - target).square())
     return 0.5 * error.mean()
-
-
-def _numpy(shares: Sequence[Tensor]) -> NDArray:
-    """Results of the shares as one array, [sum of the shares, ...]."""
-    return (shares[0] if len(shares) == 1 else torch.cat(list(shares))).cpu().numpy()
 
 
 class Batch(NamedTuple):
@@ -147,8 +142,8 @@ class PPO:
         rollout = config.horizon * env.num_envs
         made_of = f"{rollout} (agent.horizon {config.horizon} x env.num_envs {env.num_envs})"
         if rollout % config.batch_size:
-            fitting = [n for n in range(1, rollout + 1) if rollout % n == 0]
-            best = min(fitting, key=lambda n: abs(n - config.batch_size))
+            small = [d for d in range(1, math.isqrt(rollout) + 1) if rollout % d == 0]
+            best = min(small + [rollout // d for d in small], key=lambda n: abs(n - config.batch_size))
             raise ConfigError(
                 f"agent.batch_size must divide the rollout of {made_of}, got {config.batch_size} "
                 f"(the nearest that fits: agent.batch_size={best})."
@@ -163,6 +158,9 @@ class PPO:
     def check(cls, config: PPOConfig, spaces: Spaces) -> None:
         """Raises ConfigError for options that the environment's spaces leave without a meaning."""
         distribution_for(spaces.action, "agent=ppo")
+        torso = config.network.torso
+        if hasattr(torso.load(), "check"):
+            torso.load().check(torso.config, spaces.observation)
         if config.log_std_init is not None and not isinstance(spaces.action, gym.spaces.Box):
             raise ConfigError(
                 f"agent.log_std_init is an option of continuous actions, this environment has "
@@ -271,7 +269,7 @@ class PPO:
                 return network.policy(inputs[share]), None
 
         parameters, values = zip(*self._workers.map(work, len(inputs)), strict=True)
-        return _numpy(parameters), _numpy(values) if self.network.shared else 0.0
+        return joined(parameters), joined(values) if self.network.shared else 0.0
 
     def _values(self, observation: NDArray) -> NDArray:
         """State values of any number of observations, [n, *obs] -> [n]."""
@@ -284,7 +282,7 @@ class PPO:
                     return network.value(inputs[share])
 
             chunks += self._workers.map(work, len(inputs))
-        return _numpy(chunks)
+        return joined(chunks)
 
     def _prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets of a full rollout, as one flat batch."""
@@ -337,13 +335,15 @@ class PPO:
         size, device = len(batch.observation), self._compute.device
         total, norms, updates = torch.zeros(len(self.STATISTICS), device=device), 0.0, 0
         for _ in range(config.epochs):
+            epoch, before = torch.zeros_like(total), updates
             order = torch.randperm(size, generator=self._minibatch_stream).to(device)
             for rows in order.split(config.batch_size):
-                statistics = self._gradient(batch, rows, coefficients)
+                epoch += self._gradient(batch, rows, coefficients)
                 norms += self._descent.step(lr)
-                total += statistics
                 updates += 1
-            if config.target_kl is not None and float(statistics[3]) > 1.5 * config.target_kl:
+            total += epoch
+            kl = epoch[self.STATISTICS.index("kl")] / (updates - before)
+            if config.target_kl is not None and float(kl) > 1.5 * config.target_kl:
                 break
         self._record(total / updates, norms / updates)
         return updates

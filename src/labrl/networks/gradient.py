@@ -7,11 +7,12 @@ optimizer's update are then a few operations for the whole network instead of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 Result = TypeVar("Result")
@@ -131,6 +132,11 @@ class GradientWorkers(Generic[Network]):
         """End the worker threads."""
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def joined(shares: Sequence[Tensor]) -> NDArray:
+    """Results of `map` as one array, [sum of the shares, ...]."""
+    return (shares[0] if len(shares) == 1 else torch.cat(list(shares))).cpu().numpy()
 
 
 class Descent:

@@ -93,6 +93,22 @@ class MLP(nn.Module):
         return observation
 
 
+SMALLEST_IMAGE = 36
+"""Pixels of height and width below which nothing is left after three convolutions."""
+
+
+def _image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
+    """Height, width, channels, and whether the channels (or stacked frames) are the first axis.
+
+    Their axis is the short one: ALE puts it first, Gymnasium last.
+    """
+    shape = space.shape
+    assert shape is not None
+    channels_first = shape[0] < shape[2]
+    height, width, channels = (*shape[1:], shape[0]) if channels_first else shape
+    return height, width, channels, channels_first
+
+
 @dataclass(kw_only=True)
 class NatureCNNConfig:
     """The convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
@@ -108,21 +124,8 @@ class NatureCNN(nn.Module):
 
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
-        if not is_image(observation_space):
-            raise ConfigError(
-                "agent.network.torso: NatureCNN needs images (three axes of bytes), "
-                f"got {observation_space}. Use agent/network=auto or agent/network=mlp."
-            )
-        shape = observation_space.shape
-        assert shape is not None
-        # The axis of channels (or of stacked frames) is the short one: ALE puts it first, Gymnasium last.
-        self.channels_first = shape[0] < shape[2]
-        height, width, channels = (*shape[1:], shape[0]) if self.channels_first else shape
-        if min(height, width) < 36:
-            raise ConfigError(
-                "agent.network.torso: NatureCNN needs images of at least 36 x 36 pixels, "
-                f"got {height} x {width}. Use agent/network=mlp or a torso of your own."
-            )
+        self.check(config, observation_space)
+        height, width, channels, self.channels_first = _image_shape(observation_space)
         gain = np.sqrt(2)
         self.first = nn.Conv2d(channels, 32, 8, stride=4)
         orthogonal(self.first, gain)
@@ -137,6 +140,21 @@ class NatureCNN(nn.Module):
         with torch.no_grad():
             flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
         self.linear = nn.Sequential(orthogonal(nn.Linear(flat, config.features), gain), nn.ReLU())
+
+    @classmethod
+    def check(cls, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
+        """Raises ConfigError for what is no image, or too small a one."""
+        if not is_image(observation_space):
+            raise ConfigError(
+                "agent.network.torso: NatureCNN needs images (three axes of bytes), "
+                f"got {observation_space}. Use agent/network=auto or agent/network=mlp."
+            )
+        height, width, _, _ = _image_shape(observation_space)
+        if min(height, width) < SMALLEST_IMAGE:
+            raise ConfigError(
+                f"agent.network.torso: NatureCNN needs images of at least {SMALLEST_IMAGE} pixels each way, "
+                f"got {height} x {width}. Use agent/network=mlp or a torso of your own."
+            )
 
     def layout(self, observation: NDArray) -> NDArray:
         """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels]."""
@@ -173,7 +191,7 @@ class AutoTorsoConfig:
 
 
 class AutoTorso(nn.Module):
-    """The Nature CNN for images, an MLP for everything else."""
+    """The Nature CNN for images that are large enough, an MLP for everything else."""
 
     Config = AutoTorsoConfig
 
@@ -181,7 +199,7 @@ class AutoTorso(nn.Module):
         super().__init__()
         self.chosen: MLP | NatureCNN = (
             NatureCNN(config.cnn, observation_space)
-            if is_image(observation_space)
+            if is_image(observation_space) and min(_image_shape(observation_space)[:2]) >= SMALLEST_IMAGE
             else MLP(config.mlp, observation_space)
         )
 

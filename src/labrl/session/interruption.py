@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, a polite kill, and what SLURM sends before a time limit."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
 
 
 class Interruption:
@@ -36,7 +36,9 @@ class Interruption:
         # Python lets only the main thread set handlers; in a notebook's worker Ctrl-C stays as it was.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
+                # `nohup` has the terminal's end ignored, and so it stays.
+                if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
