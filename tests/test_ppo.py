@@ -266,7 +266,7 @@ def test_pixels_are_scaled_and_read_in_any_layout(layout: tuple[int, ...]) -> No
     space = gym.spaces.Box(0, 255, layout, np.uint8)
     network = ActorCritic(NETWORK, Spaces(space, DISCRETE, 1), 3, None)
     images = np.random.default_rng(0).integers(0, 256, (5, *layout)).astype(np.uint8)
-    cnn = network.policy_torso.chosen  # type: ignore[union-attr]
+    cnn = network.policy_torso
     channels_first = images if layout[0] == 2 else images.transpose(0, 3, 1, 2)
     pixels = torch.from_numpy(channels_first / 255).float()
     expected = cnn.linear(cnn.convolutions(cnn.first(pixels)))

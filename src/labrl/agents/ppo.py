@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from labrl.agents.errors import NonFiniteError
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
-from labrl.memory.rollout import Rollout, generalized_advantages
+from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import distribution_for
@@ -261,15 +261,17 @@ class PPO:
     def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters, and values where they come for free with a shared torso."""
         inputs = self._tensor(observation)
+        if self._workers.num_workers == 1:  # in a small environment every call in a step counts
+            parameters, value = self._outputs(self.network, inputs)
+        else:
+            shares = self._workers.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
+            parameters, value = (torch.cat(parts) for parts in zip(*shares, strict=True))
+        return parameters.cpu().numpy(), value.cpu().numpy() if self.network.shared else 0.0
 
-        def work(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor | None]:
-            with torch.inference_mode(), self._compute.autocast():
-                if network.shared:
-                    return network(inputs[share])
-                return network.policy(inputs[share]), None
-
-        parameters, values = zip(*self._workers.map(work, len(inputs)), strict=True)
-        return joined(parameters), joined(values) if self.network.shared else 0.0
+    def _outputs(self, network: ActorCritic, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """As the network gives them; of two separate ones the policy alone, with no values."""
+        with torch.inference_mode(), self._compute.autocast():
+            return network(inputs) if network.shared else (network.policy(inputs), inputs[:0])
 
     def _values(self, observation: NDArray) -> NDArray:
         """State values of any number of observations, [n, *obs] -> [n]."""
@@ -289,24 +291,11 @@ class PPO:
         value, shape = rollout["value"], (rollout.horizon, rollout.num_envs)
         if not self.network.shared:
             # The policy has not changed since the first row, so all values are had in one pass.
-            value[:] = self._values(
-                rollout["observation"].reshape(-1, *rollout["observation"].shape[2:])
-            ).reshape(shape)
+            value[:] = self._values(rollout.flat("observation").numpy()).reshape(shape)
         assert self._observation is not None
         last = self.network.layout(self._observation)
-        bootstrap = self._values(np.concatenate([last, *(o[None] for o in rollout.cut.values())]))
-        next_value = np.concatenate([value[1:], bootstrap[None, : rollout.num_envs]])
-        for position, cut_value in zip(rollout.cut, bootstrap[rollout.num_envs :], strict=True):
-            next_value[position] = cut_value
-        advantage = generalized_advantages(
-            rollout["reward"],
-            value,
-            next_value,
-            rollout["terminated"],
-            rollout["episode_over"],
-            self._config.discount,
-            self._config.gae_lambda,
-        )
+        beyond = self._values(np.concatenate([last, *(final[None] for final in rollout.cut.values())]))
+        advantage = rollout.advantages(beyond, self._config.discount, self._config.gae_lambda)
         target = advantage + value
         residual, spread = float(np.var(target - value)), float(np.var(target))
         self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
@@ -332,13 +321,11 @@ class PPO:
             value_at(config.entropy_coef, frame),
         )
         lr = value_at(config.lr, frame)
-        size, device = len(batch.observation), self._compute.device
-        total, norms, updates = torch.zeros(len(self.STATISTICS), device=device), 0.0, 0
+        total, norms, updates = torch.zeros(len(self.STATISTICS), device=self._compute.device), 0.0, 0
         for _ in range(config.epochs):
             epoch, before = torch.zeros_like(total), updates
-            order = torch.randperm(size, generator=self._minibatch_stream).to(device)
-            for rows in order.split(config.batch_size):
-                epoch += self._gradient(batch, rows, coefficients)
+            for rows, action, columns in self._minibatches(batch):
+                epoch += self._gradient(batch.observation, rows, action, columns, coefficients)
                 norms += self._descent.step(lr)
                 updates += 1
             total += epoch
@@ -348,16 +335,30 @@ class PPO:
         self._record(total / updates, norms / updates)
         return updates
 
-    def _gradient(self, batch: Batch, rows: Tensor, coefficients: Coefficients) -> Tensor:
-        """Gradient of the loss over the minibatch `rows`, [batch_size]. Returns the mean STATISTICS."""
+    def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """One epoch in random order: rows in the batch, their actions, their columns.
+
+        Advantages are normalized within each minibatch.
+        """
+        size = self._config.batch_size
+        order = torch.randperm(len(batch.observation), generator=self._minibatch_stream)
+        rows = order.to(self._compute.device)
+        # All minibatches at once: this is cheaper than many small look-ups, and observations are large.
         action, columns = batch.action[rows], batch.columns[rows]
-        if self._config.normalize_advantage and len(rows) > 1:
-            std, mean = torch.std_mean(columns[:, 0])
-            columns[:, 0].sub_(mean).div_(std + 1e-8)
+        if self._config.normalize_advantage and size > 1:
+            advantage = columns[:, 0].view(-1, size)
+            std, mean = torch.std_mean(advantage, dim=1, keepdim=True)
+            advantage.sub_(mean).div_(std + 1e-8)
+        return zip(rows.split(size), action.split(size), columns.split(size), strict=True)
+
+    def _gradient(
+        self, observation: Tensor, rows: Tensor, action: Tensor, columns: Tensor, coefficients: Coefficients
+    ) -> Tensor:
+        """Gradient of the loss over the minibatch `rows`, [batch_size]. Returns the mean STATISTICS."""
 
         def loss(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
             with self._compute.autocast():
-                parameters, value = network(batch.observation[rows[share]])
+                parameters, value = network(observation[rows[share]])
             return self._loss(parameters, value, action[share], columns[share], coefficients)
 
         return self._workers.backward(loss, len(rows))
@@ -373,7 +374,9 @@ class PPO:
         policy = -clipped_surrogate(ratio, advantage, coefficients.clip)
         value_error = value_loss(value, old_value, target, coefficients.value_clip)
         entropy = entropies.mean()
-        loss = policy + self._config.value_coef * value_error - coefficients.entropy * entropy
+        loss = policy + self._config.value_coef * value_error
+        if coefficients.entropy:  # a term of weight zero would still be differentiated
+            loss = loss - coefficients.entropy * entropy
         with torch.no_grad():
             change = ratio - 1
             # The low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).

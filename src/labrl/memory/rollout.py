@@ -93,6 +93,24 @@ class Rollout:
         self._arrays["episode_over"][self.t] = episode_over
         self.t += 1
 
+    def advantages(self, beyond: NDArray, discount: float, gae_lambda: float) -> NDArray[np.float32]:
+        """Advantages of a full rollout whose values are filled in, [horizon, num_envs].
+
+        beyond: values of the states that are not in the rows: what the last row led to, then each of `cut`.
+        """
+        next_value = np.concatenate([self["value"][1:], beyond[None, : self.num_envs]])
+        for position, value in zip(self.cut, beyond[self.num_envs :], strict=True):
+            next_value[position] = value
+        return generalized_advantages(
+            self["reward"],
+            self["value"],
+            next_value,
+            self["terminated"],
+            self["episode_over"],
+            discount,
+            gae_lambda,
+        )
+
     def clear(self) -> None:
         """Begin the next rollout."""
         self.t = 0

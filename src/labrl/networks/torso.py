@@ -190,23 +190,16 @@ class AutoTorsoConfig:
     """Used for images."""
 
 
-class AutoTorso(nn.Module):
-    """The Nature CNN for images that are large enough, an MLP for everything else."""
+class AutoTorso:
+    """The Nature CNN for images that are large enough, an MLP for everything else.
+
+    Building it gives one of the two itself: a module around it would cost a call in every step.
+    """
 
     Config = AutoTorsoConfig
 
-    def __init__(self, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> None:
-        super().__init__()
-        self.chosen: MLP | NatureCNN = (
-            NatureCNN(config.cnn, observation_space)
-            if is_image(observation_space) and min(_image_shape(observation_space)[:2]) >= SMALLEST_IMAGE
-            else MLP(config.mlp, observation_space)
-        )
-
-    def layout(self, observation: NDArray) -> NDArray:
-        """As the chosen torso wants it. [num_envs, *obs]"""
-        return self.chosen.layout(observation) if isinstance(self.chosen, NatureCNN) else observation
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns the chosen torso's features, [batch, num_features]."""
-        return self.chosen(observation)
+    def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> MLP | NatureCNN:  # type: ignore[misc]
+        """The torso that fits `observation_space`."""
+        if is_image(observation_space) and min(_image_shape(observation_space)[:2]) >= SMALLEST_IMAGE:
+            return NatureCNN(config.cnn, observation_space)
+        return MLP(config.mlp, observation_space)
