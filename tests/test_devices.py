@@ -1,0 +1,39 @@
+"""Sessions share the cores evenly, and a process keeps the memory that it has freed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from labrl.lab.devices import available_cpus, threads_per_session
+
+
+@pytest.mark.parametrize(("num_cpus", "sessions", "threads"), [(1.0, 1, 1), (1.0, 4, 1), (0.5, 1, 1)])
+def test_every_session_has_a_core(num_cpus: float, sessions: int, threads: int) -> None:
+    assert threads_per_session(num_cpus, sessions) == threads
+
+
+def test_a_trial_never_gets_more_cores_than_there_are() -> None:
+    assert threads_per_session(None, 1) == threads_per_session(10_000.0, 1) == available_cpus()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_is_used_again_without_asking_the_system() -> None:
+    program = (
+        "import resource, numpy as np; from labrl.lab.devices import keep_freed_memory\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(5): np.ones(40_000_000, np.uint8)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "usual = faults()\n"
+        "if keep_freed_memory():\n"
+        "    faults()\n"  # the first time, the pages are new
+        "    print(usual, faults())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if done.stdout:
+        usual, kept = map(int, done.stdout.split())
+        assert usual > 0
+        assert kept < usual / 100
