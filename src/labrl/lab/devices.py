@@ -35,7 +35,7 @@ def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process use freed memory again before it gives any back. Returns whether that can be said here.
+    """Let this process use freed memory again before it gives any back. Returns whether it could be asked.
 
     A convolution's minibatch needs hundreds of megabytes and frees them again. glibc returns them each
     time to the system, which hands them out page by page: an eighth of the time of an update on Atari.
