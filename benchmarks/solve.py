@@ -12,7 +12,7 @@ SOLVED = 475.0
 """Mean return of the last 100 episodes."""
 WINDOW = 100
 BUDGET = 100_000
-"""Frames."""
+"""Frames of the Zoo's run; labrl's default has a smaller budget of its own."""
 
 
 def run(repeats: int, quick: bool) -> Report:
@@ -33,7 +33,7 @@ def run(repeats: int, quick: bool) -> Report:
     ):
         for key, unit in (("seconds", "s"), ("frames", "frames"), ("whole", "s for the whole budget")):
             rows.append(Row(f"{title}: {key}", [m[key] for m in results[name]], unit))
-    return Report("solve", f"CartPole to a mean return of {SOLVED:g} ({budget:,} frames at most)", rows)
+    return Report("solve", f"CartPole to a mean return of {SOLVED:g}", rows)
 
 
 def measure(side: str, seed: int, budget: int) -> Measured:
@@ -44,7 +44,9 @@ def measure(side: str, seed: int, budget: int) -> Measured:
 def _labrl(seed: int, budget: int) -> Measured:
     from benchmarks.labrl_side import train
 
-    words = [f"seed={seed}", f"env.max_frame={budget}", "meta.log_frequency=1000", "meta.device=cpu"]
+    words = [f"seed={seed}", "meta.log_frequency=1000", "meta.device=cpu"]
+    if budget < BUDGET:
+        words.append(f"env.max_frame={budget}")
     _, rows = train(words)
     solved = [row for row in rows if row["return_mean"] >= SOLVED and row["episode"] >= WINDOW]
     first = solved[0] if solved else {"frame": math.inf, "wall": math.inf}
