@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import overhead, solve, speed, startup
+from benchmarks import overhead, replay, solve, speed, startup
 from benchmarks.report import Report, describe_setting, setting_line
 
 CASES: dict[str, Callable[[int, bool], Report]] = {
@@ -18,6 +18,7 @@ CASES: dict[str, Callable[[int, bool], Report]] = {
     "solve": solve.run,
     "overhead": overhead.run,
     "startup": startup.run,
+    "replay": replay.run,
 }
 
 

@@ -1,0 +1,167 @@
+"""Replay memory of stacked Atari frames beside Stable-Baselines3's buffer: bytes, and time when full."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.alone import Measured, alone, answer, take_turns
+from benchmarks.report import Report, Row
+from labrl.lab.devices import keep_freed_memory
+from labrl.memory.prioritized import PrioritizedReplay
+from labrl.memory.replay import Replay
+from labrl.step import Step
+from labrl.workspace import Workspace
+
+NUM_ENVS, BATCH, STACK, SIZE = 8, 32, 4, 84
+OBSERVATION = gym.spaces.Box(0, 255, (STACK, SIZE, SIZE), np.uint8)
+ACTION = gym.spaces.Discrete(6)
+EPISODE = 1000
+"""Agent steps of an episode."""
+FRAMES_KEPT = 30_000
+"""Spare room of files: three checkpoints at the default frequency."""
+WHOLE, SB3_SHARE = 1_000_000, 10
+"""Transitions. Stable-Baselines3's buffer would need 56 GB for them, so it is measured with a tenth, and its
+bytes are counted ten times."""
+
+Add = Callable[[NDArray, NDArray, Step], Any]
+
+LABRL: dict[str, dict[str, Any]] = {
+    "labrl, in memory": {"storage": "ram"},
+    "labrl, memory-mapped": {"storage": "mmap"},
+    "labrl, prioritized, in memory": {"storage": "ram", "prioritized": True},
+}
+SB3: dict[str, dict[str, Any]] = {
+    "Stable-Baselines3": {"optimize_memory_usage": False},
+    "Stable-Baselines3, optimize_memory_usage": {"optimize_memory_usage": True},
+}
+
+
+def run(repeats: int, quick: bool) -> Report:
+    """All memories, taking turns. quick: so small that the numbers mean nothing."""
+    capacity = WHOLE // 500 if quick else WHOLE
+    measures: dict[str, Callable[[int], Measured]] = {
+        **{name: partial(_measured, side="labrl", capacity=capacity, **LABRL[name]) for name in LABRL},
+        **{name: partial(_measured, side="sb3", capacity=capacity // SB3_SHARE, **SB3[name]) for name in SB3},
+    }
+    results = take_turns(measures, repeats, "Replay")
+    rows = []
+    for name, measured in results.items():
+        whole = 1 if name in LABRL else SB3_SHARE
+        size = f"{capacity // whole:,} transitions"
+        rows += [
+            Row(f"**{name}**: {capacity:,} transitions", [whole * m["bytes"] / 1e9 for m in measured], "GB"),
+            Row(f"add {NUM_ENVS} transitions, {size}", [1e3 * m["add"] for m in measured], "ms"),
+            Row(f"sample {BATCH}, {size}", [1e3 * m["sample"] for m in measured], "ms"),
+        ]
+        if "update" in measured[0]:
+            rows.append(Row(f"update {BATCH} priorities", [1e3 * m["update"] for m in measured], "ms"))
+    title = f"Replay memory of Atari frames ({STACK} x {SIZE} x {SIZE}, {NUM_ENVS} environments)"
+    return Report("replay", title, rows)
+
+
+def _measured(round_: int, **spec: Any) -> Measured:
+    return alone("benchmarks.replay", seed=round_, **spec)
+
+
+def measure(side: str, **spec: Any) -> Measured:
+    """Bytes, and median seconds of one call, with a full memory."""
+    torch.set_num_threads(1)
+    return _measure_labrl(**spec) if side == "labrl" else _measure_sb3(**spec)
+
+
+def _measure_labrl(capacity: int, seed: int, storage: Any, prioritized: bool = False) -> Measured:
+    keep_freed_memory()  # as every session does
+    cls: Any = PrioritizedReplay if prioritized else Replay
+    with tempfile.TemporaryDirectory(prefix="labrl-bench-") as folder:
+        memory = cls(
+            cls.Config(capacity=capacity, storage=storage),
+            observation_space=OBSERVATION,
+            action_space=ACTION,
+            num_envs=NUM_ENVS,
+            n_step=1,
+            discount=0.99,
+            workspace=Workspace(Path(folder), FRAMES_KEPT),
+            generator=np.random.default_rng(seed),
+        )
+        add = _fill(memory.add, capacity, seed)
+        samples, updates = [], []
+        error = np.random.default_rng(seed).random(BATCH)
+        for _ in range(1000):
+            began = time.perf_counter()
+            batch = memory.sample(BATCH, 0)
+            tensors = [torch.from_numpy(array) for array in batch]  # as Stable-Baselines3 gives them
+            sampled = time.perf_counter()
+            memory.update_priorities(batch.index, error)
+            samples.append(sampled - began)
+            updates.append(time.perf_counter() - sampled)
+            del tensors
+    measured = {"bytes": memory.num_bytes, "add": add, "sample": statistics.median(samples)}
+    return {**measured, "update": statistics.median(updates)} if prioritized else measured
+
+
+def _measure_sb3(capacity: int, seed: int, optimize_memory_usage: bool) -> Measured:
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    np.random.seed(seed)
+    buffer = ReplayBuffer(
+        capacity,
+        OBSERVATION,
+        ACTION,
+        "cpu",
+        NUM_ENVS,
+        optimize_memory_usage=optimize_memory_usage,
+        handle_timeout_termination=not optimize_memory_usage,
+    )
+    infos: list[dict[str, Any]] = [{} for _ in range(NUM_ENVS)]
+
+    def add(observation: NDArray, action: NDArray, step: Step) -> None:
+        buffer.add(observation, step.next_observation, action, step.reward, step.episode_over, infos)
+
+    seconds = _fill(add, capacity, seed)
+    samples = []
+    for _ in range(1000):
+        began = time.perf_counter()
+        buffer.sample(BATCH)
+        samples.append(time.perf_counter() - began)
+    arrays = [value for value in vars(buffer).values() if isinstance(value, np.ndarray)]
+    num_bytes = sum(array.nbytes for array in arrays)
+    return {"bytes": num_bytes, "add": seconds, "sample": statistics.median(samples)}
+
+
+def _fill(add: Add, capacity: int, seed: int) -> float:
+    """Add until the memory is full and more. Returns the median seconds of an add since it was full."""
+    rng = np.random.default_rng(seed)
+    pool = rng.integers(0, 256, (64, NUM_ENVS, SIZE, SIZE), np.uint8)
+    action, no = rng.integers(0, 6, NUM_ENVS), np.zeros(NUM_ENVS, np.bool_)
+    reward = np.ones(NUM_ENVS, np.float32)
+    full = capacity // NUM_ENVS
+    observation = np.zeros((NUM_ENVS, *OBSERVATION.shape), np.uint8)
+    seconds = []
+    for t in range(full + max(full // 10, 100)):
+        after = np.concatenate([observation[:, 1:], pool[t % len(pool), :, None]], axis=1)
+        over = (t + np.arange(NUM_ENVS) * EPISODE // NUM_ENVS) % EPISODE == EPISODE - 1
+        step = Step(after, after, reward, over, no, over)
+        if over.any():
+            step.observation = after.copy()
+            step.observation[over, :-1] = 0
+        began = time.perf_counter()
+        add(observation, action, step)
+        if t >= full:
+            seconds.append(time.perf_counter() - began)
+        observation = step.observation
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    answer(measure)

@@ -1,0 +1,170 @@
+"""Replay memory (Lin, 1992, "Self-improving reactive agents"; Mnih et al., 2015): uniform sampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.errors import ConfigError
+from labrl.config.types import PositiveInt, Probability
+from labrl.memory.transitions import Extent, Sample, Transitions
+from labrl.step import Step
+from labrl.workspace import Arrays, NoRoomError, UnfitFileError, Workspace
+
+__all__ = ["Replay", "ReplayConfig", "Sample", "check_capacity"]
+
+
+@dataclass(kw_only=True)
+class ReplayConfig:
+    """Options of every replay memory."""
+
+    capacity: PositiveInt = 100_000
+    """Latest transitions that are kept, over all environments, each with an equal share;
+    >= env.num_envs * (agent.n_step + 1). Of images, frames for that many and a sixteenth more are kept:
+    where episodes last but a few dozen steps, the oldest transitions leave early."""
+    storage: Literal["ram", "mmap"] = "ram"
+    """Where the transitions lie: in memory, so that every checkpoint copies them, or in files in the run
+    folder, so that a checkpoint has them written out and copies nothing."""
+    newest_share: Probability = 0.0
+    """Share of each batch, rounded up, that is the newest transitions themselves, in [0, 1]; 1 / batch_size
+    is combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
+
+
+def check_capacity(config: ReplayConfig, num_envs: int, n_step: int) -> None:
+    """Raises ConfigError where the memory could not keep a whole window of every environment."""
+    least = num_envs * (n_step + 1)
+    if config.capacity < least:
+        raise ConfigError(
+            f"agent.memory.capacity must be at least {least} (env.num_envs {num_envs} x (agent.n_step "
+            f"{n_step} + 1)), got {config.capacity} (set agent.memory.capacity={least} or more)."
+        )
+
+
+class Replay:
+    """Every transition is as likely as any other."""
+
+    Config = ReplayConfig
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        *,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        num_envs: int,
+        n_step: int,
+        discount: float,
+        workspace: Workspace,
+        generator: np.random.Generator,
+    ) -> None:
+        """Spaces: of one environment; generator: of the session's streams, which save it.
+
+        Raises ConfigError for a capacity that is too small, and where there is no room for it.
+        """
+        check_capacity(config, num_envs, n_step)
+        self._newest_share, self._generator = config.newest_share, generator
+        mapped = config.storage == "mmap" and workspace.folder is not None
+        # Only what lies in files goes on being written to while a checkpoint counts on it.
+        kept = workspace.frames_kept if mapped else 0
+        extent = Extent(observation_space, num_envs, config.capacity, n_step, kept)
+        arrays = _arrays(config, extent, action_space, workspace, mapped)
+        self._transitions = Transitions(arrays, extent, n_step, discount)
+        self._num_bytes = arrays.num_bytes
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled now: the latest, but for those whose window is not whole."""
+        return len(self._transitions)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory or disk that all of it takes when full."""
+        return self._num_bytes
+
+    def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
+        """Store one vector step.
+
+        observation: what was acted on, the `step.observation` of the call before [num_envs, *obs];
+        action: as it is to be sampled [num_envs, *action]; step: the learner's view of the outcome. Raises
+        ValueError when `observation` is another one.
+        """
+        self._transitions.add(observation, action, step)
+
+    def sample(self, batch_size: int, frame: int) -> Sample:
+        """A batch drawn with replacement at `frame` of the run; it does not change with the memory.
+
+        Raises ValueError when there is nothing to sample.
+        """
+        if not len(self):
+            raise ValueError("the replay memory holds no transition that can be sampled yet")
+        # Rounded, because 0.1 * 30 is a little more than 3.
+        wanted = math.ceil(round(self._newest_share * batch_size, 6))
+        if wanted:
+            newest_env, newest_step = self._transitions.newest(wanted)
+            env, step = self._draw(batch_size - len(newest_env))
+            env, step = np.concatenate([newest_env, env]), np.concatenate([newest_step, step])
+        else:
+            env, step = self._draw(batch_size)
+        return self._transitions.gather(env, step, self._weights(env, step, frame))
+
+    def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
+        """Nothing to do: all transitions are alike. [batch] each"""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the generator."""
+        return {"transitions": self._transitions.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state. Raises ConfigError when it does not fit, or files are gone."""
+        self._transitions.load_state_dict(state["transitions"])
+
+    def close(self) -> None:
+        """Write out what is in files."""
+        self._transitions.close()
+
+    def _draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Environment and step of `count` transitions."""
+        return self._transitions.at(self._generator.integers(0, len(self), count))
+
+    def _weights(self, env: NDArray[np.int64], step: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
+        """Importance weights. [batch]"""
+        return np.ones(len(env), np.float32)
+
+
+def _arrays(
+    config: ReplayConfig, extent: Extent, action_space: gym.Space[Any], workspace: Workspace, mapped: bool
+) -> Arrays:
+    """Room for all transitions. Raises ConfigError where there is none."""
+    layouts = extent.layouts(action_space)
+    try:
+        return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
+    except UnfitFileError as unfit:
+        raise ConfigError(
+            f"agent.memory: {unfit}: it is of another configuration, or broken. Set agent.memory.capacity, "
+            f"env.num_envs and agent.n_step as they were, or remove {workspace.folder} to start afresh."
+        ) from None
+    except NoRoomError as full:
+        place = f"on the disk of {workspace.folder}" if mapped else "of memory"
+        each = f" for each of {workspace.sharers} sessions" if not mapped and workspace.sharers > 1 else ""
+        other = "ram" if mapped else "mmap, which needs the room on the disk"
+        fits = _two_digits(config.capacity * full.available // full.needed)
+        raise ConfigError(
+            f"agent.memory.capacity={config.capacity} needs {_gigabytes(full.needed)} GB {place}, "
+            f"{_gigabytes(full.available)} GB are available{each} (set agent.memory.capacity={fits}, or "
+            f"agent.memory.storage={other})."
+        ) from None
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.0f}" if num_bytes >= 100e9 else f"{num_bytes / 1e9:.3g}"
+
+
+def _two_digits(number: int) -> int:
+    """`number` rounded down to what one would type."""
+    unit = 10 ** max(len(str(number)) - 2, 0)
+    return number // unit * unit

@@ -1,0 +1,297 @@
+"""The transitions of a replay memory: what is stored of each, and which may be sampled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.errors import ConfigError
+from labrl.memory.frames import FrameRing, FrameShape
+from labrl.step import Step
+from labrl.workspace import Arrays, Layout
+
+_log = logging.getLogger(__name__)
+
+
+class Sample(NamedTuple):
+    """A batch of transitions, n steps long or shorter where an episode or a life ended.
+
+    To be read only: `observation` and `next_observation` may share the frames that both have.
+    """
+
+    observation: NDArray
+    """[batch, *obs]"""
+    action: NDArray
+    """[batch, *action]"""
+    reward: NDArray[np.float32]
+    """Discounted sum of the rewards over the window. [batch]"""
+    next_observation: NDArray
+    """The state at the end of the window: the true final one where an episode was cut. [batch, *obs]"""
+    discount: NDArray[np.float32]
+    """What the value of `next_observation` counts: gamma^k after k steps, 0 after a termination. [batch]"""
+    weight: NDArray[np.float32]
+    """Importance weights, the largest is 1; all 1 where sampling is uniform. [batch]"""
+    index: NDArray[np.int64]  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a batch
+    """Names the transitions to `update_priorities`. [batch]"""
+
+
+class Extent:
+    """How many transitions and frames each environment keeps.
+
+    Only the live ones are in use; the places beyond hold what checkpoints may still need.
+    """
+
+    def __init__(
+        self, space: gym.Space[Any], num_envs: int, capacity: int, n_step: int, frames_kept: int
+    ) -> None:
+        """capacity: transitions; frames_kept: those that may be added without harm to a checkpoint; both
+        over all environments."""
+        self.shape = FrameShape(space)
+        """How observations are made of frames."""
+        self.num_envs = num_envs
+        spare = -(-frames_kept // num_envs)
+        self.live = capacity // num_envs
+        """Transitions that may be sampled."""
+        self.slots = self.live + spare
+        """Places for transitions."""
+        self.live_frames = self.shape.frames_of(self.live, n_step)
+        """Frames that transitions may refer to."""
+        self.frames = self.live_frames + (self.shape.frames_of(spare, n_step) if spare else 0)
+        """Places for frames."""
+
+    def layouts(self, action_space: gym.Space[Any]) -> dict[str, Layout]:
+        """The arrays that hold it all."""
+        assert action_space.shape is not None, "spaces in several parts are refused before"
+        action = np.float32 if action_space.dtype == np.float64 else action_space.dtype
+        fields = [
+            ("frame", np.int64),  # the newest of the observation
+            ("next_frame", np.int64),  # the newest of what it led to
+            ("action", action, action_space.shape),
+            ("reward", np.float32),
+            ("terminated", np.bool_),
+            ("cut", np.bool_),  # the next row is not what follows, or not to the learner
+        ]
+        frames = (self.num_envs, self.frames, *self.shape.frame)
+        return {
+            "frames": Layout(frames, self.shape.dtype, self.live_frames),
+            "transitions": Layout((self.num_envs, self.slots), np.dtype(fields, align=True), self.live),
+            # The most frames that each environment ever pushed, and the most steps.
+            "written": Layout((self.num_envs + 1,), np.dtype(np.int64)),
+        }
+
+
+class Transitions:
+    """Steps of all environments in rings that are as long for each, and windows of n of them on sampling.
+
+    A transition is named by the number of its vector step and its environment. What may be sampled of an
+    environment is a range of steps: from `oldest` to before `complete`. Rows never change once written,
+    so a checkpoint of rings in files needs no copy of them.
+    """
+
+    def __init__(self, arrays: Arrays, extent: Extent, n_step: int, discount: float) -> None:
+        self.num_envs, self.slots = arrays["transitions"].shape
+        self.steps = 0
+        """Vector steps added so far."""
+        self.oldest = np.zeros(self.num_envs, np.int64)
+        """The first step of each environment that may be sampled. [num_envs]"""
+        self.complete = np.zeros(self.num_envs, np.int64)
+        """The first step of each environment whose window is not whole yet. [num_envs]"""
+        self._arrays, self._extent, self._n_step = arrays, extent, n_step
+        self._rows = arrays["transitions"]
+        self._columns = {name: self._rows[name] for name in self._rows.dtype.names or ()}
+        self._written = arrays["written"]
+        self._ring = FrameRing(
+            arrays["frames"], self._written[: self.num_envs], extent.shape, extent.live_frames
+        )
+        self._envs = np.arange(self.num_envs)
+        self._ahead = np.arange(n_step)
+        self._powers = discount ** np.arange(n_step + 1)  # float64 [n_step + 1]
+        self._current: NDArray | None = None  # the observation that is to be acted on
+        self._told = False
+
+    def __len__(self) -> int:
+        return int((self.complete - self.oldest).sum())
+
+    def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
+        """Store one vector step. Raises ValueError when `observation` is not what the last one led to."""
+        self._check(observation)
+        ring, slot, over = self._ring, self.steps % self.slots, step.episode_over
+        cut = step.terminated | over
+        self._written[-1] = max(self._written[-1], self.steps + 1)
+        columns = self._columns
+        columns["frame"][:, slot] = ring.newest
+        ring.follow(observation, step.next_observation)
+        columns["next_frame"][:, slot] = ring.newest
+        columns["action"][:, slot] = action
+        columns["reward"][:, slot] = step.reward
+        columns["terminated"][:, slot] = step.terminated
+        columns["cut"][:, slot] = cut
+        if over.any():
+            envs = np.flatnonzero(over)
+            ring.begin(step.observation[envs], envs)
+        self._current = step.observation
+        self.steps += 1
+        np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
+        self.complete[cut] = self.steps
+        np.maximum(self.oldest, self.steps - self._extent.live, out=self.oldest)
+        self._drop_without_frames()
+
+    def gather(self, env: NDArray[np.int64], step: NDArray[np.int64], weight: NDArray[np.float32]) -> Sample:
+        """The transitions of `env` that begin at `step`. [batch] each"""
+        slots = (step[:, None] + self._ahead) % self.slots
+        window = self._rows.reshape(-1).take(slots + (env * self.slots)[:, None])  # [batch, n_step]
+        # The window ends with the first row after which nothing follows, or with the last.
+        window["cut"][:, -1] = True
+        length = window["cut"].argmax(axis=1)
+        end = window.reshape(-1).take(length + np.arange(0, window.size, self._n_step))
+        counted = self._ahead <= length[:, None]
+        reward = (window["reward"] * counted) @ self._powers[:-1]
+        discount = self._powers[length + 1] * ~end["terminated"]
+        observation, next_observation = self._ring.pairs(env, window["frame"][:, 0], end["next_frame"])
+        return Sample(
+            observation,
+            window["action"][:, 0],
+            reward.astype(np.float32),
+            next_observation,
+            discount.astype(np.float32),
+            weight,
+            step * self.num_envs + env,
+        )
+
+    def pairs(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Environment and step of a sample's `index`. [batch] each"""
+        step, env = np.divmod(index, self.num_envs)
+        return env, step
+
+    def at(self, place: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Environment and step of the `place`-th of all that may be sampled, 0 <= place < len(self)."""
+        counts = self.complete - self.oldest
+        ends = counts.cumsum()
+        env = ends.searchsorted(place, side="right")
+        return env, place + (self.oldest + counts - ends)[env]
+
+    def newest(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Environment and step of the `count` newest that may be sampled; of all, if they are fewer."""
+        # The count-th newest of all is at most the count-th newest of its own environment.
+        steps = self.steps - 1 - np.arange(min(count + self._n_step - 1, self.slots))
+        there = (steps[:, None] >= self.oldest) & (steps[:, None] < self.complete)
+        row, env = np.nonzero(there)
+        return env[:count], steps[row[:count]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, and the content unless it is in files, which are flushed."""
+        content = None
+        if self._arrays.folder is None:
+            rows = self._rows[:, : self.steps]
+            content = {
+                "frames": self._ring.content(),
+                # As bytes: a checkpoint holds no structured arrays.
+                "rows": np.ascontiguousarray(rows).view(np.uint8).reshape(self.num_envs, -1).copy(),
+            }
+        self._arrays.flush()
+        return {
+            "extent": self._lengths(),
+            "steps": self.steps,
+            "head": self._ring.head.copy(),
+            "oldest": self.oldest.copy(),
+            "complete": self.complete.copy(),
+            "content": content,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state.
+
+        Raises ConfigError when it is of a memory of another size, or counts on files that are not
+        there or are no longer as it needs them.
+        """
+        self._check_size(state)
+        content = state["content"]
+        if content is not None:
+            rows = np.ascontiguousarray(content["rows"]).view(self._rows.dtype)
+            self._rows[:, : rows.shape[1]] = rows
+        self.steps = int(state["steps"])
+        self.oldest[:] = state["oldest"]
+        self.complete[:] = state["complete"]
+        self._ring.restore(state["head"], None if content is None else content["frames"])
+        self._current = None
+        if content is None:
+            self._check_files()
+
+    def close(self) -> None:
+        """Write out what is in files."""
+        self._arrays.flush()
+
+    def _check(self, observation: NDArray) -> None:
+        """Push the first observation; compare a later one with what the last step led to."""
+        if observation is self._current:
+            return
+        dtype = self._extent.shape.dtype
+        if not np.can_cast(observation.dtype, dtype, "same_kind"):
+            raise ConfigError(
+                f"transforms: observations have become {observation.dtype}, agent.memory has reserved room "
+                f"for {dtype}, which the environment gives. Leave the transform out or let it keep the type."
+            )
+        if self.steps == 0:
+            self._written[:] = 0
+            self._ring.begin(observation)
+            return
+        if not np.array_equal(self._ring.current(), observation.astype(dtype, copy=False), equal_nan=True):
+            raise ValueError("the observation added must be the one that the last step led to")
+
+    def _drop_without_frames(self) -> None:
+        """Let the oldest transitions go early where short episodes have used up the frames."""
+        shape, ring = self._extent.shape, self._ring
+        if not shape.is_image:
+            return
+        while True:
+            first = self._columns["frame"][self._envs, self.oldest % self.slots] - shape.stack + 1
+            gone = first < ring.oldest
+            if not gone.any():
+                return
+            self.oldest[gone] += 1
+            if not self._told:
+                self._told = True
+                _log.warning(
+                    "agent.memory holds fewer transitions than its capacity: episodes are very short, or "
+                    "observations are no stacks of the latest frames."
+                )
+
+    def _check_size(self, state: Mapping[str, Any]) -> None:
+        if (state["content"] is None) != (self._arrays.folder is not None):
+            storage = "mmap" if state["content"] is None else "ram"
+            raise ConfigError(
+                "agent.memory.storage must stay as it was when the checkpoint was written "
+                f"(set agent.memory.storage={storage})."
+            )
+        saved, own = list(state["extent"]), self._lengths()
+        if saved != own:
+            raise ConfigError(
+                "agent.memory: the checkpoint's memory has {} environments, {} transitions and {} frames of "
+                "each, this one {}, {} and {} (set agent.memory.capacity, env.num_envs and agent.n_step as "
+                "they were).".format(*saved, *own)
+            )
+
+    def _lengths(self) -> list[int]:
+        return [self.num_envs, self.slots, self._ring.length]
+
+    def _check_files(self) -> None:
+        """Raises ConfigError unless the files still hold all that the counters say."""
+        if self.steps == 0:
+            return
+        written, steps = self._written[:-1], int(self._written[-1])
+        folder, way_out = self._arrays.folder, "Resume from a newer checkpoint, or start afresh."
+        if (written < self._ring.head).any() or steps < self.steps:
+            raise ConfigError(
+                f"agent.memory: the files in {folder} hold less than the checkpoint counts on: they are new, "
+                "or those of another run. Bring back the ones that were there, or start afresh."
+            )
+        if steps > int(self.oldest.min()) + self.slots:
+            raise ConfigError(f"agent.memory: {folder} has lost transitions of this checkpoint. {way_out}")
+        first = self._columns["frame"][self._envs, self.oldest % self.slots] - self._extent.shape.stack + 1
+        if (written > first + self._ring.length).any():
+            raise ConfigError(f"agent.memory: {folder} has lost frames of this checkpoint. {way_out}")

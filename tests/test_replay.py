@@ -1,0 +1,225 @@
+"""What is sampled from a replay memory is what was seen, and never reaches over an episode's end."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from env_cases import atari, play, sampled
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_cases import (
+    NUMBER,
+    STACK,
+    VECTOR,
+    NaiveReplay,
+    World,
+    assert_all_as_seen,
+    everything,
+    prioritized,
+    uniform,
+)
+
+from labrl.envs.make import make_env
+from labrl.memory.replay import Replay, ReplayConfig
+from labrl.step import Step
+from labrl.workspace import Workspace
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_what_can_be_sampled_is_what_a_naive_memory_of_whole_episodes_gives(data: st.DataObject) -> None:
+    draw = data.draw
+    space = draw(st.sampled_from([VECTOR, STACK, NUMBER]))
+    num_envs, n_step = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    capacity = num_envs * (n_step + 1) + draw(st.integers(0, 40))
+    ends, lives = draw(st.sampled_from([0.0, 0.05, 0.3, 0.7])), draw(st.sampled_from([0.0, 0.1, 0.5]))
+    world = World(space, num_envs, draw(st.integers(0, 10_000)), ends, lives, draw(st.sampled_from([0, 0.2])))
+    build = draw(st.sampled_from([uniform, prioritized]))
+    memory = build(space, num_envs, n_step, capacity=capacity, newest_share=1)
+    naive = NaiveReplay(space, num_envs, capacity, n_step)
+    for observation, action, step in world.steps(draw(st.integers(n_step, 150))):
+        memory.add(observation, action, step)
+        naive.add(observation, action, step)
+        assert len(memory) <= capacity
+        if world.rng.random() < 0.1 and len(memory):
+            assert_all_as_seen(everything(memory), naive, naive.sampleable())
+    pairs = naive.sampleable()
+    assert len(memory) == len(pairs)
+    if pairs:
+        assert_all_as_seen(everything(memory), naive, pairs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), stratified=st.booleans())
+def test_every_draw_is_one_of_what_can_be_sampled(seed: int, stratified: bool) -> None:
+    rng = np.random.default_rng(seed)
+    num_envs, n_step = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    capacity = num_envs * 12
+    memories = [
+        uniform(STACK, num_envs, n_step, seed, capacity=capacity),
+        prioritized(STACK, num_envs, n_step, seed, capacity=capacity, stratified=stratified),
+    ]
+    naive, world = NaiveReplay(STACK, num_envs, capacity, n_step), World(STACK, num_envs, seed, 0.1)
+    for observation, action, step in world.steps(60):
+        naive.add(observation, action, step)
+        for memory in memories:
+            memory.add(observation, action, step)
+    there = {naive.seen[env][t].observation.tobytes(): (t, env) for t, env in naive.sampleable()}
+    for memory in memories:
+        for _ in range(5):
+            sample = memory.sample(50, 0)
+            memory.update_priorities(sample.index, rng.normal(size=50))
+            pairs = [there[observation.tobytes()] for observation in sample.observation]
+            assert_all_as_seen(sample, naive, pairs)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_truncated_window_bootstraps_from_the_true_final_observation(n_step: int) -> None:
+    memory = uniform(VECTOR, 1, n_step, capacity=20, newest_share=1)
+    world = World(VECTOR, 1, 0, ends=0, lives=0)
+    for t in range(3):
+        observation, action, step = world.step()
+        if t == 2:
+            step.truncated, step.episode_over = np.array([True]), np.array([True])
+            step.observation = world.observation = world.look()
+        final = step.next_observation
+        memory.add(observation, action, step)
+    sample = everything(memory)
+    np.testing.assert_array_equal(sample.next_observation[0], final[0])
+    assert sample.discount[0] == np.float32(0.9)
+    assert len(memory) == 3
+
+
+def test_a_lost_life_ends_the_window_and_the_value_but_not_the_frames() -> None:
+    memory = uniform(STACK, 1, 2, capacity=20, newest_share=1)
+    world = World(STACK, 1, 0, ends=0, lives=0)
+    seen = list(world.steps(4))
+    seen[1][2].terminated[:] = True
+    for observation, action, step in seen:
+        memory.add(observation, action, step)
+    sample = everything(memory)  # steps 2, 1, 0: the window of step 3 is not whole yet
+    np.testing.assert_array_equal(sample.observation, [seen[t][0][0] for t in (2, 1, 0)])
+    np.testing.assert_allclose(sample.discount, [0.9**2, 0, 0])
+    np.testing.assert_allclose(
+        sample.reward[1:], [seen[1][2].reward[0], seen[0][2].reward[0] + 0.9 * seen[1][2].reward[0]]
+    )
+
+
+@pytest.mark.parametrize("space", [VECTOR, NUMBER])
+def test_the_capacity_of_small_observations_is_exact_however_short_the_episodes(space: gym.Space) -> None:
+    memory = uniform(space, 3, capacity=31)  # ten for each environment
+    for observation, action, step in World(space, 3, 0, ends=0.9).steps(50):
+        memory.add(observation, action, step)
+    assert len(memory) == 30
+
+
+def test_frames_are_stored_once() -> None:
+    space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    memory = uniform(space, 8, capacity=8000)
+    assert memory.num_bytes < 1.1 * 8000 * 84 * 84
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Box(0, 255, (9, 8, 3), np.uint8), STACK])
+def test_images_that_are_no_stacks_come_back_as_they_were(
+    space: gym.Space, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = uniform(space, 2, capacity=40, newest_share=1)
+    naive = NaiveReplay(space, 2, 40, 1)
+    for observation, action, step in World(space, 2, 0, ends=0.02, jumps=1).steps(60):
+        memory.add(observation, action, step)
+        naive.add(observation, action, step)
+    assert_all_as_seen(everything(memory), naive, naive.sampleable())
+    # A stack that is none costs three frames a step: what this takes from the capacity is told.
+    assert (len(memory) < 40) == (space is STACK) == ("fewer transitions" in caplog.text)
+
+
+@pytest.mark.parametrize("game", ["pong", "breakout"])
+def test_stacks_are_what_the_ale_gave(game: str) -> None:
+    settings = {"image_size": 12, "max_episode_frames": 120, "frame_skip": 4}
+    env = make_env(atari(game, num_envs=3, **settings), seed=1, num_threads=1)
+    memory = uniform(env.observation_space, 3, capacity=3 * 60, newest_share=1)
+    before, seen = env.reset(), []
+    for step in play(env, sampled(env, 1), 90):
+        # Copied, because the memory must not depend on the environment's arrays.
+        seen.append((before.copy(), step.next_observation.copy()))
+        memory.add(before, np.zeros(3, np.int64), step)
+        before = step.observation
+    env.close()
+    sample = everything(memory)
+    assert len(memory) > 3 * 50
+    given = {(one[e].tobytes(), two[e].tobytes()) for one, two in seen[-60:] for e in range(3)}
+    pairs = zip(sample.observation, sample.next_observation, strict=True)
+    assert {(one.tobytes(), two.tobytes()) for one, two in pairs} == given
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 17, 128])
+@pytest.mark.parametrize("build", [uniform, prioritized])
+def test_one_environment_or_128(num_envs: int, build: type[Replay]) -> None:
+    memory = build(STACK, num_envs, 2, capacity=num_envs * 8, newest_share=1)
+    naive = NaiveReplay(STACK, num_envs, num_envs * 8, 2)
+    for observation, action, step in World(STACK, num_envs, 0).steps(20):
+        memory.add(observation, action, step)
+        naive.add(observation, action, step)
+    assert_all_as_seen(everything(memory), naive, naive.sampleable())
+
+
+def test_every_transition_is_as_likely_as_any_other() -> None:
+    memory = uniform(NUMBER, 3, capacity=30)
+    for observation, action, step in World(NUMBER, 3, 0).steps(25):
+        memory.add(observation, action, step)
+    counts = np.unique(memory.sample(30_000, 0).index, return_counts=True)[1]
+    assert len(counts) == 30
+    assert counts.min() > 850
+    assert counts.max() < 1150
+
+
+@pytest.mark.parametrize("build", [uniform, prioritized])
+@pytest.mark.parametrize(("share", "newest"), [(0, 0), (1 / 32, 1), (0.1, 4), (0.25, 8), (1, 32)])
+def test_a_share_of_each_batch_is_the_newest(build: type[Replay], share: float, newest: int) -> None:
+    memory = build(VECTOR, 2, 3, capacity=1000, newest_share=share)
+    naive = NaiveReplay(VECTOR, 2, 1000, 3)
+    for observation, action, step in World(VECTOR, 2, 1).steps(400):
+        memory.add(observation, action, step)
+        naive.add(observation, action, step)
+    sample, pairs = memory.sample(32, 0), naive.sampleable()[:newest]
+    expected = np.array([naive.seen[env][t].observation for t, env in pairs]).reshape(newest, 3)
+    np.testing.assert_array_equal(sample.observation[:newest], expected)
+    assert len(sample.index) == 32
+
+
+def test_actions_of_any_shape_and_long_floats_are_kept_as_the_learner_needs_them() -> None:
+    space = gym.spaces.Box(-1, 1, (2,), np.float64)
+    config = ReplayConfig(capacity=10, newest_share=1)
+    memory = Replay(
+        config,
+        observation_space=space,
+        action_space=gym.spaces.Box(-1, 1, (2, 3), np.float64),
+        num_envs=1,
+        n_step=1,
+        discount=0.9,
+        workspace=Workspace(),
+        generator=np.random.default_rng(0),
+    )
+    observation, action = np.full((1, 2), 0.25), np.arange(6.0).reshape(1, 2, 3)
+    no = np.zeros(1, np.bool_)
+    memory.add(observation, action, Step(observation, observation, np.ones(1, np.float32), no, no, no))
+    # What the step led to comes as a copy after a resume: it is compared, not stored again.
+    memory.add(observation.copy(), action, Step(observation, observation, np.ones(1, np.float32), no, no, no))
+    sample = everything(memory)
+    np.testing.assert_array_equal(sample.action, [action[0]] * 2)
+    assert sample.action.dtype == sample.observation.dtype == np.float32
+
+
+def test_a_sample_does_not_change_with_the_memory() -> None:
+    memory = uniform(STACK, 2, capacity=20)
+    world = World(STACK, 2, 0)
+    for observation, action, step in world.steps(10):
+        memory.add(observation, action, step)
+    sample = memory.sample(8, 0)
+    before = [array.copy() for array in sample]
+    for observation, action, step in world.steps(30):
+        memory.add(observation, action, step)
+    memory.sample(8, 0)
+    for array, was in zip(sample, before, strict=True):
+        np.testing.assert_array_equal(array, was)

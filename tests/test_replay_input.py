@@ -1,0 +1,198 @@
+"""A replay memory that cannot be is refused before training, with what is wrong and what to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from disk_limit import file_size_limit
+from replay_cases import STACK, VECTOR, World, everything, load, prioritized, saved, uniform
+
+from labrl import workspace
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.memory.replay import Replay
+from labrl.workspace import memory_available
+
+ATARI = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+def add(memory: Replay, steps: int, seed: int = 0, space: gym.Space = STACK) -> World:
+    """Vector steps of a world of two environments."""
+    world = World(space, 2, seed)
+    for observation, action, step in world.steps(steps):
+        memory.add(observation, action, step)
+    return world
+
+
+def test_a_capacity_without_a_whole_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"agent.memory.capacity must be at least 32 .* got 31 .*=32"):
+        uniform(VECTOR, 8, 3, capacity=31)
+    uniform(VECTOR, 8, 3, capacity=32)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"capacity": 0}, "agent.memory.capacity must be at least 1, got 0"),
+        ({"capacity": "many"}, "agent.memory.capacity must be a whole number"),
+        ({"storage": "disk"}, "agent.memory.storage must be 'ram' or 'mmap', got 'disk'"),
+        ({"newest_share": 1.5}, "agent.memory.newest_share must be at most 1"),
+        ({"capacty": 10}, "agent.memory.capacty: no such key. Did you mean agent.memory.capacity?"),
+        ({"alpha": -1}, "agent.memory.alpha must be at least 0"),
+        ({"beta": -0.1}, "agent.memory.beta must be at least 0"),
+        ({"beta": {"kind": "linear", "start": 0.4, "end": 1}}, "agent.memory.beta.horizon must be given"),
+        ({"eps": 0}, "agent.memory.eps must be greater than 0"),
+        ({"stratified": 1}, "agent.memory.stratified must be true or false"),
+    ],
+)
+def test_a_wrong_setting_is_told_by_its_key(setting: dict[str, Any], told: str) -> None:
+    node = {"_target_": "labrl.memory.prioritized.PrioritizedReplay", **setting}
+    with pytest.raises(ConfigError) as error:
+        Component.parse(node, "agent.memory")
+    assert told in str(error.value)
+
+
+def test_too_little_memory_is_found_before_training() -> None:
+    with pytest.raises(ConfigError) as error:
+        uniform(ATARI, 8, capacity=10**10)
+    message = str(error.value)
+    assert "agent.memory.capacity=10000000000 needs 75,290 GB of memory" in message
+    assert "GB are available" in message
+    assert "agent.memory.storage=mmap" in message
+
+
+def test_the_capacity_that_is_proposed_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "memory_available", lambda sharers: 100_000_000)
+    with pytest.raises(ConfigError, match=r"0.1 GB are available \(set agent.memory.capacity=13000,"):
+        uniform(ATARI, 8, capacity=10**6)
+    uniform(ATARI, 8, capacity=13_000)
+
+
+def test_sessions_that_begin_together_share_the_memory() -> None:
+    one, three = memory_available(), memory_available(sharers=1000)
+    assert one is not None
+    assert three is not None
+    assert three < one
+    with pytest.raises(ConfigError, match="for each of 1000 sessions"):
+        uniform(ATARI, 8, capacity=one // 84 // 84 // 2, sharers=1000)
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_CGROUP", tmp_path)
+    free = memory_available()
+    assert free is not None
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 100000\n")
+    assert memory_available() == 630_000  # cached files make room when needed, and a tenth stays free
+    assert memory_available(sharers=4) == 225_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert (memory_available() or 0) > 1_000_000
+
+
+def test_a_disk_with_too_little_room_is_found_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        uniform(ATARI, 8, capacity=10**10, folder=tmp_path / "replay")
+    assert f"GB on the disk of {tmp_path / 'replay'}" in str(error.value)
+    assert list((tmp_path / "replay").iterdir()) == []
+
+
+def test_a_disk_that_fills_up_while_the_room_is_reserved_leaves_nothing_behind(tmp_path: Path) -> None:
+    with (
+        file_size_limit(100_000),
+        pytest.raises(ConfigError, match=r"agent.memory.capacity=1000 needs .* GB"),
+    ):
+        uniform(ATARI, 8, capacity=1000, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_room_on_the_disk_is_reserved_at_once(tmp_path: Path) -> None:
+    memory = uniform(ATARI, 2, capacity=400, folder=tmp_path)
+    taken = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert taken >= memory.num_bytes >= 400 * 84 * 84
+
+
+@pytest.mark.parametrize("name", ["frames", "transitions", "written"])
+def test_a_missing_file_is_told_on_a_resume(name: str, tmp_path: Path) -> None:
+    memory = uniform(STACK, 2, capacity=40, folder=tmp_path)
+    add(memory, 10)
+    state = saved(memory)
+    (tmp_path / f"{name}.npy").unlink()
+    with pytest.raises(ConfigError, match=r"missing|hold less than the checkpoint"):
+        load(uniform(STACK, 2, capacity=40, folder=tmp_path), state)
+
+
+def test_files_that_are_all_gone_are_told_on_a_resume(tmp_path: Path) -> None:
+    memory = uniform(STACK, 2, capacity=40, folder=tmp_path / "one")
+    add(memory, 10)
+    with pytest.raises(ConfigError, match="hold less than the checkpoint counts on"):
+        load(uniform(STACK, 2, capacity=40, folder=tmp_path / "two"), saved(memory))
+
+
+def test_a_truncated_or_foreign_file_is_told(tmp_path: Path) -> None:
+    add(uniform(STACK, 2, capacity=40, folder=tmp_path), 10)
+    frames = tmp_path / "frames.npy"
+    whole = frames.read_bytes()
+    frames.write_bytes(whole[:-7])
+    with pytest.raises(ConfigError, match=r"frames.npy has [\d,]+ bytes instead of .* remove"):
+        uniform(STACK, 2, capacity=40, folder=tmp_path)
+    assert frames.read_bytes() == whole[:-7]
+    frames.write_text("not an array")
+    with pytest.raises(ConfigError, match=r"frames.npy is no array"):
+        uniform(STACK, 2, capacity=40, folder=tmp_path)
+
+
+def test_files_of_another_capacity_are_told_and_left_alone(tmp_path: Path) -> None:
+    add(uniform(STACK, 2, capacity=40, folder=tmp_path), 10)
+    before = (tmp_path / "frames.npy").read_bytes()
+    with pytest.raises(ConfigError, match=r"frames.npy holds .* agent.memory.capacity"):
+        uniform(STACK, 2, capacity=80, folder=tmp_path)
+    assert (tmp_path / "frames.npy").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_memory_is_refused() -> None:
+    memory = uniform(STACK, 2, capacity=40)
+    add(memory, 10)
+    with pytest.raises(ConfigError, match=r"agent.memory: .* 2 environments, 20 transitions"):
+        load(uniform(STACK, 2, capacity=50), saved(memory))
+
+
+@pytest.mark.parametrize("was", ["ram", "mmap"])
+def test_storage_cannot_change_on_a_resume(was: str, tmp_path: Path) -> None:
+    in_memory, in_files = uniform(STACK, 2, capacity=40), uniform(STACK, 2, capacity=40, folder=tmp_path)
+    old, new = (in_memory, in_files) if was == "ram" else (in_files, in_memory)
+    add(old, 10)
+    with pytest.raises(ConfigError, match=f"set agent.memory.storage={was}"):
+        load(new, saved(old))
+
+
+def test_an_observation_that_does_not_follow_is_refused() -> None:
+    memory = uniform(STACK, 2, capacity=40)
+    world = add(memory, 3)
+    _, action, step = world.step()
+    with pytest.raises(ValueError, match="the one that the last step led to"):
+        memory.add(world.look(), action, step)
+
+
+def test_observations_of_another_type_than_the_spaces_are_refused() -> None:
+    memory = uniform(STACK, 2, capacity=40)
+    observation, action, step = World(STACK, 2, 0).step()
+    with pytest.raises(ConfigError, match=r"observations have become float32, agent.memory has .* uint8"):
+        memory.add(observation.astype(np.float32), action, step)
+
+
+@pytest.mark.parametrize("build", [uniform, prioritized])
+def test_nothing_can_be_sampled_before_the_first_window_is_whole(build: Any) -> None:
+    memory = build(VECTOR, 2, 3, capacity=40, newest_share=1)
+    world = World(VECTOR, 2, 0, ends=0, lives=0)
+    for observation, action, step in world.steps(2):
+        memory.add(observation, action, step)
+    assert len(memory) == 0
+    with pytest.raises(ValueError, match="no transition"):
+        memory.sample(4, 0)
+    memory.add(*world.step())
+    assert len(memory) == len(everything(memory).index) == 2

@@ -1,0 +1,127 @@
+"""Priorities are those of the paper, and stay with their transitions whatever the rings do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_cases import NUMBER, STACK, VECTOR, NaiveReplay, World, everything, load, prioritized, saved
+
+from labrl.memory.prioritized import PrioritizedReplay
+from labrl.schedules import LinearSchedule
+
+ALPHA, EPS = 0.5, 0.01
+
+
+def relative_priorities(memory: PrioritizedReplay) -> np.ndarray:
+    """Of all transitions, the newest first, against the smallest; the memory's beta must be 1."""
+    return 1 / everything(memory).weight
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_each_transition_has_the_priority_of_its_last_error(data: st.DataObject) -> None:
+    num_envs, n_step = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    space, seed = data.draw(st.sampled_from([VECTOR, STACK])), data.draw(st.integers(0, 10_000))
+    capacity = num_envs * (n_step + 1 + data.draw(st.integers(0, 12)))
+    options = {"capacity": capacity, "alpha": ALPHA, "eps": EPS, "beta": 1.0, "newest_share": 1}
+    memory = prioritized(space, num_envs, n_step, seed, **options)
+    naive, rng = NaiveReplay(space, num_envs, capacity, n_step), np.random.default_rng(seed)
+    priority: dict[tuple[int, int], float] = {}
+    largest, past = 1.0, []
+    for observation, action, step in World(space, num_envs, seed, ends=0.15).steps(70):
+        memory.add(observation, action, step)
+        naive.add(observation, action, step)
+        pairs = naive.sampleable()
+        priority = {pair: priority.get(pair, largest) for pair in pairs}
+        if not pairs:
+            continue
+        if rng.random() < 0.5:
+            sample = everything(memory)
+            error = rng.normal(size=len(pairs)) * 3
+            chosen = rng.random(len(pairs)) < 0.3
+            new = dict(zip(pairs, (np.abs(error) + EPS) ** ALPHA, strict=True))
+            new = {pair: new[pair] for pair, taken in zip(pairs, chosen, strict=True) if taken}
+            memory.update_priorities(sample.index[chosen], error[chosen])
+            priority.update(new)
+            largest = max([largest, *new.values()])
+            past.append((sample.index, pairs))
+        if past and rng.random() < 0.3:
+            # Errors that come late, when some of their transitions have left.
+            index, late = past[int(rng.integers(len(past)))]
+            memory.update_priorities(index, np.full(len(index), 2.0))
+            priority.update({pair: (2 + EPS) ** ALPHA for pair in late if pair in priority})
+            largest = max(largest, (2 + EPS) ** ALPHA)
+        expected = np.array([priority[pair] for pair in pairs])
+        np.testing.assert_allclose(relative_priorities(memory), expected / expected.min(), rtol=1e-5)
+
+
+def filled(seed: int = 0, steps: int = 50, **options: object) -> PrioritizedReplay:
+    """Thirty numbers, those of steps 40 to 49 of three environments, each with an error of its own."""
+    memory = prioritized(NUMBER, 3, seed=seed, **{"capacity": 30, "newest_share": 1, **options})
+    for observation, action, step in World(NUMBER, 3, 0).steps(steps):
+        memory.add(observation, action, step)
+    index = everything(memory).index
+    memory.update_priorities(index, np.arange(1.0, len(index) + 1))
+    return memory
+
+
+def drawing(memory: PrioritizedReplay, **options: object) -> PrioritizedReplay:
+    """A memory of the same content that draws by priority, not the newest."""
+    other = prioritized(NUMBER, 3, **{"capacity": 30, "newest_share": 0, **options})
+    load(other, saved(memory))
+    return other
+
+
+def test_stratified_draws_are_as_many_as_the_priorities_say() -> None:
+    memory = filled(alpha=1.0, eps=1e-9)
+    order = everything(memory).index
+    index = drawing(memory, alpha=1.0).sample(4650, 0).index
+    counts = np.array([np.count_nonzero(index == one) for one in order])
+    # Ten draws for each unit of priority; one more or less at either end of a part.
+    np.testing.assert_allclose(counts, np.arange(1, 31) * 10, atol=2)
+
+
+def test_draws_that_are_not_stratified_follow_the_priorities_by_chance() -> None:
+    memory = filled(alpha=1.0, eps=1e-9)
+    order = everything(memory).index
+    index = drawing(memory, alpha=1.0, stratified=False).sample(46_500, 0).index
+    counts = np.array([np.count_nonzero(index == one) for one in order])
+    expected = np.arange(1, 31) * 100
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+    assert (np.abs(counts - expected) > 5).any()
+
+
+def test_alpha_zero_is_uniform() -> None:
+    memory = filled(alpha=0.0)
+    sample = drawing(memory, alpha=0.0).sample(300, 0)
+    assert set(np.unique(sample.index, return_counts=True)[1]) <= {9, 10, 11}
+    np.testing.assert_array_equal(sample.weight, 1)
+
+
+@pytest.mark.parametrize(("frame", "beta"), [(0, 0.4), (500, 0.7), (2000, 1.0)])
+def test_weights_follow_beta_and_the_largest_of_a_batch_is_one(frame: int, beta: float) -> None:
+    schedule = LinearSchedule(kind="linear", start=0.4, end=1.0, horizon=1000)
+    memory = filled(alpha=1.0, eps=1e-9, beta=schedule)
+    weight = memory.sample(30, frame).weight
+    np.testing.assert_allclose(weight, np.arange(1, 31) ** -beta, rtol=1e-5)
+    assert weight.max() == 1
+
+
+def test_what_is_new_has_the_largest_priority_so_far_even_when_its_owner_has_left() -> None:
+    memory = prioritized(NUMBER, 1, capacity=5, alpha=1.0, beta=1.0, eps=1e-9, newest_share=1)
+    world = World(NUMBER, 1, 0)
+    for observation, action, step in world.steps(5):
+        memory.add(observation, action, step)
+    memory.update_priorities(everything(memory).index, np.array([1.0, 1.0, 1.0, 1.0, 8.0]))
+    for observation, action, step in world.steps(2):
+        memory.add(observation, action, step)
+    np.testing.assert_allclose(relative_priorities(memory), [8, 8, 1, 1, 1])
+
+
+def test_errors_must_be_finite() -> None:
+    memory = filled()
+    index = everything(memory).index[:2]
+    with pytest.raises(ValueError, match="finite"):
+        memory.update_priorities(index, np.array([1.0, np.nan]))

@@ -1,0 +1,85 @@
+"""The sum tree finds what a plain running sum finds, and depends on its numbers alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labrl.memory.sum_tree import WIDTH, SumTree
+
+SIZES = st.one_of(st.integers(1, 40), st.integers(WIDTH**2 - 2, WIDTH**2 + 2), st.integers(1, 5000))
+
+
+def numbers(size: int, seed: int, zeros: float = 0.3) -> np.ndarray:
+    """Of very different size, many of them 0."""
+    rng = np.random.default_rng(seed)
+    values = rng.random(size) ** 8 * 10.0 ** rng.integers(-6, 4, size)
+    values[rng.random(size) < zeros] = 0
+    return values
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=SIZES, seed=st.integers(0, 10_000))
+def test_a_prefix_is_found_where_the_running_sum_passes_it(size: int, seed: int) -> None:
+    # Quarters, so that sums are exact in any order, and a prefix that is one of them has one right place.
+    values = np.random.default_rng(seed).integers(0, 5, size) / 4
+    values[seed % size] = 1
+    tree = SumTree(size)
+    tree.set(np.arange(size), values)
+    sums = values.cumsum()
+    assert tree.total == sums[-1]
+    prefix = np.arange(0, sums[-1], 0.25)
+    np.testing.assert_array_equal(tree.find(prefix), np.searchsorted(sums, prefix, side="right"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=SIZES, seed=st.integers(0, 10_000))
+def test_the_tree_depends_on_its_numbers_and_not_on_their_history(size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values, changed, loaded = numbers(size, seed), SumTree(size), SumTree(size)
+    for _ in range(5):
+        place = rng.integers(0, size, 20)
+        changed.set(place, rng.random(20))
+    for part in np.array_split(rng.permutation(size), 3):
+        changed.set(part, values[part])
+    loaded.fill(values)
+    np.testing.assert_array_equal(changed.values, values)
+    assert changed.total == loaded.total
+    prefix = rng.random(50) * loaded.total
+    np.testing.assert_array_equal(changed.find(prefix), loaded.find(prefix))
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=SIZES, seed=st.integers(0, 10_000))
+def test_what_is_zero_is_never_found(size: int, seed: int) -> None:
+    values = numbers(size, seed, zeros=0.9)
+    values[seed % size] = 1e-300
+    tree = SumTree(size)
+    tree.fill(values)
+    edges = np.append(values.cumsum(), [0.0, tree.total, tree.total * 2])
+    assert (values[tree.find(np.append(edges, np.nextafter(edges, 0)))] > 0).all()
+
+
+def test_numbers_are_found_as_often_as_they_are_large() -> None:
+    values = np.array([0.0, 1.0, 2.0, 0.0, 5.0] * 10)
+    tree = SumTree(50)
+    tree.set(np.arange(50), values)
+    draws = 80_000
+    counts = np.bincount(tree.find((np.arange(draws) + 0.5) / draws * tree.total), minlength=50)
+    np.testing.assert_allclose(counts, values / values.sum() * draws, atol=1)
+
+
+def test_of_a_place_set_twice_the_last_counts() -> None:
+    tree = SumTree(100)
+    tree.set(np.array([3, 70, 3]), np.array([1.0, 2.0, 4.0]))
+    assert tree.values[3] == 4
+    assert tree.total == 6
+
+
+@pytest.mark.parametrize("size", [1, WIDTH, WIDTH + 1, WIDTH**2, WIDTH**3 + 1])
+def test_the_last_number_is_found_whatever_the_size(size: int) -> None:
+    tree = SumTree(size)
+    tree.set(np.array([size - 1]), 0.7)
+    assert tree.find(np.array([0.0, 0.3, 0.7])).tolist() == [size - 1] * 3
