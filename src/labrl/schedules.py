@@ -121,14 +121,24 @@ Schedule = float | ShapedSchedule | PiecewiseSchedule
 
 def smallest(schedule: Schedule) -> float:
     """The lowest value that the coefficient ever has."""
+    return min(_turning_values(schedule))
+
+
+def largest(schedule: Schedule) -> float:
+    """The highest value that the coefficient ever has."""
+    return max(_turning_values(schedule))
+
+
+def _turning_values(schedule: Schedule) -> list[float]:
+    """Values between which all others lie."""
     if isinstance(schedule, int | float):
-        return float(schedule)
+        return [float(schedule)]
     if isinstance(schedule, PiecewiseSchedule):
-        return min(value for _, value in schedule.points)
+        return [value for _, value in schedule.points]
     warm = [0.0] if schedule.warmup else []
     if isinstance(schedule, StepSchedule):
-        return min([*warm, *(schedule.shape(step / schedule.steps) for step in range(schedule.steps + 1))])
-    return min(*warm, schedule.start, schedule.end)
+        return [*warm, *(schedule.shape(step / schedule.steps) for step in range(schedule.steps + 1))]
+    return [*warm, schedule.start, schedule.end]
 
 
 def value_at(schedule: Schedule, frame: int) -> float:

@@ -6,6 +6,8 @@ A Hydra config source, asked by name, so that starting labrl does not pay for a 
 from __future__ import annotations
 
 import builtins
+import re
+from importlib import resources
 from typing import Any
 
 from hydra.core.object_type import ObjectType
@@ -15,12 +17,17 @@ from omegaconf import OmegaConf
 
 from labrl.envs.games import games
 
-AUTO = "preset/auto_"
-"""Beginning of the choice `preset=auto_<agent>_<env>`, which config.yaml makes by itself."""
+AUTO = "auto_"
+"""Beginning of the choices `preset=auto_<agent>_<env>`, which config.yaml makes by itself."""
+PARTS = ("value", "target", "memory", "exploration")
+"""Groups below `agent/` whose options have presets: `preset/exploration/epsilon_greedy_cartpole`."""
 
 
 class GeneratedSource(ConfigSource):
-    """`env/<game>`: the Atari base with that game; `preset/auto_<agent>_<env>`: what presets fit it."""
+    """`env/<game>`: the Atari base with that game; `preset/auto_<agent>_<env>`: what presets fit it.
+
+    An agent that is put together from parts gets those of its parts too: `preset/<part>/auto_<option>_<env>`.
+    """
 
     @staticmethod
     def scheme() -> str:
@@ -33,27 +40,28 @@ class GeneratedSource(ConfigSource):
 
     def is_group(self, config_path: str) -> bool:
         """Whether files can lie there; the groups themselves come from the YAML folders."""
-        return config_path.strip("/") in ("env", "preset")
+        return config_path.strip("/") in ("env", "preset", *(f"preset/{part}" for part in PARTS))
 
     def is_config(self, config_path: str) -> bool:
         """Whether `config_path` is a game or an automatic preset."""
-        return _game(config_path) is not None or config_path.startswith(AUTO)
+        return _game(config_path) is not None or _pair(config_path) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The configuration at `config_path`, with its defaults list."""
-        game = _game(config_path)
+        game, pair = _game(config_path), _pair(config_path)
         content: dict[str, Any]
         if game is not None:
             content = {"defaults": ["atari", "_self_"], "game": game}
         else:
-            names = preset_names(config_path.removeprefix(AUTO))
-            content = {"defaults": [{"optional /preset@_global_": names}]}
-        package = None if game is not None else "_global_"
+            assert pair is not None
+            group = config_path.strip("/").rpartition("/")[0]
+            parts = _part_presets(pair) if group == "preset" else []
+            content = {"defaults": [*parts, {f"optional /{group}@_global_": preset_names(pair)}]}
         return ConfigResult(
             provider=self.provider,
             path=self.full_path(),
             config=OmegaConf.create(content),
-            header={"package": package},
+            header={"package": None if game is not None else "_global_"},
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
@@ -63,17 +71,66 @@ class GeneratedSource(ConfigSource):
 
 
 def preset_names(pair: str) -> list[str]:
-    """Presets for `<agent>_<env>`, the special after the general: of the family, then of the pair."""
-    # The longest game first: checkers must not take the end of video_checkers.
+    """Presets for `<agent>_<env>` or `<option of a part>_<env>`, the special after the general.
+
+    First those of the agents that the agent builds on; of each those of the game's family before the game's.
+    """
+    owner, env = _split(pair)
+    if env is None:
+        return [pair]
+    envs = ["atari", env] if env in games() else [env]
+    return [f"{ancestor}_{one}" for ancestor in _lineage(owner) for one in envs]
+
+
+def _part_presets(pair: str) -> list[dict[str, str]]:
+    """Entries of a defaults list: the automatic presets of the parts that an agent is put together from."""
+    agent, env = _split(pair)
+    chosen = _defaults(_lineage(agent)[0])
+    parts = [part for part in PARTS if re.search(rf"^  - {part}:", chosen, re.MULTILINE)]
+    return [{f"optional /preset/{part}": f"{AUTO}${{agent/{part}}}_{env}"} for part in parts]
+
+
+def _split(pair: str) -> tuple[str, str | None]:
+    """Owner and environment of a preset, where one of the two is known by name."""
+    # The longest name first: dqn must not take the end of double_dqn, nor checkers that of video_checkers.
+    for agent in sorted(_agents(), key=len, reverse=True):
+        if pair.startswith(f"{agent}_"):
+            return agent, pair.removeprefix(f"{agent}_")
     for game in sorted(games(), key=len, reverse=True):
         if pair.endswith(f"_{game}"):
-            return [f"{pair.removesuffix(game)}atari", pair]
-    return [pair]
+            return pair.removesuffix(f"_{game}"), game
+    return pair, None
+
+
+def _agents() -> builtins.list[str]:
+    """Agents of labrl's own; a user's are not known here."""
+    files = resources.files("labrl.configs").joinpath("agent").iterdir()
+    return [file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")]
+
+
+def _defaults(agent: str) -> str:
+    """The defaults list of an agent's file as it is written; empty for what is no agent of labrl's."""
+    file = resources.files("labrl.configs").joinpath("agent", f"{agent}.yaml")
+    text = file.read_text() if file.is_file() else ""
+    found = re.search(r"^defaults:\n((?:  - .*\n)*)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _lineage(agent: str) -> builtins.list[str]:
+    """The agents that the file of `agent` builds on, the first ancestor first, and itself."""
+    parents = set(re.findall(r"^  - (\w+)$", _defaults(agent), re.MULTILINE)) - {"_self_"}
+    return [*(name for parent in parents for name in _lineage(parent)), agent]
 
 
 def _game(config_path: str) -> str | None:
     group, _, name = config_path.strip("/").rpartition("/")
     return name if group == "env" and name in games() else None
+
+
+def _pair(config_path: str) -> str | None:
+    """What an automatic preset is for, as in `preset/auto_<agent>_<env>`."""
+    group, _, name = config_path.strip("/").rpartition("/")
+    return name.removeprefix(AUTO) if group.split("/")[0] == "preset" and name.startswith(AUTO) else None
 
 
 def register() -> None:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import fractions
 import math
+import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
-from labrl.schedules import Schedule, smallest
+from labrl.schedules import Schedule, largest, smallest
 
 __all__ = [
     "Fraction",
@@ -19,7 +21,9 @@ __all__ = [
     "NonNegativeSchedule",
     "PositiveFloat",
     "PositiveInt",
+    "PositiveRatio",
     "Probability",
+    "ProbabilitySchedule",
     "Schedule",
     "real_number",
     "whole_number",
@@ -48,6 +52,24 @@ def _never_negative(schedule: Schedule) -> Schedule:
     return schedule
 
 
+def _a_probability(schedule: Schedule) -> Schedule:
+    if smallest(schedule) < 0 or largest(schedule) > 1:
+        raise ValueError("must lie between 0 and 1 at every frame")
+    return schedule
+
+
+def _exact_ratio(value: Any) -> fractions.Fraction:
+    """`value` as it is written: 0.1 is a tenth, and no float near it."""
+    if isinstance(value, fractions.Fraction) and value > 0:
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    quotient = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*/\s*0*[1-9]\d*\s*", value)
+    ratio = fractions.Fraction(str(value).replace(" ", "")) if number or quotient else None
+    if ratio is None or ratio <= 0:
+        raise ValueError('must be a number greater than 0, or a quotient of two such as "1/3"')
+    return ratio
+
+
 _Whole = BeforeValidator(whole_number)
 _Real = BeforeValidator(real_number)
 
@@ -65,3 +87,7 @@ Fraction = Annotated[float, _Real, Field(gt=0, le=1)]
 """(0, 1]"""
 NonNegativeSchedule = Annotated[Schedule, AfterValidator(_never_negative)]
 """A number or a schedule in [0, inf)"""
+ProbabilitySchedule = Annotated[Schedule, AfterValidator(_a_probability)]
+"""A number or a schedule in [0, 1]"""
+PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]
+"""A number or a quotient such as "1/3" in (0, inf), kept exactly"""

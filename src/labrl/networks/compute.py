@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from labrl.config.errors import ConfigError
+from labrl.workspace import Workspace
 
 
 def _cpu_has_bf16() -> bool:
@@ -27,6 +28,8 @@ class Compute:
     gradients and optimizer state are float32 either way."""
     num_threads: int
     """Processor cores that this session may keep busy, >= 1."""
+    workspace: Workspace = field(default_factory=Workspace)
+    """Where large arrays may lie."""
 
     @classmethod
     def choose(cls, device: str, precision: str, num_threads: int, session: int = 0) -> Compute:

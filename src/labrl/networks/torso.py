@@ -42,6 +42,19 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
     return layer
 
 
+Initialization = Literal["orthogonal", "uniform"]
+"""Orthogonal weights with gain sqrt(2) and zero biases, or all uniform within 1 / sqrt(inputs), as in torch.
+
+Features are smaller in the second case, so that a step of Adam changes values less: learning action values is
+steadier.
+"""
+
+
+def initialized(layer: Layer, kind: Initialization) -> Layer:
+    """A layer that a ReLU or its like follows, which torch has made uniform."""
+    return orthogonal(layer, 2**0.5) if kind == "orthogonal" else layer
+
+
 def _choices(space: gym.Space[Any]) -> list[tuple[int, int]]:
     """(first value, number of values) of each choice that makes an observation; none for numbers."""
     if isinstance(space, gym.spaces.Discrete):
@@ -59,6 +72,8 @@ class MLPConfig:
     """Units of each layer."""
     activation: Activation = "Tanh"
     """After each layer: an activation of torch.nn by its name."""
+    initialization: Initialization = "orthogonal"
+    """How weights begin."""
 
 
 class MLP(nn.Module):
@@ -71,7 +86,7 @@ class MLP(nn.Module):
         self._choices = _choices(observation_space)
         self.activation: nn.Module = getattr(nn, config.activation)()
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
-        layers = [orthogonal(nn.Linear(a, b), np.sqrt(2)) for a, b in pairwise(sizes)]
+        layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
         # Acting in a small environment is bound by calls of modules and look-ups of their parameters,
         # more than by the products: here are the same parameters without either.
@@ -113,8 +128,10 @@ def _image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
 class NatureCNNConfig:
     """The convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
 
-    features: PositiveInt = 512
-    """Units of the fully connected layer after the convolutions."""
+    features: PositiveInt | None = 512
+    """Units of the fully connected layer after the convolutions; null: none, for a head that has its own."""
+    initialization: Initialization = "orthogonal"
+    """How weights begin."""
 
 
 class NatureCNN(nn.Module):
@@ -126,20 +143,21 @@ class NatureCNN(nn.Module):
         super().__init__()
         self.check(config, observation_space)
         height, width, channels, self.channels_first = _image_shape(observation_space)
-        gain = np.sqrt(2)
-        self.first = nn.Conv2d(channels, 32, 8, stride=4)
-        orthogonal(self.first, gain)
+        kind = config.initialization
+        self.first = initialized(nn.Conv2d(channels, 32, 8, stride=4), kind)
         self.convolutions = nn.Sequential(
             nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, stride=2), gain),
+            initialized(nn.Conv2d(32, 64, 4, stride=2), kind),
             nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3, stride=1), gain),
+            initialized(nn.Conv2d(64, 64, 3, stride=1), kind),
             nn.ReLU(),
             nn.Flatten(),
         )
-        with torch.no_grad():
-            flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
-        self.linear = nn.Sequential(orthogonal(nn.Linear(flat, config.features), gain), nn.ReLU())
+        self.linear: nn.Module = nn.Identity()
+        if config.features is not None:
+            with torch.no_grad():
+                flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
+            self.linear = nn.Sequential(initialized(nn.Linear(flat, config.features), kind), nn.ReLU())
 
     @classmethod
     def check(cls, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:

@@ -1,0 +1,107 @@
+"""Action values from observations: a torso, then fully connected layers, two streams or noisy on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from labrl.config.component import Component
+from labrl.config.types import PositiveFloat, PositiveInt
+from labrl.networks.noisy import NoisyLinear
+from labrl.networks.spaces import Spaces
+
+
+@dataclass(kw_only=True)
+class QNetworkConfig:
+    """Network of an agent that learns action values."""
+
+    torso: Component
+    """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
+    head: list[PositiveInt] = field(default_factory=list)
+    """Units of each layer between torso and outputs; in a dueling network of both streams."""
+    dueling: bool = False
+    """Whether the state's value and the actions' advantages have a stream each."""
+    noisy: PositiveFloat | None = None
+    """Initial noise of the layers after the torso, sigma_0, 0.5 in the paper; null: they are not noisy."""
+
+
+class Stream(nn.Module):
+    """Fully connected layers with ReLU between them; the last is computed in float32."""
+
+    def __init__(self, num_inputs: int, hidden: list[int], num_outputs: int, noisy: float | None) -> None:
+        super().__init__()
+        sizes = list(pairwise([num_inputs, *hidden, num_outputs]))
+        self.num_noise = sum(inputs + outputs for inputs, outputs in sizes) if noisy is not None else 0
+        """Noise variables of all layers."""
+        layers = [
+            nn.Linear(inputs, outputs) if noisy is None else NoisyLinear(inputs, outputs, noisy)
+            for inputs, outputs in sizes
+        ]
+        self.layers = nn.ModuleList(layers)
+        # The same without look-ups and calls of modules, as dear as the products of a small network.
+        self._hidden = [(layer, layer.weight, layer.bias) for layer in layers]
+        self._last = self._hidden.pop()
+
+    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        """x: features [batch, num_inputs]; noise: [num_noise] or [batch, num_noise], None for none.
+
+        Returns [batch, num_outputs].
+        """
+        for layer, weight, bias in self._hidden:
+            if noise is None:
+                x = nn.functional.linear(x, weight, bias)
+            else:
+                x = layer(x, noise[..., : layer.num_noise])
+                noise = noise[..., layer.num_noise :]
+            x = torch.relu(x)
+        if not torch.is_autocast_enabled(x.device.type):
+            return self._outputs(x, noise)
+        # bfloat16 has three digits: too few for values whose small differences decide.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._outputs(x.float(), noise)
+
+    def _outputs(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        layer, weight, bias = self._last
+        if noise is None:
+            return nn.functional.linear(x, weight, bias)
+        return layer(x, noise[..., : layer.num_noise])
+
+
+class QNetwork(nn.Module):
+    """Outputs for each action, as many as an agent's `value` asks for.
+
+    spaces: what it is built for, with discrete actions; num_outputs: for each action.
+    """
+
+    def __init__(self, config: QNetworkConfig, spaces: Spaces, num_actions: int, num_outputs: int) -> None:
+        super().__init__()
+        self.torso: nn.Module = config.torso.build(observation_space=spaces.observation)
+        self.layout = getattr(self.torso, "layout", lambda observation: observation)
+        example = torch.as_tensor(self.layout(spaces.observation.sample()[None]))
+        with torch.no_grad():
+            num_features = self.torso(example).shape[1]
+        self._shape = (-1, num_actions, num_outputs)
+        self.advantage = Stream(num_features, config.head, num_actions * num_outputs, config.noisy)
+        self.value = Stream(num_features, config.head, num_outputs, config.noisy) if config.dueling else None
+        self.num_noise = self.advantage.num_noise + (self.value.num_noise if self.value is not None else 0)
+        """Noise variables of all layers; 0 without noise."""
+
+    def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Outputs for each action, [batch, actions, outputs], float32.
+
+        observation: [batch, *obs]; noise: made by `factor_noise`, the same for all rows [num_noise] or one
+        for each [batch, num_noise]; None: the mean weights alone.
+
+        Dueling: V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581, eq. 9). Their
+        factor on the gradient into the torso is left out: Adam's step does not depend on it.
+        """
+        features = self.torso(observation)
+        advantage = self.advantage.forward(features, noise).view(self._shape)
+        if self.value is None:
+            return advantage
+        rest = None if noise is None else noise[..., self.advantage.num_noise :]
+        value = self.value.forward(features, rest).unsqueeze(1)
+        return value + advantage - advantage.mean(1, keepdim=True)

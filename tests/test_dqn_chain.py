@@ -1,0 +1,76 @@
+"""Every member of the DQN family, as its own YAML makes it, finds the best values of a known world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dqn_cases import FAMILY, Chain, Fork, build, config_of, play
+from numpy.typing import NDArray
+
+from labrl.agents.dqn import DQN
+
+LEARNING = (
+    "agent.discount=0.8",
+    "agent.batch_size=64",
+    "agent.learning_starts=800",
+    "agent.updates_per_frame=0.25",
+    "agent.target.every=64",
+    "agent.lr=5e-3",
+    "agent.adam_eps=1e-8",
+)
+RANDOM = ("agent/exploration=epsilon_greedy", "agent.exploration.epsilon=1.0")
+
+
+def learned(agent: DQN, states: int) -> NDArray:
+    with torch.inference_mode():
+        return agent._value.expected(agent.network(torch.eye(states))).numpy()
+
+
+def learn(world: Any, agent_name: str, *words: str, steps: int) -> NDArray:
+    agent, clock, _ = build(config_of(agent_name, *LEARNING, *words), world.SPACE, num_envs=8)
+    play(agent, clock, world(8), steps)
+    return learned(agent, world.STATES)
+
+
+@pytest.mark.parametrize("agent", FAMILY)
+def test_random_experience_is_enough_for_the_best_values(agent: str) -> None:
+    """Of single steps: the return over several is that of the policy that acted."""
+    found = learn(Chain, agent, *RANDOM, "agent.n_step=1", steps=500)
+    np.testing.assert_allclose(found, Chain.best_values(), atol=0.05)
+
+
+@pytest.mark.parametrize("agent", ["rainbow", "rainbow_lite"])
+def test_returns_over_several_steps_give_the_best_values_where_they_are_those_of_any_policy(
+    agent: str,
+) -> None:
+    assert config_of(agent).agent.config.n_step == 3
+    found = learn(Fork, agent, *RANDOM, steps=400)
+    np.testing.assert_allclose(found, Fork.best_values(), atol=0.05)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "rainbow"])
+def test_exploring_by_itself_it_comes_to_act_well(agent: str) -> None:
+    config = config_of(agent, *LEARNING)
+    player, clock, _ = build(config, Fork.SPACE, num_envs=8)
+    world = Fork(8)
+    play(player, clock, world, 400)
+    first = np.eye(Fork.STATES, dtype=np.float32)[:1]
+    assert player.evaluation_action(first, np.random.default_rng(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "words", [("agent.value.loss=squared",), ("agent/target=polyak", "agent.target.tau=0.05")]
+)
+def test_the_other_loss_and_the_other_target_find_them_too(words: tuple[str, ...]) -> None:
+    learning = [word for word in LEARNING if not word.startswith("agent.target")]
+    agent, clock, _ = build(config_of("dqn", *learning, *RANDOM, *words), Chain.SPACE, num_envs=8)
+    play(agent, clock, Chain(8), 500)
+    np.testing.assert_allclose(learned(agent, Chain.STATES), Chain.best_values(), atol=0.05)
+
+
+def test_boltzmann_exploration_finds_them_too() -> None:
+    words = ("agent/exploration=boltzmann", "agent.exploration.temperature=1.0")
+    np.testing.assert_allclose(learn(Chain, "dqn", *words, steps=500), Chain.best_values(), atol=0.05)

@@ -1,0 +1,121 @@
+"""The network of the DQN family: one stream or two, and noise that is drawn by who asks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from labrl.config.component import Component
+from labrl.networks.noisy import NoisyLinear, factor_noise
+from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import AutoTorsoConfig, MLPConfig, NatureCNNConfig
+
+VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
+TORSO = AutoTorsoConfig(mlp=MLPConfig(hidden=[16]), cnn=NatureCNNConfig(features=None))
+
+
+def network(space: gym.Space = VECTOR, seed: int = 0, **options: Any) -> QNetwork:
+    torch.manual_seed(seed)
+    config = QNetworkConfig(torso=Component("labrl.networks.torso.AutoTorso", TORSO), **options)
+    return QNetwork(config, Spaces(space, gym.spaces.Discrete(4), 1), 4, 3)
+
+
+def noise_of(net: QNetwork, *rows: int, seed: int = 0) -> torch.Tensor:
+    return factor_noise((*rows, net.num_noise), torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
+@pytest.mark.parametrize(
+    "options", [{}, {"head": [8]}, {"head": [8], "dueling": True, "noisy": 0.5}], ids=str
+)
+def test_outputs_for_each_action(space: gym.Space, options: dict[str, Any]) -> None:
+    net = network(space, **options)
+    inputs = torch.from_numpy(net.layout(np.stack([space.sample() for _ in range(5)])))
+    assert net(inputs).shape == (5, 4, 3)
+    assert net(inputs).dtype == torch.float32
+
+
+def test_dueling_is_value_plus_what_an_action_is_better_than_the_mean() -> None:
+    net, inputs = network(dueling=True, head=[8]), torch.randn(5, 3)
+    assert net.value is not None
+    value = net.value(net.torso(inputs), None)
+    torch.testing.assert_close(net(inputs).mean(1), value)
+    advantage = net.advantage(net.torso(inputs), None).view(5, 4, 3)
+    torch.testing.assert_close(net(inputs)[:, 1] - net(inputs)[:, 0], advantage[:, 1] - advantage[:, 0])
+
+
+def test_noisy_layer_is_the_papers_sum_of_means_and_scaled_outer_products() -> None:
+    torch.manual_seed(0)
+    layer, inputs = NoisyLinear(3, 2, 0.5), torch.randn(4, 3)
+    torch.testing.assert_close(layer.weight_sigma, torch.full((2, 3), 0.5 / 3**0.5))
+    noise = factor_noise((5,), torch.Generator().manual_seed(0))
+    weight = layer.weight + layer.weight_sigma * torch.outer(noise[3:], noise[:3])
+    bias = layer.bias + layer.bias_sigma * noise[3:]
+    torch.testing.assert_close(layer(inputs, noise), inputs @ weight.T + bias)
+    torch.testing.assert_close(layer(inputs, None), inputs @ layer.weight.T + layer.bias)
+
+
+def test_factor_noise_is_the_signed_root_of_a_normal() -> None:
+    noise = factor_noise((20_000,), torch.Generator().manual_seed(0))
+    normal = noise.sign() * noise.square()
+    assert float(normal.mean()) == pytest.approx(0, abs=0.03)
+    assert float(normal.std()) == pytest.approx(1, abs=0.03)
+
+
+def test_one_noise_for_all_rows_or_one_for_each() -> None:
+    net, inputs = network(dueling=True, head=[8], noisy=0.5), torch.randn(1, 3).repeat(4, 1)
+    one, each = noise_of(net), noise_of(net, 4)
+    same = net(inputs, one)
+    torch.testing.assert_close(same, same[:1].repeat(4, 1, 1))
+    different = net(inputs, each)
+    for row in range(4):
+        torch.testing.assert_close(different[row], net(inputs, each[row])[row])
+    assert not torch.equal(different[0], different[1])
+
+
+def test_every_layer_of_both_streams_has_noise_of_its_own() -> None:
+    net, inputs = network(dueling=True, head=[8], noisy=0.5), torch.randn(2, 3)
+    assert net.num_noise == (16 + 8) + (8 + 4 * 3) + (16 + 8) + (8 + 3)
+    noise = noise_of(net)
+    reference = net(inputs, noise)
+    for place in range(0, net.num_noise, 7):
+        changed = noise.clone()
+        changed[place] += 1
+        assert not torch.equal(net(inputs, changed), reference), place
+
+
+def test_without_noise_a_noisy_network_is_its_mean() -> None:
+    net, inputs = network(noisy=0.5, head=[8]), torch.randn(2, 3)
+    before = net(inputs)
+    for layer in net.advantage.layers:
+        layer.weight_sigma.data.zero_()  # type: ignore[union-attr, operator]
+        layer.bias_sigma.data.zero_()  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(net(inputs), before)
+    torch.testing.assert_close(net(inputs, noise_of(net)), before)
+
+
+def test_a_copy_has_layers_of_its_own() -> None:
+    net, inputs = network(dueling=True, head=[8]), torch.randn(2, 3)
+    twin = copy.deepcopy(net)
+    before = net(inputs)
+    for parameter in twin.parameters():
+        parameter.data.zero_()
+    torch.testing.assert_close(net(inputs), before)
+    assert not twin(inputs).any()
+
+
+def test_the_last_layer_keeps_all_digits_under_bfloat16() -> None:
+    net, inputs = network(head=[8]), torch.randn(64, 3)
+    net.advantage.layers[-1].bias.data.fill_(100.0)  # type: ignore[union-attr, operator]
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = net(inputs)
+    # bfloat16 has steps of a half at 100
+    assert len(outputs[:, 0, 0].unique()) > 40
+    torch.testing.assert_close(outputs, net(inputs), atol=0.1, rtol=0)

@@ -1,0 +1,165 @@
+"""Targets and losses are those of the papers: by hand, and against loops over every sample and atom."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from labrl.agents.action_values import (
+    CategoricalValue,
+    CategoricalValueConfig,
+    ExpectedValue,
+    ExpectedValueConfig,
+    QuantileValue,
+    QuantileValueConfig,
+)
+from labrl.agents.value_learning import (
+    categorical_divergence,
+    categorical_target,
+    chosen,
+    quantile_huber_loss,
+    td_target,
+)
+
+CPU = torch.device("cpu")
+
+
+def test_one_action_of_each_row_is_chosen() -> None:
+    outputs = torch.arange(12.0).reshape(2, 3, 2)
+    assert chosen(outputs, torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [6.0, 7.0]]
+
+
+def test_td_target_by_hand() -> None:
+    reward, discount = torch.tensor([1.0, 2.0]), torch.tensor([0.9, 0.0])
+    torch.testing.assert_close(
+        td_target(torch.tensor([10.0, 10.0]), reward, discount), torch.tensor([10.0, 2.0])
+    )
+    quantiles = torch.tensor([[10.0, 20.0], [10.0, 20.0]])
+    torch.testing.assert_close(
+        td_target(quantiles, reward, discount), torch.tensor([[10.0, 19.0], [2.0, 2.0]])
+    )
+
+
+def naive_projection(probability: Tensor, reward: float, discount: float, support: Tensor) -> list[float]:
+    """Algorithm 1 of Bellemare et al. (2017), atom by atom."""
+    atoms, low, high = len(support), float(support[0]), float(support[-1])
+    spacing = (high - low) / (atoms - 1)
+    projected = [0.0] * atoms
+    for j in range(atoms):
+        moved = min(max(reward + discount * float(support[j]), low), high)
+        place = (moved - low) / spacing
+        lower, upper = math.floor(place), math.ceil(place)
+        if lower == upper:  # the algorithm as printed loses what falls exactly on an atom
+            projected[lower] += float(probability[j])
+        else:
+            projected[lower] += float(probability[j]) * (upper - place)
+            projected[upper] += float(probability[j]) * (place - lower)
+    return projected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    atoms=st.integers(2, 12),
+    reward=st.floats(-5, 5, width=32),
+    discount=st.sampled_from([0.0, 0.5, 0.99, 1.0]),
+)
+def test_projection_is_the_papers_and_keeps_all_probability(
+    seed: int, atoms: int, reward: float, discount: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    probability = torch.softmax(torch.randn(1, atoms, generator=generator), dim=1)
+    support = torch.linspace(-2, 3, atoms)
+    projected = categorical_target(probability, torch.tensor([reward]), torch.tensor([discount]), support)
+    expected = torch.tensor([naive_projection(probability[0], reward, discount, support)])
+    torch.testing.assert_close(projected, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(projected.sum(1), torch.ones(1))
+
+
+def test_projection_keeps_the_mean_inside_the_support_and_the_end_is_the_reward() -> None:
+    support = torch.linspace(-10, 10, 51)
+    probability = torch.softmax(torch.randn(2, 51, generator=torch.Generator().manual_seed(0)), dim=1)
+    reward, discount = torch.tensor([0.37, 0.37]), torch.tensor([0.5, 0.0])
+    mean = categorical_target(probability, reward, discount, support) @ support
+    torch.testing.assert_close(mean, reward + discount * (probability @ support), rtol=1e-4, atol=1e-4)
+
+
+def test_divergence_is_zero_at_the_target_and_its_gradient_is_that_of_the_cross_entropy() -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    torch.testing.assert_close(
+        categorical_divergence(logits, torch.softmax(logits, 1).detach()), torch.zeros(3), atol=1e-6, rtol=0
+    )
+    target = torch.tensor([[1.0, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.2] * 5])
+    loss = categorical_divergence(logits, target)
+    reference = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(probs=target), torch.distributions.Categorical(logits=logits)
+    )
+    torch.testing.assert_close(loss, reference, rtol=1e-4, atol=1e-5)
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    torch.testing.assert_close(gradient, torch.softmax(logits, 1) - target)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.5, 1.0])
+def test_quantile_loss_is_the_papers_pair_by_pair(kappa: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    quantile, target = torch.randn(3, 4, generator=generator), torch.randn(3, 5, generator=generator) * 2
+    fraction = (torch.arange(4) + 0.5) / 4
+    expected = []
+    for row in range(3):
+        total = 0.0
+        for i in range(4):
+            for j in range(5):
+                u = float(target[row, j] - quantile[row, i])
+                if kappa == 0:
+                    size = abs(u)
+                else:
+                    size = (0.5 * u * u if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)) / kappa
+                total += abs(float(fraction[i]) - (u < 0)) * size / 5
+        expected.append(total)
+    torch.testing.assert_close(quantile_huber_loss(quantile, target, fraction, kappa), torch.tensor(expected))
+
+
+def test_quantiles_of_least_loss_are_those_of_the_target() -> None:
+    value = QuantileValue(QuantileValueConfig(quantiles=4, kappa=0.0), CPU)
+    target = torch.arange(0.0, 100.0).repeat(1, 1)
+    quantiles = torch.tensor([[12.5, 37.5, 62.5, 87.5]])
+    best = float(value.loss(quantiles, target)[0])
+    for i in range(4):
+        for change in (-3.0, 3.0):
+            moved = quantiles.clone()
+            moved[0, i] += change
+            assert float(value.loss(moved, target)[0]) > best
+
+
+@pytest.mark.parametrize(("loss", "expected"), [("huber", [0.125, 2.5]), ("squared", [0.125, 4.5])])
+def test_losses_of_expected_values_by_hand(loss: str, expected: list[float]) -> None:
+    value = ExpectedValue(ExpectedValueConfig(loss=loss), CPU)  # type: ignore[arg-type]
+    losses, errors = value.loss(torch.tensor([[1.0], [1.0]]), torch.tensor([[1.5], [-2.0]]))
+    assert losses.tolist() == expected
+    assert errors.tolist() == [0.5, 3.0]
+
+
+def test_expected_values_are_the_means() -> None:
+    categorical = CategoricalValue(CategoricalValueConfig(v_min=-1, v_max=1, atoms=3), CPU)
+    logits = torch.log(torch.tensor([[[0.25, 0.25, 0.5], [1.0, 1e-30, 1e-30]]]))
+    torch.testing.assert_close(categorical.expected(logits), torch.tensor([[0.25, -1.0]]))
+    quantile = QuantileValue(QuantileValueConfig(quantiles=2), CPU)
+    assert quantile.expected(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])).tolist() == [[2.0, 0.0]]
+    assert ExpectedValue(ExpectedValueConfig(), CPU).expected(torch.tensor([[[1.0], [2.0]]])).shape == (1, 2)
+
+
+def test_errors_for_priorities_follow_the_surprise() -> None:
+    """The divergence of a distribution, the difference of quantiles' means: zero where nothing is new."""
+    categorical = CategoricalValue(CategoricalValueConfig(v_min=-1, v_max=1, atoms=3), CPU)
+    known = torch.tensor([[0.0, 1.0, 2.0]])
+    losses, errors = categorical.loss(known, torch.softmax(known, 1))
+    assert np.abs(errors.numpy()).max() < 1e-6
+    assert torch.equal(losses, errors)
+    quantile = QuantileValue(QuantileValueConfig(quantiles=3), CPU)
+    assert quantile.loss(known, known + 0.5)[1].tolist() == pytest.approx([0.5])
