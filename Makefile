@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench learn format clean
+.PHONY: help run test bench learn exact format clean
 
 help: ## list what one can do
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and t
 
 learn: $(VENV)/.installed-dev ## the slow tests: agents that must learn, and a set-up from scratch
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+exact: $(VENV)/.installed-dev ## every agent broken off and resumed, compared to the bit: make exact ARGS="--agents ppo"
+	$(BIN)/python tests/exact_matrix.py $(ARGS)
 
 bench: $(VENV)/.installed-bench ## speed beside Stable-Baselines3 and the ceiling: make bench ARGS="pong --repeats 5"
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -95,6 +95,43 @@ def test_a_replay_that_does_not_lead_back_is_told_of() -> None:
         env.load_state_dict(state)
 
 
+def test_another_observation_after_the_same_actions_is_told_of() -> None:
+    env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=3)
+    env.reset()
+    play(env, sampled(env, 1), 9)
+    state = env.state_dict()
+    state["observation"][2, 1] += 1e-6
+    with pytest.raises(ReplayError, match="environment 2 gives another observation"):
+        env.load_state_dict(state)
+
+
+@pytest.mark.parametrize("saved_again", [False, True])
+def test_lost_episodes_are_cut_for_the_learner_and_followed_by_the_next_ones(saved_again: bool) -> None:
+    env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=2)
+    env.reset()
+    last = play(env, sampled(env, 1), 40)[-1].observation
+    state = env.state_dict()
+    other = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=2)
+    np.testing.assert_array_equal(other.abandon(through_a_file(state)), last)
+    if saved_again:
+        state = through_a_file(other.state_dict())
+        other = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=2)
+        np.testing.assert_array_equal(other.load_state_dict(state), last)
+
+    step = other.step(np.array([0, 1]))
+    np.testing.assert_array_equal(step.next_observation, last)
+    assert step.truncated.all()
+    assert step.episode_over.all()
+    assert not step.terminated.any()
+    assert not step.reward.any()
+    assert step.episodes == [], "nobody has played them to their end"
+    begun = other.state_dict()
+    assert begun["episode"].tolist() == [number + 1 for number in state["episode"].tolist()]
+    assert [len(own) for own in begun["actions"]] == [0, 0]
+    assert len(play(other, sampled(other, 2), 60)) == 60
+    assert not other.state_dict()["lost"]
+
+
 def test_a_state_of_other_environments_is_refused() -> None:
     env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
     env.reset()

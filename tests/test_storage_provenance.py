@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from labrl.storage import provenance
-from labrl.storage.provenance import describe_repository, write_provenance
+from labrl.storage.provenance import Command, describe_repository, write_provenance
 from labrl.storage.run_folder import RunFolder
 
 
@@ -36,7 +36,7 @@ def repository(tmp_path: Path) -> Path:
 
 def test_the_command_the_configuration_and_the_seed_are_recorded(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
-    write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, ["env=pong", "seed=7"])
+    write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, Command(["env=pong", "seed=7"]))
     assert yaml.safe_load(run.config.read_text()) == {"seed": 7, "env": {"max_frame": 10000000}}
     assert yaml.safe_load(run.overrides.read_text()) == ["env=pong", "seed=7"]
     facts = json.loads(run.provenance.read_text())
@@ -100,7 +100,7 @@ def test_the_repository_of_the_working_folder_is_recorded(
     (repository / "agent.py").write_text("mine\n")
     monkeypatch.chdir(repository)
     run = RunFolder.create(tmp_path / "run")
-    write_provenance(run, {"seed": 0}, [])
+    write_provenance(run, {"seed": 0}, Command())
     facts = json.loads(run.provenance.read_text())["git"]["working_folder"]
     assert facts["root"] == str(repository)
     assert "+mine" in (run.path / facts["diff"]).read_text()
@@ -120,5 +120,5 @@ def test_without_git_and_without_a_repository_a_run_still_starts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     run = RunFolder.create(tmp_path / "run")
-    write_provenance(run, {"seed": 0}, [])
+    write_provenance(run, {"seed": 0}, Command())
     assert json.loads(run.provenance.read_text())["git"] == {}

@@ -18,8 +18,9 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
         result = labrl.train(["env=cartpole", "agent=ppo", "seed=7"])
         result.folder, result.exit_code
 
-    config_dir: a folder with configuration groups of your own, as --config-dir. Raises
-    `labrl.config.errors.ConfigError` for wrong input, before anything is written.
+    `+resume=...` and `+rerun=...` go back to a run as they do there. config_dir: a folder with
+    configuration groups of your own, as --config-dir. Raises `labrl.config.errors.ConfigError` for wrong
+    input, before anything is written.
     """
     from labrl.config.compose import compose, resolve, to_plain
     from labrl.config.errors import ConfigError
@@ -28,10 +29,20 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
         raise ConfigError(
             f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
         )
-    cfg = compose(list(overrides), config_dir, with_hydra=True)
+    from labrl.lab.again import Again
+
+    words = list(overrides)
+    again = Again.asked_for(words)
+    if again is not None:
+        words, config_dir = again.words, config_dir or again.config_dir
+    cfg = compose(words, config_dir, with_hydra=True)
     plain = to_plain(cfg)
     config = resolve(plain)
     # Imported late: help and completion must not wait for torch.
     from labrl.lab.trial import run_trial
+    from labrl.storage.provenance import Command
 
-    return run_trial(config, plain, cfg.hydra.run.dir, list(overrides))
+    command = Command.of(words, cfg.hydra, config_dir)
+    if again is not None:
+        return again.run(cfg, config, plain, cfg.hydra.run.dir, command)
+    return run_trial(config, plain, cfg.hydra.run.dir, command)

@@ -14,8 +14,10 @@ from labrl.config.errors import ConfigError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from labrl.lab.again import Again
+
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes; 143 is an interruption by SIGTERM."""
+"""Exit codes; 143 is an interruption by any other signal than Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,20 +52,27 @@ def _run(arguments: list[str], full_error: bool) -> int:
     from hydra._internal.utils import get_args
 
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
+    from labrl.lab.again import Again
 
     words = get_args(arguments)
+    again = None if words.help else Again.asked_for(words.overrides, words.multirun)
+    if again is not None:
+        arguments = [word for word in arguments if word not in words.overrides] + again.words
+        if again.config_dir and not words.config_dir:
+            arguments = ["--config-dir", again.config_dir, *arguments]
+        words = get_args(arguments)
     prepare(words.config_dir)
     exit_codes: list[int] = []
 
     def task(cfg: DictConfig) -> int:
-        code = _trial(cfg, full_error)
+        code = _trial(cfg, words.config_dir, again, full_error)
         exit_codes.append(code)
         if code >= INTERRUPTED:
             # Hydra would go on with the experiment's next trial.
             raise SystemExit(code)
         return code
 
-    with _raising_hydra():
+    with _raising_hydra(), _arguments(arguments):
         try:
             hydra.main(config_path=CONFIG_MODULE, config_name="config")(task)()
         except (ConfigError, BrokenPipeError):
@@ -73,10 +82,11 @@ def _run(arguments: list[str], full_error: bool) -> int:
     return max(exit_codes, default=DONE)
 
 
-def _trial(cfg: DictConfig, full_error: bool) -> int:
+def _trial(cfg: DictConfig, config_dir: str | None, again: Again | None, full_error: bool) -> int:
     """Run one trial in the folder that Hydra has made for it. Returns its exit code.
 
-    A trial that fails does not end an experiment: nothing but an interruption is raised.
+    config_dir: with a user's own groups; again: the run that this one goes back to, if any. A trial that
+    fails does not end an experiment: nothing but an interruption is raised.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -90,8 +100,13 @@ def _trial(cfg: DictConfig, full_error: bool) -> int:
         # Imported late: a mistyped key must not wait for the rest.
         from labrl.lab.summary import print_summary
         from labrl.lab.trial import run_trial
+        from labrl.storage.provenance import Command
 
-        result = run_trial(config, plain, folder, list(job.overrides.task))
+        command = Command.of(list(job.overrides.task), job, config_dir)
+        if again is None:
+            result = run_trial(config, plain, folder, command)
+        else:
+            result = again.run(cfg, config, plain, folder, command)
         print_summary(result)
         return result.exit_code
     except ConfigError as error:
@@ -150,7 +165,7 @@ def _remove_if_empty(folder: str) -> None:
 
 @contextmanager
 def _arguments(argv: Sequence[str] | None) -> Iterator[list[str]]:
-    """The words of the command line; Hydra reads them from `sys.argv`, so given ones are put there."""
+    """The words of the command line; Hydra reads them from `sys.argv`, so others are put there."""
     before = sys.argv
     if argv is not None:
         sys.argv = ["labrl", *argv]

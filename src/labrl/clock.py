@@ -59,7 +59,15 @@ class Clock:
         True exactly once for each multiple, whatever the number of frames in a tick, except that
         one tick across several multiples is due once. After the last tick everything is due.
         """
-        return self.frame // frequency > self._previous_frame // frequency or self.finished
+        return self.crossed(frequency) or self.finished
+
+    def crossed(self, frequency: int) -> bool:
+        """Whether the last tick crossed a multiple of `frequency` frames, wherever the budget ends.
+
+        What changes what is learned asks this and not `due`: a run that goes on with a larger budget
+        must have had the same past as one that had it from the beginning.
+        """
+        return self.frame // frequency > self._previous_frame // frequency
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and seconds as plain numbers."""

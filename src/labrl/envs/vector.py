@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from labrl.envs.actions import ActionRecord, action_dtype, check_actions
 from labrl.envs.protocol import Backend, Transition
+from labrl.envs.repeatability import same
 from labrl.seeding import episode_seed
 from labrl.step import Episode, Step
 
@@ -40,6 +41,8 @@ class VectorEnv:
         """Of one environment."""
         self._action_dtype = action_dtype(backend.action_space)
         self._all = np.ones(self.num_envs, dtype=np.bool_)
+        self._observation: NDArray | None = None  # the present one [num_envs, *obs]
+        self._lost: NDArray | None = None  # the last one of episodes that did not come back
         self._begin(seed)
 
     def reset(self, seed: int | None = None) -> NDArray:
@@ -48,13 +51,16 @@ class VectorEnv:
         Returns the first observations, [num_envs, *obs].
         """
         self._begin(self.seed if seed is None else seed)
-        return self.backend.reset(self._all, self._episode_seed)
+        observation = self._observation = self.backend.reset(self._all, self._episode_seed)
+        return observation
 
     def step(self, actions: NDArray) -> Step:
         """Act in every environment, and start the next episode where one has ended.
 
         actions: [num_envs, *action], as the environment takes them (nothing is clipped or scaled).
         """
+        if self._lost is not None:
+            return self._cut(self._lost)
         actions = actions.astype(self._action_dtype, copy=False)
         transition = self.backend.step(actions)
         observation, reward, terminated, truncated, ended = transition
@@ -65,6 +71,7 @@ class VectorEnv:
         if over.any():
             step.episodes = self._finished(transition, over)
             step.observation = self._next_episode(over)
+        self._observation = step.observation
         return step
 
     def close(self) -> None:
@@ -74,15 +81,18 @@ class VectorEnv:
     def state_dict(self) -> dict[str, Any]:
         """Which episode each environment plays, and what was done in it: plain numbers and tensors.
 
-        No simulator is copied: an episode is its seed and its actions. The returns so far are there
-        to be checked when the actions are replayed.
+        No simulator is copied: an episode is its seed and its actions. The observation and the returns
+        so far are there to be checked when the actions are replayed.
         """
+        assert self._observation is not None, "reset() comes before state_dict()"
         return {
             "seed": self.seed,
             "episode": torch.from_numpy(self._episode.copy()),  # [num_envs]
             "episode_seed": torch.from_numpy(self._episode_seed.copy()),  # [num_envs]
             "episode_return": torch.from_numpy(self._return.copy()),  # [num_envs]
             "actions": [torch.from_numpy(own) for own in self._record.since_reset()],
+            "observation": torch.from_numpy(self._observation.copy()),  # [num_envs, *obs]
+            "lost": self._lost is not None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
@@ -93,23 +103,52 @@ class VectorEnv:
         before that is thrown away. Returns the present observations, [num_envs, *obs].
 
         Raises ValueError when the state is of other environments, ReplayError when an environment
-        does not come back to where it was.
+        does not come back to where it was; `abandon` goes on from there.
         """
+        if state["lost"]:
+            return self.abandon(state)
+        actions = self._take_over(state)
+        reached = self._replay(self._record.load(actions))
+        saved, saved_return = np.asarray(state["observation"]), np.asarray(state["episode_return"])
+        for env in range(self.num_envs):
+            if not same(self._return[env], saved_return[env]):
+                raise ReplayError(
+                    f"{self.name}: environment {env} has return {self._return[env]} after its saved"
+                    f" actions, it was {saved_return[env]}"
+                )
+            if not same(reached[env], saved[env]):
+                raise ReplayError(
+                    f"{self.name}: environment {env} gives another observation after its saved actions"
+                )
+        self._observation = reached
+        return reached
+
+    def abandon(self, state: Mapping[str, Any]) -> NDArray:
+        """Where the saved episodes do not come back: the next step tells the learner that they were cut.
+
+        That step plays nothing. It is a truncation at the saved observations, which are returned here,
+        [num_envs, *obs], and the next episode of every environment begins after it.
+        """
+        self._take_over(state)
+        lost = self._observation = self._lost = np.asarray(state["observation"])
+        return lost
+
+    def _take_over(self, state: Mapping[str, Any]) -> list[NDArray]:
+        """Which episodes are played; returns the actions since their resets."""
         actions = [np.asarray(own) for own in state["actions"]]
         check_actions(actions, self.num_envs, self.action_space)
         self._begin(int(state["seed"]))
         self._episode = np.asarray(state["episode"]).astype(np.int64)
         self._episode_seed = np.asarray(state["episode_seed"]).astype(np.int64)
-        rows = self._record.load(actions)
-        observation = self._replay(rows)
-        saved_return = np.asarray(state["episode_return"])
-        wrong = np.flatnonzero(~np.isclose(self._return, saved_return, rtol=0, atol=0, equal_nan=True))
-        if len(wrong):
-            raise ReplayError(
-                f"{self.name}: environment {wrong[0]} has return {self._return[wrong[0]]} after its saved"
-                f" actions, it was {saved_return[wrong[0]]}"
-            )
-        return observation
+        return actions
+
+    def _cut(self, final: NDArray) -> Step:
+        """The step after episodes were lost. final: [num_envs, *obs], the last that is known of them."""
+        self._lost = None
+        no = np.zeros(self.num_envs, dtype=np.bool_)
+        first = self._observation = self._next_episode(self._all)
+        reward = np.zeros(self.num_envs, dtype=np.float32)
+        return Step(first, final, reward, no, self._all.copy(), self._all.copy())
 
     def _begin(self, seed: int) -> None:
         self.seed = seed
@@ -117,6 +156,7 @@ class VectorEnv:
         self._episode_seed = self._seeds(self._all)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
         self._record = ActionRecord(self.num_envs, self.action_space)
+        self._observation = self._lost = None
 
     def _seeds(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Seeds of the present episodes of the masked environments, in order."""

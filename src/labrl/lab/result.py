@@ -48,7 +48,9 @@ class TrialResult:
     seed: int
     sessions: list[SessionResult] = field(default_factory=list)
     exit_code: int = 0
-    """0: all finished; 1: one failed; 130 or 143: interrupted."""
+    """0: all finished; 1: one failed, or a repetition came out otherwise; 130 or 143: interrupted."""
+    comparison: str | None = None
+    """Of a repetition: in a line, whether every metric row was equal, and where not."""
 
     @property
     def return_mean(self) -> float | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
@@ -54,6 +57,20 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
                 console.print(f"  log: {log}", markup=False, soft_wrap=True)
     if len(result.sessions) > 1 and result.return_mean is not None:
         console.print(f"mean return over {len(result.sessions)} sessions: {result.return_mean:,.1f}")
-    if any(session.status == "interrupted" and session.frame for session in result.sessions):
-        console.print("Interrupted; the state at the last step is saved under session_*/checkpoints.")
-    console.print(f"run folder: {result.folder}", markup=False, soft_wrap=True)
+    if result.comparison is not None:
+        say(f"rerun: {result.comparison}", console)
+    if any(session.status == "interrupted" for session in result.sessions):
+        say(f"interrupted; to go on: {how_to_resume(result.folder)}", console)
+    elif result.exit_code and result.comparison is None:
+        say(f"to go on from the last checkpoint: {how_to_resume(result.folder)}", console)
+    say(f"run folder: {result.folder}", console)
+
+
+def how_to_resume(folder: Path) -> str:
+    """The command that goes on with a run, as one types it into a shell."""
+    return f"labrl {shlex.quote(f'+resume={folder}')}"
+
+
+def say(line: str, console: Console | None = None) -> None:
+    """Print one line, however wide, as it is."""
+    (console or Terminal()).print(line, markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -15,6 +16,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import describe
 from labrl.lab.devices import threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
+from labrl.lab.summary import how_to_resume, say
 from labrl.lab.worker import main as session_main
 from labrl.lab.worker import run_session
 from labrl.networks.compute import Compute
@@ -22,8 +24,8 @@ from labrl.networks.spaces import Spaces
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.progress import TrialPanel
-from labrl.session.interruption import Interruption, children_ignore_ctrl_c
-from labrl.storage.provenance import write_provenance
+from labrl.session.interruption import SIGNALS, Interruption, children_ignore_ctrl_c, exit_code_of
+from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus
 
 
@@ -32,7 +34,7 @@ def check(config: TrialConfig) -> None:
 
     Raises ConfigError.
     """
-    Compute.choose(config.meta.device, config.meta.precision, _num_threads(config))
+    Compute.choose(config.meta.device, config.meta.precision, num_threads=1)
     observation_space, action_space = describe(config.env)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs)
     agent = config.agent.load()
@@ -43,60 +45,78 @@ def check(config: TrialConfig) -> None:
 
 
 def run_trial(
-    config: TrialConfig, plain: Mapping[str, Any], folder: str | os.PathLike[str], overrides: list[str]
+    config: TrialConfig, plain: Mapping[str, Any], folder: str | os.PathLike[str], command: Command
 ) -> TrialResult:
     """Run all sessions in a new run folder and record what they came to.
 
-    plain: the configuration as it is saved and handed to processes; overrides: what was given on the
-    command line. Raises ConfigError for wrong input, before the folder is made.
+    plain: the configuration as it is saved and handed to processes; command: what was typed. Raises
+    ConfigError for wrong input, before the folder is made.
     """
     check(config)
     run = RunFolder.create(folder)
     seed = draw_seed() if config.seed is None else config.seed
     config, plain = dataclasses.replace(config, seed=seed), {**plain, "seed": seed}
-    result = TrialResult(folder=run.path, seed=seed)
+    with run.lock(), recording_failure(run):
+        write_provenance(run, plain, command)
+        return run_sessions(config, plain, run, list(range(config.meta.max_session)))
+
+
+@contextmanager
+def recording_failure(run: RunFolder) -> Iterator[None]:
+    """What ends a trial before its sessions could be asked is recorded as its status."""
     try:
-        write_provenance(run, plain, overrides)
-        if config.meta.max_session == 1:
-            codes = _in_process(config, run, result)
-        else:
-            codes = _in_processes(config, plain, run, result)
-    except BaseException as error:
-        run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        yield
+    except KeyboardInterrupt:
+        run.set_status("interrupted")
+        say(f"interrupted; to go on: {how_to_resume(run.path)}")
         raise
-    result.exit_code = _trial_exit_code(codes)
+    except BaseException:
+        run.set_status("failed")
+        raise
+
+
+def run_sessions(
+    config: TrialConfig, plain: Mapping[str, Any], run: RunFolder, indices: list[int]
+) -> TrialResult:
+    """Run the sessions numbered `indices`, each from its newest checkpoint if it has one.
+
+    Returns the results of all sessions of the trial, those that had finished before included, and
+    records them in the run folder.
+    """
+    assert config.seed is not None
+    for index in indices:
+        folder = run.session(index)
+        for outdated in (folder.result, folder.progress):
+            outdated.unlink(missing_ok=True)
+    num_threads = threads_per_session(config.meta.num_cpus, len(indices))
+    if config.meta.max_session == 1:
+        codes = {0: run_session(config, 0, run.session(0), num_threads)}
+    else:
+        codes = _in_processes(config, plain, run, indices, num_threads)
+    result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
+    for index in range(config.meta.max_session):
+        result.sessions.append(_read_result(config, run, index, codes.get(index, 0)))
     run.set_status(
         _run_status(result.exit_code), sessions=[dataclasses.asdict(session) for session in result.sessions]
     )
     return result
 
 
-def _num_threads(config: TrialConfig) -> int:
-    return threads_per_session(config.meta.num_cpus, config.meta.max_session)
-
-
-def _in_process(config: TrialConfig, folder: RunFolder, result: TrialResult) -> list[int]:
-    session, code = run_session(config, 0, folder.session(0), _num_threads(config))
-    result.sessions.append(session)
-    return [code]
-
-
 def _in_processes(
-    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, result: TrialResult
-) -> list[int]:
-    """All sessions at once; one that dies leaves the others running."""
+    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, indices: list[int], num_threads: int
+) -> dict[int, int]:
+    """All sessions at once; one that dies leaves the others running. Returns exit codes by number."""
     # A forked child would inherit the threads of torch and of ALE in an unusable state.
     context = multiprocessing.get_context("spawn")
-    indices = range(config.meta.max_session)
-    processes: list[BaseProcess] = [
-        context.Process(
-            target=session_main, args=(plain, i, folder.path, _num_threads(config)), name=f"session_{i}"
+    by_index: dict[int, BaseProcess] = {
+        index: context.Process(
+            target=session_main, args=(plain, index, folder.path, num_threads), name=f"session_{index}"
         )
-        for i in indices
-    ]
-    for i in indices:
-        folder.session(i)
-    panel = TrialPanel(folder, len(processes), config.env.config.max_frame, enabled=config.meta.progress)
+        for index in indices
+    }
+    processes = list(by_index.values())
+    budget, num_sessions = config.env.config.max_frame, config.meta.max_session
+    panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
     with Interruption() as interruption, panel:
         try:
             with children_ignore_ctrl_c():
@@ -106,7 +126,7 @@ def _in_processes(
             while any(process.is_alive() for process in processes):
                 for process in processes:
                     process.join(0.25 / len(processes))
-                panel.update([i for i in indices if not processes[i].is_alive()])
+                panel.update([index for index, process in by_index.items() if not process.is_alive()])
                 if interruption.requested and not told:
                     # A kill of this process alone, or Ctrl-C while they start, does not reach them by itself.
                     told = True
@@ -114,12 +134,12 @@ def _in_processes(
         except BaseException:
             _terminate(processes)  # nobody is left who would watch over them
             raise
-    codes = [_exit_code(process) for process in processes]
+    codes = {index: _exit_code(process) for index, process in by_index.items()}
     if interruption.requested:
         # They were told by SIGTERM, whatever this process was told by.
-        codes = [interruption.exit_code if code in (130, 143) else code for code in codes]
-    for i, code in zip(indices, codes, strict=True):
-        result.sessions.append(_read_result(config, folder, i, code))
+        codes = {
+            index: interruption.exit_code if code in (130, 143) else code for index, code in codes.items()
+        }
     return codes
 
 
@@ -132,6 +152,8 @@ def _terminate(processes: list[BaseProcess]) -> None:
 def _exit_code(process: BaseProcess) -> int:
     """Of a finished process, as a shell would tell it."""
     code = process.exitcode if process.exitcode is not None else 1
+    if -code in SIGNALS:  # it came before there was anything to save
+        return exit_code_of(-code)
     return 128 - code if code < 0 else code
 
 
@@ -149,7 +171,7 @@ def _read_result(config: TrialConfig, folder: RunFolder, index: int, code: int) 
     return result
 
 
-def _trial_exit_code(codes: list[int]) -> int:
+def _trial_exit_code(codes: Collection[int]) -> int:
     """0 when all finished; 130 or 143 when a signal ended some and none failed; else 1."""
     failed = [code for code in codes if code not in (0, 130, 143)]
     return 1 if failed else max(codes)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +21,22 @@ from labrl.agents.errors import NonFiniteError
 from labrl.config.compose import resolve
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
+from labrl.lab.devices import available_cpus, keep_freed_memory
 from labrl.lab.result import SessionResult
 from labrl.seeding import session_seed
 from labrl.session.session import Session
 from labrl.storage.atomic import write_json
+from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
+_log = logging.getLogger(__name__)
 
-def run_session(
-    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int
-) -> tuple[SessionResult, int]:
-    """Run one session and write its result.
 
-    Returns the result and an exit code: 0, 1 where it failed, 130 or 143 where a signal ended it.
-    Raises ConfigError for wrong input.
+def run_session(config: TrialConfig, index: int, folder: SessionFolder, num_threads: int) -> int:
+    """Run one session, from its newest checkpoint if there is one, and write its result.
+
+    num_threads: cores for a session that begins. Returns an exit code: 0, 1 where it failed, 130 or 143
+    where a signal ended it. Raises ConfigError for wrong input, and for checkpoints none of which is whole.
     """
     assert config.seed is not None
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
@@ -36,26 +44,84 @@ def run_session(
     threads_before = torch.get_num_threads()
     # Small products are faster on one thread; large ones are shared out over gradient workers instead.
     torch.set_num_threads(1)
+    keep_freed_memory()
     code = 1
     try:
-        session = Session(config, index, folder, num_threads)
-        session.run()
+        with _warnings_kept(folder):
+            session = restored_session(config, index, folder, num_threads)
+            session.run()
         result.status = "interrupted" if session.interrupted else "finished"
         code = session.interruption.exit_code if session.interrupted else 0
     except ConfigError:
         raise
     except NonFiniteError as error:
         result.error = str(error)
-        folder.log.write_text(f"{error}\n")
+        _append(folder.log, str(error))
     except Exception as error:
         result.error = f"{type(error).__name__}: {error}"
-        folder.log.write_text(traceback.format_exc())
+        _append(folder.log, traceback.format_exc())
     finally:
         torch.set_num_threads(threads_before)
     if session is not None:
         _fill(result, session)
     write_json(folder.result, dataclasses.asdict(result))
-    return result, code
+    return code
+
+
+def restored_session(config: TrialConfig, index: int, folder: SessionFolder, num_threads: int) -> Session:
+    """A session as its newest whole checkpoint has it, and a new one where nothing was ever saved.
+
+    It keeps the number of threads with which it was begun where the machine has them, because the last
+    bits of its numbers depend on it. Raises ConfigError where there are checkpoints and none is whole.
+    """
+    store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
+    checkpoint = store.latest()
+    if checkpoint is None:
+        if store.broken:
+            raise ConfigError(
+                f"none of the checkpoints of session {index} is whole:\n" + "\n".join(store.broken) + "\n"
+                f"To begin that session again, delete {folder.path}."
+            )
+        return Session(config, index, folder, num_threads)
+    begun = checkpoint.state["compute"]
+    if begun["num_cpus"] == config.meta.num_cpus and begun["num_threads"] <= available_cpus():
+        num_threads = begun["num_threads"]
+    session = Session(config, index, folder, num_threads)
+    try:
+        session.load_state_dict(checkpoint.state)
+    except BaseException:
+        session.close()
+        raise
+    now = session.computes_with()
+    changed = [f"{key} {begun[key]} -> {now[key]}" for key in now if begun[key] != now[key]]
+    if changed:
+        _log.warning("session %d goes on with %s: not bit for bit as it was", index, ", ".join(changed))
+    store.discard_after(checkpoint.frame)
+    return session
+
+
+@contextmanager
+def _warnings_kept(folder: SessionFolder) -> Iterator[None]:
+    """What is warned of meanwhile is also found in the session's log."""
+    logger = logging.getLogger("labrl")
+    handlers: list[logging.Handler] = [logging.FileHandler(folder.log, delay=True)]
+    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    if not logger.hasHandlers():  # then the one above would be all
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setLevel(logging.WARNING)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def _append(log: Path, text: str) -> None:
+    with open(log, "a") as file:
+        file.write(text.rstrip() + "\n")
 
 
 def _fill(result: SessionResult, session: Session) -> None:
@@ -70,11 +136,27 @@ def _fill(result: SessionResult, session: Session) -> None:
 
 def main(plain: Mapping[str, Any], index: int, folder: Path, num_threads: int) -> None:
     """Entry point of a session's own process; its exit code tells the trial how it ended."""
+    _stop_with_the_trial()
+    session = RunFolder.open(folder).session(index)
     try:
-        _, code = run_session(resolve(plain), index, RunFolder.open(folder).session(index), num_threads)
+        with session.lock():
+            code = run_session(resolve(plain), index, session, num_threads)
     except ConfigError as error:
         seed = session_seed(plain["seed"], index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        write_json(RunFolder.open(folder).session(index).result, dataclasses.asdict(result))
+        write_json(session.result, dataclasses.asdict(result))
         code = 2
     sys.exit(code)
+
+
+def _stop_with_the_trial() -> None:
+    """When the process that started this one is killed, save and end as if it had said so."""
+    trial = multiprocessing.parent_process()
+
+    def watch() -> None:
+        assert trial is not None
+        trial.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if trial is not None:
+        threading.Thread(target=watch, name="trial watch", daemon=True).start()

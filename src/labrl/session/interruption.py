@@ -14,6 +14,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
 
 
+def exit_code_of(number: int | None) -> int:
+    """130 for Ctrl-C; 143, that of a polite kill, for every other signal that asks for a stop."""
+    return 130 if number == signal.SIGINT else 143
+
+
 class Interruption:
     """While entered, the first signal is noted for the loop to see; a second Ctrl-C leaves at once."""
 
@@ -30,7 +35,7 @@ class Interruption:
     @property
     def exit_code(self) -> int:
         """What a shell expects of a program that this signal ended: 130 for Ctrl-C, 143 otherwise."""
-        return 130 if self.signal == signal.SIGINT else 143
+        return exit_code_of(self.signal)
 
     def __enter__(self) -> Interruption:
         # Python lets only the main thread set handlers; in a notebook's worker Ctrl-C stays as it was.
@@ -50,7 +55,7 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
-            os._exit(130)
+            os._exit(exit_code_of(number))
         if self.signal is None:
             self.signal = number
 

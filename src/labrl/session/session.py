@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
+from labrl.envs.vector import ReplayError
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
@@ -22,6 +25,9 @@ from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
 from labrl.storage.run_folder import SessionFolder
+from labrl.workspace import Workspace
+
+_log = logging.getLogger(__name__)
 
 
 class PhaseTimers:
@@ -63,7 +69,8 @@ class Session:
         self.callbacks = default_callbacks(config)
         self.interruption = Interruption()
         self._observation: NDArray | None = None
-        compute = Compute.choose(config.meta.device, config.meta.precision, num_threads, index)
+        chosen = Compute.choose(config.meta.device, config.meta.precision, num_threads, index)
+        self.compute = compute = dataclasses.replace(chosen, workspace=self._workspace())
         self.env = make_env(config.env, self.seed, num_threads)
         with ExitStack() as on_failure:
             on_failure.callback(self.env.close)
@@ -73,6 +80,16 @@ class Session:
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
             )
             on_failure.pop_all()
+
+    def _workspace(self) -> Workspace:
+        """Room for large arrays, in which nothing is overwritten that the oldest checkpoint counts on."""
+        meta, env = self.config.meta, self.config.env.config
+        return Workspace(
+            folder=self.folder.path / "replay",
+            # A checkpoint is due at the first step across a multiple of the frequency.
+            frames_kept=meta.keep_last * meta.log_frequency + env.num_envs,
+            sharers=meta.max_session,
+        )
 
     def run(self) -> None:
         """Train until the budget is spent or an interruption is asked for."""
@@ -135,11 +152,15 @@ class Session:
             "transforms": self.transforms.state_dict(),
             "agent": self.agent.state_dict(),
             "timers": dict(self.timers.seconds),
+            "compute": self.computes_with(),
             "callbacks": {name: part.state_dict() for name, part in self._named_callbacks().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a session of the same configuration was saved."""
+        """Go on where a session of the same configuration was saved.
+
+        Environments that do not come back begin fresh episodes, and the log says so.
+        """
         self.clock.load_state_dict(state["clock"])
         self.streams.load_state_dict(state["streams"])
         self.episodes.load_state_dict(state["episodes"])
@@ -147,11 +168,28 @@ class Session:
         self.agent.load_state_dict(state["agent"])
         self.timers.seconds.update(state["timers"])
         # The statistics had seen this observation when they were saved: its view is the same again.
-        self._observation = self.transforms.frozen(self.env.load_state_dict(state["env"]))
+        self._observation = self.transforms.frozen(self._restore_env(state["env"]))
         for name, callback in self._named_callbacks().items():
             # One that is new since then has nothing to remember.
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
+
+    def computes_with(self) -> dict[str, Any]:
+        """What else the last bits of a run depend on, as plain data."""
+        compute = self.compute
+        return {
+            "device": compute.device.type,
+            "precision": str(compute.precision).removeprefix("torch."),
+            "num_threads": self.num_threads,
+            "num_cpus": self.config.meta.num_cpus,
+        }
+
+    def _restore_env(self, state: Mapping[str, Any]) -> NDArray:
+        try:
+            return self.env.load_state_dict(state)
+        except ReplayError as error:
+            _log.warning("%s; fresh episodes begin, as no unbroken run would have had them", error)
+            return self.env.abandon(state)
 
     def _named_callbacks(self) -> dict[str, Callback]:
         """Callbacks by class and, for several of one class, by their order among these."""

@@ -1,22 +1,26 @@
-"""Where a run comes from: configuration, command, code, packages and machine, written at its start."""
+"""Where a run comes from: configuration, command, code, packages, machine; at its start and each resume."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_atomic, write_json
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
 MAX_DIFF = 1_000_000
 """Most bytes of changes that are recorded for one repository."""
@@ -37,35 +41,95 @@ _PLAIN_DIFF = (
 )
 
 
-def write_provenance(folder: RunFolder, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Write `config.yaml`, `overrides.yaml` and `provenance.json`, and a `.diff` for each changed repository.
+@dataclass(frozen=True)
+class Command:
+    """What was typed, and what it chose."""
 
-    config: resolved, as plain data, with the seed actually used. Facts that this machine does not tell
-    are left out; only writing the files can fail (OSError).
+    overrides: list[str] = field(default_factory=list)
+    """The words, but for those that name folders."""
+    choices: dict[str, str] = field(default_factory=dict)
+    """The option of each group, whether typed or by default."""
+    config_dir: str | None = None
+    """The folder with a user's own groups, absolute."""
+
+    @classmethod
+    def of(cls, overrides: list[str], hydra: Any, config_dir: str | os.PathLike[str] | None) -> Command:
+        """From the words, Hydra's own node of what they composed, and --config-dir."""
+        options = hydra.runtime.choices.items()
+        choices = {str(group): str(option) for group, option in options if not group.startswith("hydra/")}
+        return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None)
+
+
+def write_provenance(
+    folder: RunFolder, config: Mapping[str, Any], command: Command, resume: int | None = None
+) -> dict[str, Any]:
+    """Write `config.yaml`, `overrides.yaml`, `provenance.json` and a `.diff` for each changed repository.
+
+    config: resolved, as plain data, with the seed actually used. resume: number of this resume, whose
+    provenance goes into a folder of its own, while the two YAML files are replaced; None: the start.
+    Facts that this machine does not tell are left out; only writing the files can fail (OSError).
+    Returns what `provenance.json` holds.
     """
+    _write_yaml(folder.overrides, list(command.overrides))
     _write_yaml(folder.config, dict(config))
-    _write_yaml(folder.overrides, list(overrides))
+    target = folder.path if resume is None else folder.resumes / str(resume)
+    target.mkdir(parents=True, exist_ok=True)
     repositories = {}
     for name, root in _repositories().items():
         facts, diff = describe_repository(root)
         if diff:
             facts["diff"] = f"{name}.diff"
-            write_atomic(folder.path / facts["diff"], diff)
+            facts["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest()
+            write_atomic(target / facts["diff"], diff)
         repositories[name] = facts
-    write_json(
-        folder.provenance,
-        {
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "command": sys.orig_argv,
-            "working_folder": os.getcwd(),
-            "seed": config.get("seed"),
-            "overrides": list(overrides),
-            "git": repositories,
-            "python": {"version": platform.python_version(), "executable": sys.executable},
-            "machine": describe_machine(),
-            "packages": installed_packages(),
-        },
-    )
+    content = {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": sys.orig_argv,
+        "working_folder": os.getcwd(),
+        "seed": config.get("seed"),
+        "overrides": list(command.overrides),
+        "choices": command.choices,
+        "config_dir": command.config_dir,
+        "git": repositories,
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "machine": describe_machine(),
+        "packages": installed_packages(),
+    }
+    write_json(target / PROVENANCE, content)
+    return content
+
+
+def read_provenance(folder: RunFolder) -> dict[str, Any]:
+    """What the newest `provenance.json` of a run holds: of its last resume, or of its start.
+
+    Raises ConfigError where it is missing or damaged.
+    """
+    numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
+    written = [path for number in numbers if (path := folder.resumes / str(number) / PROVENANCE).exists()]
+    return _read([*written, folder.provenance][0], json.loads)
+
+
+def read_command(folder: RunFolder) -> Command:
+    """What a run was started, and later resumed, with. Raises ConfigError as `read_provenance` does."""
+    facts = read_provenance(folder)
+    overrides = _read(folder.overrides, yaml.safe_load)
+    return Command(overrides, facts.get("choices", {}), facts.get("config_dir"))
+
+
+def read_config(folder: RunFolder) -> dict[str, Any]:
+    """The resolved configuration as plain data. Raises ConfigError where it is missing or damaged."""
+    return _read(folder.config, yaml.safe_load)
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} is missing: the run was killed before it began, so there is nothing to go back to"
+        ) from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read, so nobody knows what the run was: {error}") from error
 
 
 def installed_packages() -> dict[str, str]:

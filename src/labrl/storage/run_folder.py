@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any, Literal
 
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
+from labrl.storage.lock import FolderLock, HeldError
 
 FORMAT_VERSION = 1
 """Of the run folder: raised whenever an older labrl could no longer read what is written."""
 
 MARKER = "run.json"
 """The file whose existence says that a folder belongs to a run."""
+
+PROVENANCE = "provenance.json"
 
 RunStatus = Literal["running", "finished", "failed", "interrupted"]
 
@@ -26,6 +31,11 @@ class SessionFolder:
     """Where one session writes. The folder is made by `RunFolder.session`."""
 
     path: Path
+
+    @property
+    def index(self) -> int:
+        """Number of the session in its trial."""
+        return int(self.path.name.removeprefix("session_"))
 
     @property
     def train_csv(self) -> Path:
@@ -62,11 +72,16 @@ class SessionFolder:
         """How far the session is, as JSON; at most a second old while it runs."""
         return self.path / "progress.json"
 
+    def lock(self) -> FolderLock:
+        """Held by the session's own process, which may outlive the one that started it."""
+        return FolderLock(self.path)
+
 
 class RunFolder:
     """One trial's folder; made by `create` or `open`.
 
-    `run.json` marks it: `format_version`, `status` (running, finished, failed, interrupted) and times.
+    `run.json` marks it: `format_version`, `status` (running, finished, failed, interrupted), times, the
+    sessions' results, and `resumes`, one entry for each time that the run went on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,7 +135,12 @@ class RunFolder:
     @property
     def provenance(self) -> Path:
         """Code, packages, machine, command and seed, JSON."""
-        return self.path / "provenance.json"
+        return self.path / PROVENANCE
+
+    @property
+    def resumes(self) -> Path:
+        """Folder with the provenance of each time that the run went on, by number."""
+        return self.path / "resumes"
 
     @property
     def status(self) -> RunStatus:
@@ -144,6 +164,28 @@ class RunFolder:
         """Record how the run stands, and further plain `facts`, in `run.json`."""
         write_json(self.path / MARKER, {**self.info(), "status": status, "updated": _now(), **facts})
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out for as long as this lasts.
+
+        Raises ConfigError, naming the process, where the run or one of its sessions is still alive.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(FolderLock(self.path))
+                for session in self.sessions():
+                    # A session's process outlives a killed trial for the step that it is in.
+                    with session.lock():
+                        pass
+            except OSError as error:
+                raise ConfigError(f"{self.path} cannot be written ({error.strerror or error})") from error
+            except HeldError as holder:
+                raise ConfigError(
+                    f"{self.path} is still running ({holder}). Let it end, or interrupt it there with "
+                    "Ctrl-C or here with kill <process>; it saves its state, and then it can be resumed."
+                ) from holder
+            yield
+
     def session(self, index: int) -> SessionFolder:
         """The folder of session number `index`, made if need be."""
         folder = SessionFolder(self.path / f"session_{index}")
@@ -153,11 +195,11 @@ class RunFolder:
     def sessions(self) -> list[SessionFolder]:
         """The folders of all sessions that have started, in order of their number."""
         found = [path for path in self.path.glob("session_*") if path.name[len("session_") :].isdigit()]
-        return [SessionFolder(path) for path in sorted(found, key=lambda path: int(path.name[8:]))]
+        return sorted(map(SessionFolder, found), key=lambda folder: folder.index)
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _why_not(folder: Path, error: OSError) -> str:

@@ -37,20 +37,26 @@ class Evaluate(Callback):
         """Where it was reached, frames."""
         self.owed = False
         """Whether an interruption broke off the evaluation at the present frame."""
+        self._for_the_end = False
         self._env: VectorEnv | None = None
         self._table: CsvTable | None = None
 
     def start(self, session: SessionView) -> None:
         """Open the table, cut it back, and make up for an evaluation that an interruption broke off."""
+        clock = session.clock
+        # an evaluation at the end of the budget has no place in a run with a larger one
+        outdated = self._for_the_end and not clock.finished
         self._table = CsvTable(session.folder.eval_csv)
         # made up for already, but killed before the next checkpoint: then the row is there, and goes
-        self._table.truncate_after(session.clock.frame - self.owed)
+        self._table.truncate_after(clock.frame - (self.owed or outdated))
+        self.owed = self.owed and not outdated
         if self.owed:
             self._evaluate(session)
 
     def step(self, session: SessionView) -> None:
         """Evaluate if it is due."""
         if session.clock.due(self._frequency):
+            self._for_the_end = not session.clock.crossed(self._frequency)
             self._evaluate(session)
 
     def is_best(self, frame: int) -> bool:
@@ -64,13 +70,19 @@ class Evaluate(Callback):
             self._env = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, and whether the evaluation at this frame is still to be made."""
-        return {"best_return": self.best_return, "best_frame": self.best_frame, "owed": self.owed}
+        """The best so far, whether the evaluation at this frame is still to be made, and why it was due."""
+        return {
+            "best_return": self.best_return,
+            "best_frame": self.best_frame,
+            "owed": self.owed,
+            "for_the_end": self._for_the_end,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self.best_return, self.best_frame = state["best_return"], state["best_frame"]
         self.owed = bool(state["owed"])
+        self._for_the_end = bool(state["for_the_end"])
 
     def _evaluate(self, session: SessionView) -> None:
         assert self._table is not None, "start() comes before step()"

@@ -35,17 +35,22 @@ class LogTraining(Callback):
         self._listeners = listeners
         self._last_frame = 0
         self._last_wall = 0.0
+        self._for_the_end = False
         self._table: CsvTable | None = None
 
     def start(self, session: SessionView) -> None:
         """Open the table, and cut it back to where the session goes on."""
+        clock = session.clock
+        # the row that was written because the budget ended has no place in a run with a larger one
+        outdated = self._for_the_end and not clock.finished
         self._table = CsvTable(session.folder.train_csv)
-        self._table.truncate_after(session.clock.frame)
+        self._table.truncate_after(clock.frame - outdated)
 
     def step(self, session: SessionView) -> None:
         """Write a row if one is due."""
         if not session.clock.due(self._frequency):
             return
+        self._for_the_end = not session.clock.crossed(self._frequency)
         assert self._table is not None, "start() comes before step()"
         columns = clock_columns(session)
         row = {
@@ -59,13 +64,18 @@ class LogTraining(Callback):
             listener.row(session, "train", row)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last row was, which the next row's fps is counted from."""
-        return {"last_frame": self._last_frame, "last_wall": self._last_wall}
+        """Where the last row was, which the next row's fps is counted from, and why it was written."""
+        return {
+            "last_frame": self._last_frame,
+            "last_wall": self._last_wall,
+            "for_the_end": self._for_the_end,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self._last_frame = int(state["last_frame"])
         self._last_wall = float(state["last_wall"])
+        self._for_the_end = bool(state["for_the_end"])
 
     def _fps(self, frame: int, wall: float) -> float:
         frames, seconds = frame - self._last_frame, wall - self._last_wall

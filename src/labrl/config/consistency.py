@@ -1,0 +1,150 @@
+"""Whether a configuration that was changed would have had the same past."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+HARMLESS = frozenset(
+    {
+        "env.max_frame",  # schedules end at a horizon of their own
+        "meta.rigorous_eval",  # evaluation leaves training untouched
+        "meta.eval_frequency",
+        "meta.log_frequency",
+        "meta.max_session",
+        "meta.max_trial",
+        "meta.keep_last",
+        "meta.num_cpus",
+        "meta.device",
+        "meta.tensorboard",
+        "meta.progress",
+    }
+)
+"""Keys that say how long, on what and how closely watched a run goes on, not what is learned in it.
+
+Absent, so that nobody adds them lightly: `meta.precision` changes every number, `meta.episode_window` what a
+column of the tables means.
+"""
+
+HARMLESS_GROUPS = ("callbacks",)
+"""Keys below these only watch."""
+
+ABSENT = object()
+"""Stands for the value of a key that is not there."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key whose value differs."""
+
+    key: str
+    old: Any
+    """As plain data, or ABSENT."""
+    new: Any
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the past would have been the same with the new value."""
+        return self.key in HARMLESS or self.key.partition(".")[0] in HARMLESS_GROUPS
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> list[Change]:
+    """Every key that differs between two resolved configurations, in order.
+
+    1e5 and 100000 are the same number, true and 1 are not the same value. Lists are compared as a whole.
+    """
+    found: list[Change] = []
+    for name in {**old, **new}:
+        key = f"{parent}.{name}" if parent else str(name)
+        then, now = old.get(name, ABSENT), new.get(name, ABSENT)
+        if isinstance(then, Mapping) and isinstance(now, Mapping):
+            found += changes(then, now, key)
+        elif not _same(then, now):
+            found.append(Change(key, then, now))
+    return found
+
+
+def contradictions(found: Sequence[Change]) -> list[Change]:
+    """Those of `found` that would have made another past."""
+    return [change for change in found if not change.harmless]
+
+
+def refusal(contradicting: Sequence[Change], unresolved: Mapping[str, Any]) -> str:
+    """A table of the keys with their old and new values, and what to type instead.
+
+    unresolved: the new configuration with its references to other keys still in it, so that the keys
+    that follow another one can be told from those that were typed.
+    """
+    followed = {change.key: _reference(unresolved, change.key) for change in contradicting}
+    rows = [("key", "then", "now", "")]
+    for change in contradicting:
+        follows = followed[change.key]
+        rows.append(
+            (change.key, _told(change.old), _told(change.new), f"follows {follows}" if follows else "")
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["with these values the past of the run would have been another one:"]
+    lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, *_ways_out(contradicting)])
+
+
+def override(key: str, value: Any) -> str:
+    """The word of a command line that sets `key` to `value`, as one types it into a shell."""
+    return shlex.quote(f"{key}={_told(value)}")
+
+
+def quoted(text: str) -> str:
+    """`text` in quotes, as Hydra reads them: a backslash means itself unless a quote follows."""
+    inner = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
+
+
+def _ways_out(contradicting: Sequence[Change]) -> Iterator[str]:
+    pinned = [
+        override(change.key, change.old)
+        for change in contradicting
+        if change.old is not ABSENT and change.new is not ABSENT
+    ]
+    if pinned:
+        yield f"To keep them as they were: {' '.join(pinned)}"
+    if len(pinned) < len(contradicting):
+        yield "A key that is not on both sides comes from another choice or from another version of labrl."
+    yield "To go on all the same, which the run folder will record: +force=true"
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_same, old, new))
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return old.keys() == new.keys() and all(_same(old[key], new[key]) for key in old)
+    return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
+
+
+def _reference(unresolved: Mapping[str, Any], key: str) -> str:
+    """The key that the value at `key` is taken from, or nothing."""
+    node: Any = unresolved
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    found = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
+    return found[1] if found else ""
+
+
+def _told(value: Any) -> str:
+    """`value` as an override has it."""
+    if value is ABSENT:
+        return "-"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_told(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_told, value)) + "]"
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value)
+    if isinstance(value, str) and (not plain or value.lower() in ("null", "true", "false", "nan", "inf")):
+        return quoted(value)
+    return str(value)

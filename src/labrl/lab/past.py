@@ -1,0 +1,94 @@
+"""A run as its folder tells it: found by name or as the latest, and what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from labrl.config.errors import ConfigError, did_you_mean
+from labrl.storage.provenance import Command, read_command, read_config
+from labrl.storage.run_folder import MARKER, RunFolder
+
+RUNS = Path("runs")
+"""Where runs lie that were given no other folder."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was asked of a run."""
+
+    folder: RunFolder
+    command: Command
+    config: dict[str, Any]
+    """Resolved, as plain data, with the seed that was used."""
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Past:
+        """Read it. Raises ConfigError where the folder was left before it was complete."""
+        return cls(folder, read_command(folder), read_config(folder))
+
+    @property
+    def words(self) -> list[str]:
+        """The command line that composes the run again, wherever its folder may lie."""
+        words = [word for word in self.command.overrides if not _is_hydras(word)]
+        if not any(word.startswith("seed=") for word in words):
+            words.append(f"seed={self.config['seed']}")
+        return words
+
+
+def find(which: str, edits: Sequence[str]) -> RunFolder:
+    """The run folder `which`, or for `latest` the newest under ./runs that agrees with `edits`.
+
+    Of the edits only choices of a group count, such as env=pong. Raises ConfigError if there is none.
+    """
+    return _latest(_choices(edits)) if which == "latest" else _named(Path(which).expanduser())
+
+
+def _latest(choices: dict[str, str]) -> RunFolder:
+    found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
+    for run in found:
+        # a run that was killed before it was recorded has done nothing
+        if run.provenance.exists() and choices.items() <= read_command(run).choices.items():
+            return run
+    wanted = " ".join(f"{group}={option}" for group, option in choices.items())
+    agrees = f" that agrees with {wanted}" if found and wanted else ""
+    raise ConfigError(
+        f"there is no run under {RUNS.absolute()}{agrees}: name a folder, as +resume=<run folder>"
+    )
+
+
+def _runs() -> Iterable[RunFolder]:
+    """Every run under ./runs, those of experiments included; damaged ones are nobody's latest."""
+    for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
+        try:
+            yield RunFolder.open(marker.parent)
+        except ConfigError:
+            continue
+
+
+def _named(path: Path) -> RunFolder:
+    if (path / MARKER).exists():
+        return RunFolder.open(path)
+    if (path.parent / MARKER).exists():
+        raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
+    trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
+    if trials:
+        listed = "\n".join(f"  {trial}" for trial in trials)
+        raise ConfigError(f"{path} holds several runs: name one of them\n{listed}")
+    names = [str(path.parent / run.path.name) for run in _runs()]
+    guess = did_you_mean(str(path), names) or f" Runs lie in {RUNS}/, and `latest` is the newest there."
+    raise ConfigError(f"{path} holds no run of labrl (no {MARKER} in it).{guess}")
+
+
+def _choices(edits: Sequence[str]) -> dict[str, str]:
+    """Option by group, of the words that choose one."""
+    pairs = (word.split("=", 1) for word in edits if "=" in word)
+    groups = resources.files("labrl.configs")
+    return {name: value for name, value in pairs if not _is_hydras(name) and groups.joinpath(name).is_dir()}
+
+
+def _is_hydras(word: str) -> bool:
+    return word.lstrip("+~").startswith(("hydra.", "hydra/"))

@@ -1,0 +1,69 @@
+"""The words of a command line that go back to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from labrl.config.errors import ConfigError
+
+_WORDS = ("resume", "rerun", "force")
+
+
+@dataclass(frozen=True)
+class Request:
+    """`+resume=<run>` or `+rerun=<run>`, with what else was typed."""
+
+    kind: Literal["resume", "rerun"]
+    """Go on in the run's folder, or run the same again in a new one."""
+    which: str
+    """A run folder, or `latest`."""
+    force: bool
+    """Whether to go on where the past would have been another one."""
+    edits: list[str]
+    """The other words, which change the run's own."""
+
+
+def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
+    """What `words` ask for, or None if they go back to no run.
+
+    multirun: whether they come with -m. Raises ConfigError for words that contradict each other.
+    """
+    asked: dict[str, str] = {}
+    for word in words:
+        name, value = _asked(word)
+        if name in asked:
+            raise ConfigError(f"+{name} is given twice: +{name}={asked[name]} and {word}")
+        if name:
+            asked[name] = value
+    if not asked:
+        return None
+    kinds = [name for name in asked if name != "force"]
+    if not kinds:
+        raise ConfigError("+force=true goes with +resume or +rerun: labrl +resume=<run folder> +force=true")
+    if len(kinds) > 1:
+        raise ConfigError("+resume goes on in a run's folder, +rerun repeats a run in a new one: give one")
+    if multirun:
+        raise ConfigError(f"+{kinds[0]} takes one run, so it cannot be part of an experiment: leave out -m")
+    kind: Literal["resume", "rerun"] = "resume" if kinds[0] == "resume" else "rerun"
+    edits = [word for word in words if not _asked(word)[0]]
+    folder = next((word for word in edits if word.lstrip("+").startswith("hydra.run.dir=")), None)
+    if kind == "resume" and folder:
+        raise ConfigError(f"{folder}: a resumed run goes on in its own folder; +rerun=<run> takes a new one")
+    return Request(kind, asked[kind], asked.get("force") == "true", edits)
+
+
+def _asked(word: str) -> tuple[str, str]:
+    """Name and value if `word` is one of ours, else empty. Raises ConfigError for what is meant but wrong."""
+    name, equals, value = word.lstrip("+").partition("=")
+    if name not in _WORDS:
+        return "", ""
+    example = "true" if name == "force" else "latest"
+    if not equals or not value:
+        raise ConfigError(f"{word}: needs a value, as in +{name}={example}")
+    if not word.startswith("+") or word.startswith("++"):
+        raise ConfigError(f"{word}: write +{name}={value}")
+    if name == "force" and value not in ("true", "false"):
+        raise ConfigError(f"{word}: must be true or false")
+    return name, value

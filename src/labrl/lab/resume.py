@@ -1,0 +1,151 @@
+"""Going on with a run in its folder, as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from labrl.config.consistency import ABSENT, Change
+from labrl.config.errors import ConfigError
+from labrl.config.schema import TrialConfig
+from labrl.lab.past import Past
+from labrl.lab.request import Request
+from labrl.lab.result import TrialResult
+from labrl.lab.summary import say
+from labrl.lab.trial import check, recording_failure, run_sessions
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.differences import differences
+from labrl.storage.provenance import Command, read_provenance, write_provenance
+from labrl.storage.run_folder import RunFolder, SessionFolder
+
+
+def resume_trial(
+    past: Past,
+    request: Request,
+    changed: Sequence[Change],
+    config: TrialConfig,
+    plain: Mapping[str, Any],
+    command: Command,
+) -> TrialResult:
+    """Run the sessions that are not yet where `config` wants them, each from its newest checkpoint.
+
+    changed: the keys of the resolved configuration that differ from the run's own; what contradicts its
+    past has been refused or forced by now. Raises ConfigError, with nothing written, where the run is
+    still alive or there is nothing left to do.
+    """
+    check(config)
+    run = past.folder
+    with run.lock():
+        reached = _frames_reached(run)
+        _check_budget(past, config, reached)
+        left = _sessions_left(run, config)
+        if not left:
+            raise ConfigError(_finished(run, config))
+        before = read_provenance(run)
+        resumes = list(run.info().get("resumes", []))
+        with recording_failure(run):
+            now = write_provenance(run, plain, command, resume=len(resumes) + 1)
+            differs = differences(before, now)
+            resumes.append(_entry(request, changed, left, reached, now, differs))
+            run.set_status("running", resumes=resumes)
+            _announce(run, config, left, reached, differs)
+            return run_sessions(config, plain, run, left)
+
+
+def _frames_reached(run: RunFolder) -> dict[int, int]:
+    """The frame of the newest checkpoint by number of the session; none where nothing was saved."""
+    frames = {
+        session.index: CheckpointStore(session.checkpoints, keep_last=1).frames()
+        for session in run.sessions()
+    }
+    return {index: newest[0] for index, newest in frames.items() if newest}
+
+
+def _check_budget(past: Past, config: TrialConfig, reached: Mapping[int, int]) -> None:
+    """Raises ConfigError for a budget or a number of sessions below what has been done already."""
+    sessions, budget = config.meta.max_session, config.env.config.max_frame
+    then = past.config["meta"]["max_session"]
+    if sessions < then:
+        raise ConfigError(f"meta.max_session={sessions}: the run has {then} sessions, it can only get more")
+    furthest = max(reached, key=lambda index: reached[index], default=None)
+    if budget < past.config["env"]["max_frame"] and furthest is not None and reached[furthest] >= budget:
+        raise ConfigError(
+            f"env.max_frame={budget} must be more than the {reached[furthest]} frames that session "
+            f"{furthest} has played already"
+        )
+
+
+def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
+    folders = {session.index: session for session in run.sessions()}
+    budget = config.env.config.max_frame
+    return [
+        index
+        for index in range(config.meta.max_session)
+        if index not in folders or not _has_finished(folders[index], budget)
+    ]
+
+
+def _has_finished(session: SessionFolder, budget: int) -> bool:
+    try:
+        result = json.loads(session.result.read_text())
+        return result["status"] == "finished" and result["frame"] >= budget
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # to be found out by its checkpoint
+
+
+def _finished(run: RunFolder, config: TrialConfig) -> str:
+    sessions, budget = config.meta.max_session, config.env.config.max_frame
+    all_of_them = f"its {sessions} sessions have" if sessions > 1 else "its session has"
+    return (
+        f"{run.path} has finished: {all_of_them} played the whole budget of {budget} frames.\n"
+        f"To play on, give a larger one: env.max_frame=<more than {budget}>\n"
+        f"To add sessions with other seeds: meta.max_session=<more than {sessions}>"
+    )
+
+
+def _entry(
+    request: Request,
+    changed: Sequence[Change],
+    left: Sequence[int],
+    reached: Mapping[int, int],
+    now: Mapping[str, Any],
+    differs: Sequence[str],
+) -> dict[str, Any]:
+    """What `run.json` says of this resume; its whole provenance lies under `resumes/<number>`."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "frames": {str(index): reached.get(index, 0) for index in left},
+        "edits": list(request.edits),
+        "changed": [_as_json(change) for change in changed],
+        "forced": request.force and not all(change.harmless for change in changed),
+        "differs": list(differs),
+        "command": sys.orig_argv,
+        "labrl": now["packages"].get("labrl"),
+        "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
+    }
+
+
+def _as_json(change: Change) -> dict[str, Any]:
+    values = {"then": change.old, "now": change.new}
+    return {"key": change.key, **{name: value for name, value in values.items() if value is not ABSENT}}
+
+
+def _announce(
+    run: RunFolder,
+    config: TrialConfig,
+    left: Sequence[int],
+    reached: Mapping[int, int],
+    differs: Sequence[str],
+) -> None:
+    def where(index: int) -> str:
+        return f"frame {reached[index]:,}" if index in reached else "the beginning"
+
+    if config.meta.max_session == 1:
+        say(f"Resuming {run.path} from {where(0)}")
+    else:
+        say(f"Resuming {run.path}: " + ", ".join(f"session {index} from {where(index)}" for index in left))
+    if differs:
+        say(f"Not bit for bit as it would have been, because these differ: {'; '.join(differs)}")

@@ -1,0 +1,161 @@
+"""Runs that are broken off through the real command line, gone on with, and compared to the bit."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from labrl.config.compose import compose
+from labrl.config.consistency import override, quoted
+from labrl.envs.repeatability import same
+from labrl.storage.checkpoint import CheckpointStore
+
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
+
+VECTOR = ["env.max_frame=2400", "meta.log_frequency=200", "meta.eval_frequency=280"]
+IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.eval_frequency=28"]
+
+TASKS: dict[str, list[str]] = {
+    "cartpole": ["env=cartpole", *VECTOR],
+    "pendulum": ["env=pendulum", *VECTOR],
+    "pong": ["env=pong", *IMAGES, "env.max_episode_frames=160"],
+}
+"""Environments with budgets of a second or two, twelve rows, and evaluations that do not fall together."""
+
+SMALL: dict[str, list[str]] = {
+    "labrl.agents.ppo.PPO": ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"],
+    "labrl.agents.dqn.DQN": [
+        "agent.learning_starts=60",
+        "agent.memory.capacity=96",
+        "agent.batch_size=8",
+        "agent.updates_per_frame=0.25",
+    ],
+    "labrl.agents.random.RandomAgent": [],
+}
+"""Words by agent that let it learn, and its memory wrap, within those budgets."""
+
+
+def small(agent: str, task: str) -> list[str]:
+    """A run of a few seconds whose coefficients do not depend on its budget."""
+    words = [*QUIET, f"agent={agent}", *TASKS[task]]
+    target = str(compose(words).agent["_target_"])
+    if target not in SMALL:
+        raise LookupError(f"tests/exact_cases.py: give SMALL a line for {target}, so that it is tested too")
+    words += SMALL[target]
+    return words + pins(words)
+
+
+def pins(words: list[str]) -> list[str]:
+    """Words that set everything which follows `env.max_frame` to what it is in the run of `words`."""
+    cfg = compose(words)
+    return [
+        override(key, OmegaConf.select(cfg, key))
+        for key, value in _leaves(OmegaConf.to_container(cfg, resolve=False))
+        if value == "${env.max_frame}"
+    ]
+
+
+def _leaves(node: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(node, dict):
+        yield parent, node
+        return
+    for name, value in node.items():
+        yield from _leaves(value, f"{parent}.{name}" if parent else str(name))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a signal comes: so long after the first checkpoint at or beyond a frame."""
+
+    frame: int
+    seconds: float
+
+
+def folder_word(folder: Path) -> str:
+    """What names the run folder, whatever characters it has."""
+    return f"hydra.run.dir={quoted(str(folder))}"
+
+
+def broken_off(folder: Path, words: list[str], number: signal.Signals, moment: Moment) -> tuple[int, str]:
+    """Start `labrl` as a terminal does and send all of it the signal at `moment`, if it still runs then.
+
+    folder: where the run of `words` lies. Returns exit code and output.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "labrl", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while process.poll() is None and newest_checkpoint(folder) < moment.frame:
+            time.sleep(0.002)
+        time.sleep(moment.seconds)
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        said, _ = process.communicate()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, said
+
+
+def newest_checkpoint(folder: Path, session: int = 0) -> int:
+    return max(CheckpointStore(folder / f"session_{session}" / "checkpoints", 1).frames(), default=0)
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Where two run folders tell of different runs: rows, wall time and speed aside, and final states."""
+    found = []
+    sessions = sorted({path.name for folder in (one, other) for path in folder.glob("session_*")})
+    for session in sessions:
+        tables = [f"{session}/{table}.csv" for table in ("train", "eval")]
+        found += [table for table in tables if rows(one / table) != rows(other / table)]
+        found += [f"{session}: {place}" for place in unequal(*(state(f / session) for f in (one, other)))]
+    return found
+
+
+def rows(table: Path) -> list[dict[str, str]]:
+    with open(table) as file:
+        return [{k: v for k, v in row.items() if k not in ("wall", "fps")} for row in csv.DictReader(file)]
+
+
+def state(session: Path) -> dict[str, Any]:
+    """What the newest checkpoint holds of what decides a run, weights included."""
+    checkpoint = CheckpointStore(session / "checkpoints", keep_last=1).latest()
+    assert checkpoint is not None, f"{session} has no checkpoint"
+    parts = ("clock", "streams", "episodes", "env", "transforms", "agent")
+    kept = {name: checkpoint.state[name] for name in parts}
+    kept["clock"] = {name: value for name, value in kept["clock"].items() if name != "wall"}
+    return kept
+
+
+def unequal(one: Any, other: Any, place: str = "") -> list[str]:
+    """The places of two nested states where they differ in a bit."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
+        return [p for key, pair in pairs.items() for p in unequal(*pair, f"{place}/{key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = dict(enumerate(zip(one, other, strict=True)))
+        return [p for key, pair in pairs.items() for p in unequal(*pair, f"{place}/{key}")]
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        equal = one.dtype == other.dtype and torch.equal(one, other)
+    elif isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        equal = one.dtype == other.dtype and same(one, other)
+    else:
+        equal = type(one) is type(other) and (one == other or (one != one and other != other))
+    return [] if equal else [place]

@@ -1,0 +1,160 @@
+"""Is a resumed run the same to the bit? Every agent, wherever it can play, broken off in every way.
+
+    make exact
+    make exact ARGS="--agents ppo dqn --tasks pong"
+    make exact ARGS="--agents dqn --tasks pong --ways kill --kills 50 agent.memory.storage=mmap"
+
+Prints one line for each case and a total; the exit code is 1 where something differed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from exact_cases import TASKS, Moment, broken_off, differences, folder_word, newest_checkpoint, small
+
+import labrl.configs
+from labrl.cli import main as labrl_main
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.lab.trial import check
+
+AGENTS = sorted(path.stem for path in (Path(labrl.configs.__file__).parent / "agent").glob("*.yaml"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that is broken off, beside the one that is not."""
+
+    words: list[str]
+    unbroken: Path
+    folder: Path
+    rng: np.random.Generator
+    kills: int
+
+    @property
+    def budget(self) -> int:
+        """Frames."""
+        return resolve(compose(self.words)).env.config.max_frame
+
+    @property
+    def log_frequency(self) -> int:
+        """Frames between checkpoints."""
+        return resolve(compose(self.words)).meta.log_frequency
+
+    def moment(self, after: int = 0) -> Moment:
+        """Somewhere after frame `after` and before the last checkpoints."""
+        last = max(after + self.log_frequency, int(0.6 * self.budget)) if self.kills == 1 else after + 1
+        return Moment(int(self.rng.integers(after + 1, last + 1)), float(self.rng.uniform(0, 0.1)))
+
+
+def labrl(*words: str) -> None:
+    """The command in this process, silently. Raises RuntimeError unless it ends well."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = labrl_main(list(words))
+    if code:
+        raise RuntimeError(f"labrl {' '.join(words)} ended with {code}:\n{said.getvalue()}")
+
+
+def by_signal(case: Case, number: signal.Signals, expected: int) -> str:
+    """Broken off `kills` times and resumed. Returns where."""
+    frames: list[int] = []
+    words = [*case.words, folder_word(case.folder)]
+    while len(frames) < case.kills:
+        code, said = broken_off(case.folder, words, number, case.moment(frames[-1] if frames else 0))
+        if code == 0:
+            if not frames:
+                raise RuntimeError("it had ended before the signal came")
+            return f"at frames {frames}, then ended before the signal came"
+        if code != expected:
+            raise RuntimeError(f"ended with {code}, not {expected}:\n{said}")
+        frames.append(newest_checkpoint(case.folder))
+        words = [f"+resume={case.folder}"]
+    labrl(f"+resume={case.folder}")
+    return f"at frame {frames[0]}" if len(frames) == 1 else f"{len(frames)} times, at frames {frames}"
+
+
+def killed(case: Case) -> str:
+    """kill -9, which nothing can prepare for."""
+    return by_signal(case, signal.SIGKILL, -signal.SIGKILL)
+
+
+def told(case: Case) -> str:
+    """A polite kill, after which the state is saved."""
+    return by_signal(case, signal.SIGTERM, 143)
+
+
+def extended(case: Case) -> str:
+    """Finished with a smaller budget, which ends anywhere, then given the whole one."""
+    shorter = int(case.rng.integers(int(0.3 * case.budget), int(0.8 * case.budget)))
+    labrl(*case.words, f"env.max_frame={shorter}", folder_word(case.folder))
+    reached = newest_checkpoint(case.folder)
+    labrl(f"+resume={case.folder}", f"env.max_frame={case.budget}")
+    return f"at frame {reached}"
+
+
+WAYS: dict[str, Callable[[Case], str]] = {"kill": killed, "terminate": told, "extend": extended}
+
+
+def applies(words: Sequence[str]) -> bool:
+    """Whether the agent can play the environment."""
+    try:
+        check(resolve(compose(list(words))))
+    except ConfigError:
+        return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--agents", nargs="+", choices=AGENTS, default=AGENTS)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--kills", type=int, default=1, help="how often a run is broken off by a signal")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments at which that happens")
+    given, edits = parser.parse_known_args(arguments)
+    rng = np.random.default_rng(given.seed)
+    equal = total = 0
+    for agent in given.agents:
+        for task in given.tasks:
+            words = [*small(agent, task), *edits]
+            if not applies(words):
+                print(f"{agent:<13} {task:<9} does not apply", flush=True)
+                continue
+            with tempfile.TemporaryDirectory() as scratch:
+                unbroken = Path(scratch) / "unbroken"
+                labrl(*words, folder_word(unbroken))
+                for way in given.ways:
+                    case = Case(words, unbroken, Path(scratch) / way, rng, given.kills)
+                    equal += report(f"{agent:<13} {task:<9} {way:<9}", WAYS[way], case)
+                    total += 1
+    print(f"{equal} of {total} equal to the bit")
+    return int(equal < total)
+
+
+def report(name: str, way: Callable[[Case], str], case: Case) -> bool:
+    """Run one case and print its line. Returns whether nothing differed."""
+    began = time.monotonic()
+    try:
+        where = way(case)
+        found = differences(case.unbroken, case.folder)
+    except (RuntimeError, AssertionError) as error:
+        where, found = "", [str(error)]
+    verdict = f"DIFFERENT: {', '.join(found[:5])}" if found else "equal"
+    print(f"{name} {verdict:<6} {where} ({time.monotonic() - began:.0f} s)", flush=True)
+    return not found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

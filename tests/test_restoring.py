@@ -1,0 +1,248 @@
+"""Every part that the package has, or ever gets, comes back from a checkpoint with an equal future.
+
+Agents, their parts, transforms and callbacks are found in the package, so that one which is added later and
+forgets its state fails here without anybody having thought of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import pkgutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from exact_cases import SMALL, rows, small, state, unequal
+from test_callbacks_tensorboard import scalars
+
+import labrl.agents
+import labrl.agents.transforms
+import labrl.configs
+import labrl.session.callbacks
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.config.schema import TrialConfig
+from labrl.lab.trial import check
+from labrl.session.callbacks import Callback
+from labrl.session.session import Session
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.run_folder import RunFolder
+
+CONFIGS = Path(labrl.configs.__file__).parent
+AGENTS = sorted(path.stem for path in (CONFIGS / "agent").glob("*.yaml"))
+OPTIONS = {
+    f"agent/{path.parent.name}={path.stem}"
+    for path in (CONFIGS / "agent").glob("*/*.yaml")
+    if not path.stem.startswith("_")
+}
+SHORT = ["env.max_frame=480", "env.num_envs=4", "meta.log_frequency=96", "meta.eval_frequency=136"]
+SHORT += ["meta.rigorous_eval=1"]
+STOP = 244
+"""In the middle of a rollout, and of a run."""
+
+
+class Watch(Callback):
+    """Looks at everything all the time, and stops the session at a frame."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at = stop_at
+
+    def step(self, session: Any) -> None:
+        session.agent.metrics()
+        if session.clock.frame % 64 == 0:
+            session.state_dict()
+        if session.clock.frame >= self.stop_at:
+            session.interruption.signal = signal.SIGTERM
+
+
+def session_in(folder: Path, config: TrialConfig) -> Session:
+    run = RunFolder(folder) if folder.exists() else RunFolder.create(folder)
+    return Session(config, 0, run.session(0), num_threads=1)
+
+
+def broken_off(folder: Path, config: TrialConfig, frame: int) -> None:
+    session = session_in(folder, config)
+    session.callbacks.insert(0, Watch(frame))
+    session.run()
+    assert session.clock.frame == frame
+
+
+def gone_on(folder: Path, config: TrialConfig, forget: str | None = None) -> None:
+    """Restore from the disk and run to the end; `forget`: a part whose state is as if never saved."""
+    latest = CheckpointStore(folder / "session_0" / "checkpoints", 1).latest()
+    assert latest is not None
+    session = session_in(folder, config)
+    if forget is not None:
+        session.env.reset()
+        fresh = session.state_dict()
+        if forget == "Evaluate:0":
+            latest.state["callbacks"][forget] = fresh["callbacks"][forget]
+        else:
+            latest.state[forget] = fresh[forget]
+    session.load_state_dict(latest.state)
+    session.run()
+
+
+def future(folder: Path) -> dict[str, Any]:
+    """All that can be seen of a run, times aside."""
+    session = folder / "session_0"
+    best = CheckpointStore(session / "checkpoints", 1).best()
+    points = scalars(session / "tensorboard") if (session / "tensorboard").exists() else {}
+    progress = json.loads((session / "progress.json").read_text())
+    return {
+        "train": rows(session / "train.csv"),
+        "eval": rows(session / "eval.csv"),
+        "state": state(session),
+        "best": None if best is None else best.frame,
+        "board": {tag: points[tag] for tag in points if not tag.endswith(("wall", "fps"))},
+        "progress": {key: progress[key] for key in ("frame", "episode", "return_mean", "status")},
+    }
+
+
+@functools.cache
+def unbroken_future(words: tuple[str, ...]) -> dict[str, Any]:
+    """Of the run of `words` from beginning to end; several tests compare with the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        session_in(Path(folder) / "run", resolve(compose(list(words)))).run()
+        return future(Path(folder) / "run")
+
+
+def changed_futures(
+    folder: Path, words: list[str], frame: int = STOP, forget: str | None = None
+) -> list[str]:
+    """What differs between the unbroken run of `words` and one that was broken off at `frame`."""
+    config = resolve(compose(words))
+    broken_off(folder / "run", config, frame)
+    gone_on(folder / "run", config, forget)
+    return unequal(unbroken_future(tuple(words)), future(folder / "run"))
+
+
+def modules(package: ModuleType) -> Iterator[ModuleType]:
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(found.name)
+
+
+def classes(package: ModuleType) -> Iterator[type]:
+    """Those that a module of `package` defines."""
+    for module in modules(package):
+        for _, found in inspect.getmembers(module, inspect.isclass):
+            if found.__module__ == module.__name__:
+                yield found
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_goes_on_exactly(agent: str, tmp_path: Path) -> None:
+    assert changed_futures(tmp_path, [*small(agent, "cartpole"), *SHORT]) == []
+
+
+def chosen(agent: str) -> set[str]:
+    """The options of the parts that an agent is put together from by default."""
+    choices = compose([f"agent={agent}"], with_hydra=True).hydra.runtime.choices.items()
+    return {f"{group}={option}" for group, option in choices if group.startswith("agent/")}
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS.difference(*map(chosen, AGENTS))))
+def test_every_other_part_of_an_agent_goes_on_exactly(option: str, tmp_path: Path) -> None:
+    assert changed_futures(tmp_path, *fitting(option)) == []
+
+
+def fitting(option: str) -> tuple[list[str], int]:
+    """A small run with `option`, of the first agent that takes it, and where to break it off."""
+    part = option.removeprefix("agent/").partition("=")[0]
+    for agent in ("ppo", *AGENTS):
+        for task, budget, frame in (("cartpole", SHORT, STOP), ("pong", ["env.max_frame=128"], 70)):
+            try:
+                words = [*small(agent, task), *budget, option]
+                cfg = compose(words)
+                if part in cfg.agent:
+                    check(resolve(cfg))
+                    return words, frame
+            except ConfigError:
+                continue
+    raise AssertionError(f"no agent takes {option}")
+
+
+def test_a_memory_in_files_goes_on_exactly(tmp_path: Path) -> None:
+    words = [*small("rainbow", "cartpole"), *SHORT, "agent.memory.storage=mmap"]
+    assert changed_futures(tmp_path, words) == []
+
+
+def test_every_agents_class_has_an_option_that_is_tested() -> None:
+    agents = {f"{found.__module__}.{found.__name__}" for found in classes(labrl.agents) if is_agent(found)}
+    assert agents == {str(compose([f"agent={agent}"]).agent["_target_"]) for agent in AGENTS} == set(SMALL)
+
+
+def is_agent(found: type) -> bool:
+    return hasattr(found, "Config") and all(hasattr(found, name) for name in ("act", "observe", "learn"))
+
+
+TRANSFORMS = sorted(
+    (found for found in classes(labrl.agents) if hasattr(found, "Config") and hasattr(found, "collect")),
+    key=lambda found: found.__name__,
+)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda found: found.__name__)
+def test_every_transform_goes_on_exactly(transform: Any, tmp_path: Path) -> None:
+    settings = {
+        field.name: 0.5
+        for field in dataclasses.fields(transform.Config)
+        if field.default is dataclasses.MISSING
+    }
+    node = ", ".join(f"{name}: {value}" for name, value in settings.items())
+    target = f"{transform.__module__}.{transform.__name__}"
+    words = [f"+transforms.tested={{_target_: {target}{', ' + node if node else ''}}}"]
+    assert changed_futures(tmp_path, [*small("ppo", "cartpole"), *SHORT, *words]) == []
+
+
+def test_every_callback_takes_part_in_what_is_tested(tmp_path: Path) -> None:
+    """One that is not among the defaults needs a test of its own beside this one."""
+    words = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
+    session = session_in(tmp_path / "run", resolve(compose(words)))
+    session.close()
+    taking_part = {type(callback) for callback in session.callbacks}
+    known = {found for found in classes(labrl.session.callbacks) if issubclass(found, Callback)}
+    assert known - {Callback} == taking_part
+
+
+def test_callbacks_go_on_exactly(tmp_path: Path) -> None:
+    words = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
+    assert changed_futures(tmp_path, words, frame=408) == []
+
+
+@pytest.mark.parametrize("frame", [136, 192, 272, 480])
+def test_broken_off_where_rows_are_written_too(frame: int, tmp_path: Path) -> None:
+    words = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
+    assert changed_futures(tmp_path, words, frame) == []
+
+
+@pytest.mark.parametrize("part", ["clock", "streams", "episodes", "env", "transforms", "agent", "Evaluate:0"])
+def test_a_part_that_forgets_its_state_is_found_out(part: str, tmp_path: Path) -> None:
+    normalize = "+transforms.seen._target_=labrl.agents.transforms.NormalizeObservation"
+    # With this seed the first evaluation is the best, so that there is something to forget.
+    words = [*small("ppo", "cartpole"), *SHORT, normalize, "seed=6"]
+    try:
+        assert changed_futures(tmp_path, words, forget=part)
+    except AssertionError:
+        raise
+    except Exception:
+        return  # found out already by what fits no more
+
+
+def test_whatever_a_session_holds_is_saved_or_known_to_need_it_not(tmp_path: Path) -> None:
+    session = session_in(tmp_path / "run", resolve(compose(small("ppo", "cartpole"))))
+    session.env.reset()
+    saved = set(session.state_dict())
+    session.close()
+    given = {"config", "index", "folder", "seed", "num_threads"}
+    # The observation is the environment's, seen through the transforms; a signal ends with its process.
+    derived = {"_observation", "interruption"}
+    assert set(vars(session)) == saved | given | derived

@@ -1,0 +1,155 @@
+"""A run that was broken off, however, and resumed is to the bit the run that was not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+from exact_cases import Moment, broken_off, differences, folder_word, newest_checkpoint, pins, rows, small
+from test_callbacks_tensorboard import scalars
+
+from labrl.cli import main
+
+PPO = small("ppo", "cartpole")
+TENSORBOARD = "meta.tensorboard=true"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    assert main([*PPO, TENSORBOARD, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def board(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    found = scalars(folder / "session_0" / "tensorboard")
+    return {tag: values for tag, values in found.items() if not tag.endswith(("wall", "fps"))}
+
+
+def test_killed_at_any_moment_it_loses_nothing_but_time(unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "killed"
+    words = [*PPO, TENSORBOARD, folder_word(folder)]
+    code, said = broken_off(folder, words, signal.SIGKILL, Moment(800, seconds=0.03))
+    assert code == -signal.SIGKILL, said
+    assert 0 < newest_checkpoint(folder) < 2400
+    assert main(["+resume=latest"]) == 0
+    assert differences(unbroken, folder) == []
+    assert board(folder) == board(unbroken), "no doubled and no missing point"
+    assert len(list((folder / "session_0" / "tensorboard").iterdir())) == 1
+
+
+def test_told_to_stop_it_says_the_command_that_goes_on_exactly(
+    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a folder's name"
+    words = [*PPO, folder_word(folder)]
+    code, said = broken_off(folder, words, signal.SIGTERM, Moment(400, seconds=0.02))
+    assert code == 143, said
+    (command,) = re.findall(r"to go on: (labrl .*)", said)
+    assert main(shlex.split(command)[1:]) == 0
+    assert differences(unbroken, folder) == []
+
+
+def test_extended_it_equals_the_run_that_had_the_larger_budget_from_the_beginning(
+    unbroken: Path, tmp_path: Path
+) -> None:
+    """The shorter budget ends between two rows, so its end has rows that the longer run has not."""
+    assert main([*PPO, TENSORBOARD, "env.max_frame=1288", "hydra.run.dir=short"]) == 0
+    assert [row["frame"] for row in rows(Path("short/session_0/train.csv"))][-1] == "1288"
+    assert main(["+resume=short", "env.max_frame=2400"]) == 0
+    assert differences(unbroken, tmp_path / "short") == []
+    assert board(tmp_path / "short") == board(unbroken)
+
+
+def test_a_budget_that_schedules_follow_is_refused_with_the_words_that_pin_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in PPO if word not in pins(PPO)]
+    quick = [word for word in words if "horizon=" not in word or word == "agent.horizon=16"]
+    assert main([*quick, "env.max_frame=256", "hydra.run.dir=short"]) == 0
+    before = {path: path.read_bytes() for path in Path("short").rglob("*") if path.is_file()}
+    assert main(["+resume=short", "env.max_frame=512"]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"agent\.lr\.horizon +256 +512 +follows env\.max_frame", said)
+    assert {path: path.read_bytes() for path in Path("short").rglob("*") if path.is_file()} == before
+    (way_out,) = re.findall(r"To keep them as they were: (.*)", said)
+    assert main(["+resume=short", "env.max_frame=512", *shlex.split(way_out)]) == 0
+    assert main([*quick, "env.max_frame=512", *shlex.split(way_out), "hydra.run.dir=long"]) == 0
+    assert differences(Path("short"), Path("long")) == []
+
+
+def test_interrupted_again_and_again_it_ends_as_the_unbroken_one(unbroken: Path, tmp_path: Path) -> None:
+    """Budgets stand in for signals: each end is a stop, with a checkpoint, at an odd frame."""
+    assert main([*PPO, "env.max_frame=200", "hydra.run.dir=run"]) == 0
+    for budget in (456, 800, 1304, 2400):
+        assert main(["+resume=run", f"env.max_frame={budget}"]) == 0
+    assert differences(unbroken, Path("run")) == []
+    resumes = json.loads(Path("run/run.json").read_text())["resumes"]
+    assert [entry["frames"] for entry in resumes] == [{"0": 200}, {"0": 456}, {"0": 800}, {"0": 1304}]
+
+
+def test_killed_before_the_first_checkpoint_it_starts_from_the_beginning(
+    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a kill leaves then: the configuration, perhaps rows, and no state."""
+    assert main([*PPO, TENSORBOARD, "env.max_frame=400", "hydra.run.dir=run"]) == 0
+    for checkpoint in Path("run/session_0/checkpoints").iterdir():
+        for file in checkpoint.iterdir():
+            file.unlink()
+        checkpoint.rmdir()
+    Path("run/session_0/result.json").unlink()
+    capsys.readouterr()
+    assert main(["+resume=run", "env.max_frame=2400"]) == 0
+    assert "from the beginning" in capsys.readouterr().out
+    assert differences(unbroken, Path("run")) == []
+    assert board(Path("run")) == board(unbroken)
+
+
+def test_frequencies_may_change_and_nothing_is_learned_otherwise(unbroken: Path) -> None:
+    assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
+    edits = ["env.max_frame=2400", "meta.log_frequency=400", "meta.rigorous_eval=1", "meta.keep_last=1"]
+    assert main(["+resume=run", *edits, "meta.eval_frequency=1200"]) == 0
+    found = differences(unbroken, Path("run"))
+    assert found == ["session_0/train.csv", "session_0/eval.csv"], "the rows alone"
+    frames = [row["frame"] for row in rows(Path("run/session_0/train.csv"))]
+    assert frames == ["200", "400", "600", "800", "1000", "1200", "1600", "2000", "2400"]
+
+
+DICE = """
+import gymnasium, random
+import numpy as np
+
+class Dice(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return np.float32([0]), {}
+
+    def step(self, action):
+        return np.float32([random.random()]), 1.0, random.random() < 0.1, False, {}
+"""
+
+
+def test_an_environment_that_does_not_repeat_is_told_of_and_goes_on_with_fresh_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dice.py").write_text(DICE)
+    words = [*PPO, "preset=ppo_cartpole", "env=gymnasium", "env.id=null", "env.name=dice"]
+    words += ["env.make={_target_: dice.Dice}"]
+    assert main([*words, "env.fresh_env_per_episode=false", "env.max_frame=600", "hydra.run.dir=run"]) == 0
+    assert main(["+resume=run", "env.max_frame=1200"]) == 0
+    told = "gives another observation after its saved actions; fresh episodes begin|ended early in its replay"
+    assert re.search(told, capsys.readouterr().err)
+    assert re.search(told, Path("run/session_0/session.log").read_text())
+    frames = [int(row["frame"]) for row in rows(Path("run/session_0/train.csv"))]
+    assert frames == [200, 400, 600, 800, 1000, 1200]

@@ -1,0 +1,86 @@
+"""Sessions of one trial are broken off and gone on with each by itself; an orphan ends by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from exact_cases import differences, newest_checkpoint
+from test_trial_processes import ENDLESS, children, frame, needs_proc, wait_for
+from test_trial_processes import labrl as started
+
+from labrl.cli import main
+from labrl.seeding import session_seed
+from labrl.storage.run_folder import RunFolder
+
+QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false", "seed=1"]
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_only_what_is_missing_is_run_and_all_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two sessions one had finished when a kill came; later a third one is added."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main([*QUICK, "meta.max_session=2", f"hydra.run.dir={whole}"]) == 0
+    shutil.copytree(whole, run)
+    killed = run / "session_1"
+    (killed / "result.json").unlink()
+    shutil.rmtree(killed / "checkpoints" / "frame_000000000512")
+    done = content(run / "session_0")
+    capsys.readouterr()
+
+    assert main([f"+resume={run}"]) == 0
+    said = capsys.readouterr().out
+    assert f"Resuming {run}: session 1 from frame 384\n" in said
+    assert [line[0] for line in re.findall(r"^(\d) +finished +512", said, re.MULTILINE)] == ["0", "1"]
+    assert content(run / "session_0") == done
+    assert differences(whole, run) == []
+
+    done = content(run / "session_0") | content(run / "session_1")
+    assert main([f"+resume={run}", "meta.max_session=3"]) == 0
+    said = capsys.readouterr().out
+    assert f"Resuming {run}: session 2 from the beginning\n" in said
+    assert len(re.findall(r"^\d +finished +512", said, re.MULTILINE)) == 3
+    assert content(run / "session_0") | content(run / "session_1") == done
+    info = json.loads((run / "run.json").read_text())
+    assert [session["seed"] for session in info["sessions"]] == [session_seed(1, i) for i in range(3)]
+    assert info["status"] == "finished"
+
+    assert main([f"+resume={run}", "meta.max_session=1"]) == 2
+    assert "the run has 3 sessions, it can only get more" in capsys.readouterr().err
+
+
+@needs_proc
+def test_sessions_whose_trial_is_killed_save_and_end_and_are_not_resumed_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    with started(folder, *ENDLESS, "meta.max_session=2") as process:
+        wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
+        assert main([f"+resume={folder}"]) == 2
+        assert f"still running (process {process.pid} on " in capsys.readouterr().err
+        sessions = children(process)
+        os.kill(sessions[0], signal.SIGSTOP)  # in the middle of a step, for as long as we like
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        try:
+            assert main([f"+resume={folder}"]) == 2
+            assert f"still running (process {sessions[0]} on " in capsys.readouterr().err
+        finally:
+            os.kill(sessions[0], signal.SIGCONT)
+        process.communicate()  # until the last of them has let go of its output
+    for index in (0, 1):
+        progress = json.loads((folder / f"session_{index}" / "progress.json").read_text())
+        assert progress["status"] == "interrupted"
+        assert newest_checkpoint(folder, index) == progress["frame"]
+    with RunFolder.open(folder).lock():
+        pass

@@ -1,0 +1,251 @@
+"""What would make a past that never was is refused with the way out, and leaves the run as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+import labrl
+from labrl.cli import main
+from labrl.config.errors import ConfigError
+from labrl.storage.run_folder import RunFolder
+
+QUIET = ["meta.progress=false", "meta.tensorboard=false"]
+QUICK = ["agent=random", "env.max_frame=64", *QUIET, "seed=1"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def finished(capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main([*QUICK, "hydra.run.dir=runs/one"]) == 0
+    capsys.readouterr()
+    return Path("runs/one")
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"has finished: its session has played the whole budget of 64 frames"),
+        (["meta.log_frequency=8"], r"give a larger one: env\.max_frame=<more than 64>"),
+        (["env.max_frame=32"], r"env\.max_frame=32 must be more than the 64 frames that session 0"),
+        (["meta.max_session=1", "env.max_frame=9", "+force=true"], r"must be more than the 64 frames"),
+        (["env.max_frame=128", "seed=2"], r"seed +1 +2\n"),
+        (["env.max_frame=128", "seed=null"], r"seed +1 +null\n"),
+        (["env.max_frame=128", "env.num_envs=4"], r"keep them as they were: env\.num_envs=8"),
+        (["env.max_frame=128", "env=acrobot"], r"env\.id +CartPole-v1 +Acrobot-v1\n"),
+        (["env.max_frame=128", "meta.episode_window=5"], r"meta\.episode_window +100 +5\n"),
+        (["env.max_frame=128", "meta.precision=bf16"], r"To go on all the same.*: \+force=true"),
+        (["env.max_frame=512", "agent=ppo"], r"agent\.epochs +- +8\n"),
+        (["env.max_frame=128", "hydra.run.dir=two"], r"goes on in its own folder"),
+        (["env.max_frame=128", "agent.lrr=1"], r"agent\.lrr: no such key"),
+        (["env.max_frame=64,128"], r"several values are an experiment"),
+        (["-m", "env.max_frame=128,256"], r"cannot be part of an experiment"),
+        (["+rerun=runs/one"], r"give one"),
+        (["+resume=latest"], r"\+resume is given twice"),
+        (["+force=yes"], r"\+force=yes: must be true or false"),
+        (["resume=latest"], r"resume=latest: write \+resume=latest"),
+    ],
+    ids=str,
+)
+def test_refused_and_left_as_it_is(
+    words: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(Path())
+    assert main(["+resume=runs/one", *words]) == 2
+    said = capsys.readouterr().err.replace("labrl: ", "")
+    assert re.search(message, said), said
+    assert "Traceback" not in said
+    assert content(Path()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["+resume=runs/two"], r"runs/two holds no run of labrl .* Did you mean runs/one\?"),
+        (["+resume=elsewhere"], r"Runs lie in runs/, and `latest` is the newest there"),
+        (["+resume=runs"], r"runs holds several runs: name one of them\n +runs/one"),
+        (["+resume=runs/one/session_0"], r"is part of a run: name the run folder, runs/one"),
+        (["+resume=latest", "env=pong"], r"there is no run under .*/runs that agrees with env=pong"),
+        (["+resume"], r"\+resume: needs a value, as in \+resume=latest"),
+        (["+resume="], r"\+resume=: needs a value"),
+        (["++resume=latest"], r"\+\+resume=latest: write \+resume=latest"),
+        (["+force=true"], r"\+force=true goes with \+resume or \+rerun"),
+    ],
+    ids=str,
+)
+def test_what_names_no_run_is_told_what_to_name(
+    words: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert re.search(message, capsys.readouterr().err.replace("labrl: ", ""))
+
+
+def test_latest_without_a_run_says_where_it_looked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+resume=latest"]) == 2
+    assert "there is no run under" in capsys.readouterr().err
+
+
+def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*QUICK, "hydra.run.dir=runs/c"])
+    main([*QUICK, "env=pendulum", "hydra.run.dir=runs/b"])
+    main(["-m", *QUICK, "env=acrobot", "hydra.sweep.dir=runs/a"])
+    Path("runs/killed before it began").mkdir()
+    RunFolder.create("runs/killed before it began")
+    RunFolder.create("runs/damaged").path.joinpath("run.json").write_text("{")
+    for words, folder in {
+        "": "runs/a/0_random_acrobot",
+        "env=cartpole": "runs/c",
+        "agent=random env=pendulum": "runs/b",
+        "meta=default preset=auto_random_cartpole": "runs/c",
+    }.items():
+        capsys.readouterr()
+        assert main(["+resume=latest", *words.split()]) == 2
+        assert f"{folder} has finished" in capsys.readouterr().err
+
+
+def test_forced_it_goes_on_and_says_so_in_the_run_folder(finished: Path) -> None:
+    words = ["env.max_frame=128", "env.max_episode_steps=9", "+force=true", "meta.log_frequency=16"]
+    assert main(["+resume=runs/one", *words]) == 0
+    info = json.loads(Path("runs/one/run.json").read_text())
+    (entry,) = info["resumes"]
+    assert entry["forced"]
+    assert entry["frames"] == {"0": 64}
+    assert entry["edits"] == [word for word in words if word != "+force=true"]
+    assert {"key": "env.max_episode_steps", "then": None, "now": 9} in entry["changed"]
+    assert {"key": "env.max_frame", "then": 64, "now": 128} in entry["changed"]
+    assert info["status"] == "finished"
+    assert json.loads(Path("runs/one/resumes/1/provenance.json").read_text())["seed"] == 1
+    assert yaml.safe_load(Path("runs/one/config.yaml").read_text())["env"]["max_episode_steps"] == 9
+
+    assert main(["+resume=runs/one", "env.max_frame=192"]) == 0, "the edits of before are still there"
+    resumes = json.loads(Path("runs/one/run.json").read_text())["resumes"]
+    assert [entry["forced"] for entry in resumes] == [True, False]
+
+
+def test_an_unneeded_force_is_not_recorded_as_one(finished: Path) -> None:
+    assert main(["+resume=runs/one", "env.max_frame=128", "+force=true"]) == 0
+    assert not json.loads(Path("runs/one/run.json").read_text())["resumes"][0]["forced"]
+
+
+def test_other_code_and_packages_are_told_and_do_not_keep_it_from_going_on(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path("runs/one/provenance.json")
+    facts = json.loads(path.read_text())
+    facts["packages"]["torch"] = "1.0"
+    facts["python"]["version"] = "3.0"
+    path.write_text(json.dumps(facts))
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"Not bit for bit .*: Python 3\.0 -> .*; torch 1\.0 -> ", said)
+
+
+def test_a_drawn_seed_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK[:-1], "hydra.run.dir=one"]) == 0
+    seed = yaml.safe_load(Path("one/config.yaml").read_text())["seed"]
+    assert main(["+resume=one", "env.max_frame=128"]) == 0
+    assert yaml.safe_load(Path("one/config.yaml").read_text())["seed"] == seed
+
+
+def test_the_configuration_of_a_resumed_run_can_be_seen_first(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(Path())
+    assert main(["--cfg", "job", "+resume=runs/one", "env.max_frame=128"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["env"]["max_frame"], shown["seed"]) == (128, 1)
+    assert content(Path()) == before
+
+
+def test_a_users_own_groups_are_found_again(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "meta").mkdir(parents=True)
+    (tmp_path / "mine" / "meta" / "calm.yaml").write_text(
+        "defaults: [default, _self_]\nprogress: false\ntensorboard: false\n"
+    )
+    words = ["--config-dir", "mine", "agent=random", "meta=calm", "env.max_frame=64", "hydra.run.dir=one"]
+    assert main(words) == 0
+    assert main(["+resume=one", "env.max_frame=128"]) == 0
+    assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 128
+
+
+def test_a_living_run_is_not_resumed_by_a_second_process(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(Path())
+    with RunFolder.open("runs/one").lock():
+        assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
+    assert f"still running (process {os.getpid()} on " in capsys.readouterr().err
+    assert content(Path()) == before
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
+
+
+def test_nothing_but_broken_checkpoints_is_not_taken_for_a_beginning(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in finished.rglob("tensors.pt"):
+        file.write_bytes(b"torn")
+    rows = (finished / "session_0" / "train.csv").read_bytes()
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
+    said = capsys.readouterr().err
+    assert "none of the checkpoints of session 0 is whole" in said
+    assert "frame_000000000064: tensors.pt has 4 bytes" in said
+    assert (finished / "session_0" / "train.csv").read_bytes() == rows
+
+
+def test_the_newest_whole_checkpoint_is_taken_and_the_broken_one_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*QUICK, "hydra.run.dir=one", "meta.log_frequency=32"]) == 0
+    assert main([*QUICK, "hydra.run.dir=two", "meta.log_frequency=32", "env.max_frame=128"]) == 0
+    Path("one/session_0/checkpoints/frame_000000000064/state.json").write_text("{}")
+    assert main(["+resume=one", "env.max_frame=128"]) == 0
+    assert "skipped a broken checkpoint" in capsys.readouterr().err
+    assert "frame_000000000064" in Path("one/session_0/session.log").read_text()
+    tables = [Path(folder, "session_0", "train.csv").read_text().splitlines() for folder in ("one", "two")]
+    assert [line.split(",")[:4] for line in tables[0]] == [line.split(",")[:4] for line in tables[1]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stops.py").write_text(
+        "import os\n"
+        "from labrl.session.callbacks import Callback\n"
+        "class Stop(Callback):\n"
+        "    def __init__(self, number):\n"
+        "        self.number = number\n"
+        "    def step(self, session):\n"
+        "        if session.clock.frame == 24:\n"
+        "            os.kill(os.getpid(), self.number)\n"
+    )
+    stop = f"+callbacks.stop={{_target_: stops.Stop, number: {int(number)}}}"
+    words = [*QUICK, stop, "hydra.run.dir=one"]
+    assert main(words) == (130 if number == signal.SIGINT else 143)
+    said = capsys.readouterr().out
+    assert Path("one/session_0/checkpoints/frame_000000000024").is_dir()
+    (command,) = re.findall(r"to go on: (labrl .*)", said)
+    assert main([*shlex.split(command)[1:], "~callbacks.stop"]) == 0
+    assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 64
+
+
+def test_from_python_too(finished: Path) -> None:
+    result = labrl.train(["+resume=runs/one", "env.max_frame=128"])
+    assert (result.folder, result.sessions[0].frame) == (finished.resolve(), 128)
+    with pytest.raises(ConfigError, match="has finished"):
+        labrl.train(["+resume=runs/one"])

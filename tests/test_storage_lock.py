@@ -1,0 +1,77 @@
+"""A folder belongs to one living process, and to nobody as soon as that one is gone, however."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labrl.config.errors import ConfigError
+from labrl.storage.lock import FolderLock, HeldError
+from labrl.storage.run_folder import RunFolder
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from labrl.storage.lock import FolderLock
+with FolderLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_held_by_another_process_until_it_is_gone(tmp_path: Path, number: signal.Signals) -> None:
+    process = holder(tmp_path)
+    with pytest.raises(HeldError, match=f"process {process.pid} on "), FolderLock(tmp_path):
+        pass
+    process.send_signal(number)
+    process.wait()
+    with FolderLock(tmp_path):
+        pass
+
+
+def test_held_by_this_process_for_as_long_as_it_says(tmp_path: Path) -> None:
+    with (
+        FolderLock(tmp_path),
+        pytest.raises(HeldError, match=f"process {os.getpid()} "),
+        FolderLock(tmp_path),
+    ):
+        pass
+    with FolderLock(tmp_path):
+        pass
+
+
+def test_a_forked_worker_does_not_hold_on_to_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    with FolderLock(tmp_path):
+        worker = context.Process(target=time.sleep, args=(600,))
+        worker.start()
+    try:
+        with FolderLock(tmp_path):
+            pass
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_a_run_is_held_where_one_of_its_sessions_is(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.session(0)
+    with run.session(3).lock(), pytest.raises(ConfigError, match=r"is still running \(process"), run.lock():
+        pass
+    with run.lock():
+        pass
