@@ -22,6 +22,7 @@ from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
+from labrl.lab.devices import keep_freed_memory
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import GradientWorkers
@@ -69,6 +70,7 @@ def measure(
     chosen = PROBLEMS[problem]
     config = resolve(compose([*chosen.overrides(), "seed=0"]))
     torch.set_num_threads(1 if part == "env" else threads)
+    keep_freed_memory()  # as every session does
     env = make_env(config.env, seed=0, num_threads=threads)
     try:
         if part == "env":
