@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import os
 import signal
 import subprocess
@@ -49,6 +50,11 @@ SMALL: dict[str, list[str]] = {
 
 def small(agent: str, task: str) -> list[str]:
     """A run of a few seconds whose coefficients do not depend on its budget."""
+    return list(_small(agent, task))
+
+
+@functools.cache
+def _small(agent: str, task: str) -> list[str]:
     words = [*QUIET, f"agent={agent}", *TASKS[task]]
     target = str(compose(words).agent["_target_"])
     if target not in SMALL:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -26,10 +27,16 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "one"
+    assert main([*QUICK, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
 @pytest.fixture
-def finished(capsys: pytest.CaptureFixture[str]) -> Path:
-    assert main([*QUICK, "hydra.run.dir=runs/one"]) == 0
-    capsys.readouterr()
+def finished(once: Path) -> Path:
+    shutil.copytree(once, "runs/one")
     return Path("runs/one")
 
 

@@ -15,6 +15,7 @@ from labrl.schedules import (
     PiecewiseSchedule,
     Schedule,
     StepSchedule,
+    largest,
     smallest,
     value_at,
 )
@@ -92,3 +93,19 @@ def test_points_out_of_order_are_refused() -> None:
 def test_smallest_is_what_the_coefficient_never_falls_below(schedule: Schedule, lowest: float) -> None:
     assert smallest(schedule) == lowest
     assert min(value_at(schedule, frame) for frame in range(12)) == pytest.approx(lowest)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "highest"),
+    [
+        (0.5, 0.5),
+        (LinearSchedule(kind="linear", start=0.25, end=1.0, horizon=10), 1.0),
+        (LinearSchedule(kind="linear", start=-1.0, end=-2.0, horizon=10, warmup=5), 0.0),
+        (StepSchedule(kind="step", start=1.0, factor=2.0, steps=3, horizon=9), 8.0),
+        (PiecewiseSchedule(kind="piecewise", points=[(0, 0.0), (5, 3.0), (9, 1.0)]), 3.0),
+    ],
+    ids=str,
+)
+def test_largest_is_what_the_coefficient_never_exceeds(schedule: Schedule, highest: float) -> None:
+    assert largest(schedule) == highest
+    assert max(value_at(schedule, frame) for frame in range(12)) == pytest.approx(highest)

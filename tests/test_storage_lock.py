@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,11 +56,18 @@ def test_held_by_this_process_for_as_long_as_it_says(tmp_path: Path) -> None:
         pass
 
 
+def runs(started: Any) -> None:
+    started.set()
+    time.sleep(600)
+
+
 def test_a_forked_worker_does_not_hold_on_to_it(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     with FolderLock(tmp_path):
-        worker = context.Process(target=time.sleep, args=(600,))
+        started = context.Event()
+        worker = context.Process(target=runs, args=(started,))
         worker.start()
+        started.wait()
     try:
         with FolderLock(tmp_path):
             pass

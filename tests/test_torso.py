@@ -13,7 +13,7 @@ from gymnasium import spaces
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
-from labrl.networks.torso import MLP, Activation, MLPConfig
+from labrl.networks.torso import MLP, Activation, Initialization, MLPConfig, NatureCNN, NatureCNNConfig
 
 ONE_ARRAY = [
     spaces.Box(-1, 1, (3,)),
@@ -57,3 +57,25 @@ def test_observations_in_several_parts_are_refused_by_name() -> None:
     node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "odd", "make": {"_target_": "test_torso.Odd"}}
     with pytest.raises(ConfigError, match=r"env\.name=odd: its observations are Tuple.*FlattenObservation"):
         describe(Component.parse(node, "env"))
+
+
+@pytest.mark.parametrize("kind", ["orthogonal", "uniform"])
+def test_weights_begin_as_they_are_asked_to(kind: Initialization) -> None:
+    torch.manual_seed(0)
+    mlp = MLP(MLPConfig(hidden=[16], initialization=kind), spaces.Box(-1, 1, (64,)))
+    cnn = NatureCNN(NatureCNNConfig(initialization=kind), spaces.Box(0, 255, (4, 36, 36), np.uint8))
+    for layer in (mlp.layers[0], cnn.first):
+        weight, bias = layer.weight.detach().flatten(1), layer.bias.detach()  # type: ignore[union-attr, operator]
+        if kind == "orthogonal":
+            torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(len(weight)), atol=1e-4, rtol=0)
+            assert not bias.any()
+        else:
+            bound = weight.shape[1] ** -0.5
+            assert 0.9 * bound < float(weight.abs().max()) <= bound
+            assert bias.any()
+
+
+def test_convolutions_alone_give_their_flattened_maps() -> None:
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    cnn = NatureCNN(NatureCNNConfig(features=None), space)
+    assert cnn(torch.as_tensor(cnn.layout(space.sample()[None]))).shape == (1, 64 * 7 * 7)

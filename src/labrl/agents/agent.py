@@ -30,7 +30,10 @@ class Agent(Protocol):
         ...
 
     def learn(self) -> int:
-        """Update if it is time. Returns the number of optimizer updates made."""
+        """Update if it is time. Returns the number of optimizer updates made.
+
+        What is timed by frames asks `clock.crossed`, so that the end of a budget changes nothing.
+        """
         ...
 
     def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
@@ -38,7 +41,10 @@ class Agent(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What a training row says of learning: the same keys each time, nan where unknown."""
+        """What a training row says of learning: the same keys each time, nan where unknown.
+
+        Asking changes nothing: the end of a budget has a row that a longer run has not.
+        """
         ...
 
     def modules(self) -> dict[str, nn.Module]:

@@ -75,6 +75,7 @@ def prepare(config_dir: str | os.PathLike[str] | None = None) -> None:
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     OmegaConf.register_resolver("labrl.slug", _slug, replace=True)
     OmegaConf.register_resolver("labrl.product", lambda *factors: math.prod(factors), replace=True)
+    OmegaConf.register_resolver("labrl.sum", lambda *terms: sum(terms), replace=True)
     # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
         if folder and str(folder) not in sys.path:
