@@ -153,6 +153,16 @@ def test_files_of_a_run_that_had_no_checkpoint_yet_are_begun_anew(tmp_path: Path
     load(uniform(STACK, 2, **options), saved(memory))
 
 
+@pytest.mark.parametrize("build", [uniform, prioritized])
+def test_where_it_lies_and_what_is_spare_never_changes_what_is_drawn(build: Any, tmp_path: Path) -> None:
+    steps = list(World(STACK, 2, 0, ends=0.02).steps(100))
+    expected = run(build(STACK, 2, capacity=40), steps)
+    for kept in (0, 20, 57):
+        memory = build(STACK, 2, capacity=40, folder=tmp_path / str(kept), frames_kept=kept)
+        for one, other in zip(expected, run(memory, steps), strict=True):
+            assert_same(one, other)
+
+
 def test_checkpoints_may_become_rarer_or_more_frequent_on_a_resume(tmp_path: Path) -> None:
     steps = list(World(STACK, 2, 0, ends=0.02).steps(100))
     first = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=20)

@@ -187,7 +187,7 @@ class PPO:
         """Store the outcome of the last actions."""
         rollout = self._rollout
         assert rollout is not None, "observe() follows act()"
-        if step.episodes and step.truncated.any():
+        if step.truncated.any():
             final = self.network.layout(step.next_observation)
             for env in np.flatnonzero(step.truncated & ~step.terminated):
                 rollout.cut[rollout.t, int(env)] = final[env].copy()

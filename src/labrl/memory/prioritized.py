@@ -43,9 +43,10 @@ class PrioritizedReplay(Replay):
         """As Replay."""
         super().__init__(config, **runtime)
         self._config = config
-        self._slots = self._transitions.slots
-        # What cannot be sampled has priority 0. [num_envs * slots]
-        self._tree = SumTree(self._transitions.num_envs * self._slots)
+        # Not as many as there are slots: how many of these are spare must not change what is drawn.
+        self._live = self._transitions.live
+        # What cannot be sampled has priority 0. [num_envs * live]
+        self._tree = SumTree(self._transitions.num_envs * self._live)
         self._largest = 1.0
         self._both = np.arange(2 * self._transitions.num_envs)  # twice each environment
 
@@ -82,13 +83,13 @@ class PrioritizedReplay(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         """All but the generator."""
-        priority = self._tree.values.reshape(-1, self._slots)[:, : self._transitions.steps]
+        priority = self._tree.values.reshape(-1, self._live)[:, : self._transitions.steps]
         return {**super().state_dict(), "priority": priority.copy(), "largest_priority": self._largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state. Raises ConfigError when it does not fit, or files are gone."""
         super().load_state_dict(state)
-        priority = np.zeros((self._transitions.num_envs, self._slots))
+        priority = np.zeros((self._transitions.num_envs, self._live))
         priority[:, : state["priority"].shape[1]] = state["priority"]
         self._tree.fill(priority.reshape(-1))
         self._largest = float(state["largest_priority"])
@@ -97,10 +98,10 @@ class PrioritizedReplay(Replay):
         share = self._generator.random(count)
         if self._config.stratified:
             share = (np.arange(count) + share) / max(count, 1)
-        env, slot = np.divmod(self._tree.find(share * self._tree.total), self._slots)
-        # The latest step that was given this slot.
+        env, place = np.divmod(self._tree.find(share * self._tree.total), self._live)
+        # The latest step that was given this place.
         last = self._transitions.steps - 1
-        return env, last - (last - slot) % self._slots
+        return env, last - (last - place) % self._live
 
     def _weights(self, env: NDArray[np.int64], step: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
         priority = self._tree.values[self._places(env, step)]
@@ -109,4 +110,4 @@ class PrioritizedReplay(Replay):
 
     def _places(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of transitions in the tree. [batch] each"""
-        return env * self._slots + step % self._slots
+        return env * self._live + step % self._live

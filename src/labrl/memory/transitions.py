@@ -95,6 +95,8 @@ class Transitions:
 
     def __init__(self, arrays: Arrays, extent: Extent, n_step: int, discount: float) -> None:
         self.num_envs, self.slots = arrays["transitions"].shape
+        self.live = extent.live
+        """Transitions of each environment that may be sampled, when full."""
         self.steps = 0
         """Vector steps added so far."""
         self.oldest = np.zeros(self.num_envs, np.int64)
