@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -82,4 +84,27 @@ def test_a_run_is_held_where_one_of_its_sessions_is(tmp_path: Path) -> None:
     with run.session(3).lock(), pytest.raises(ConfigError, match=r"is still running \(process"), run.lock():
         pass
     with run.lock():
+        pass
+
+
+def test_looking_tells_the_holder_and_holds_nothing(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    assert lock.holder() is None
+    assert not lock.path.exists()
+    process = holder(tmp_path)
+    assert f"process {process.pid} on " in str(lock.holder())
+    process.kill()
+    process.wait()
+    assert lock.holder() is None
+    with lock:
+        assert f"process {os.getpid()} " in str(FolderLock(tmp_path).holder())
+
+
+def test_one_who_looks_does_not_keep_the_owner_out(tmp_path: Path) -> None:
+    with FolderLock(tmp_path):
+        pass
+    looking = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.03, os.close, [looking]).start()
+    with FolderLock(tmp_path):
         pass

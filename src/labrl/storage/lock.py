@@ -6,11 +6,15 @@ import fcntl
 import logging
 import os
 import socket
+import time
 import weakref
 from pathlib import Path
 from types import TracebackType
 
 _log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.1
+"""How long one who merely looks whether a folder is held may keep one who wants to hold it waiting."""
 
 
 class HeldError(Exception):
@@ -31,11 +35,11 @@ class FolderLock:
         """Raises HeldError where another process, or this one, holds the folder."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            holder = _named_in(descriptor)
             os.close(descriptor)
-            raise HeldError(holder or "unknown process") from None
+            raise HeldError(holder) from None
         except OSError as error:
             _log.warning(
                 "%s cannot be locked (%s): do not resume a run that is still alive", self.path, error
@@ -51,10 +55,46 @@ class FolderLock:
     ) -> None:
         self._close()
 
+    def holder(self) -> str | None:
+        """Which living process holds the folder, without holding or writing anything; None: nobody.
+
+        Also None where that cannot be found out: no permission, or a file system without locks.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # readers do not shut each other out
+        except BlockingIOError:
+            return _named_in(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return None
+
     def _close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock. Raises BlockingIOError where another holds it for longer than a look."""
+    patience = time.monotonic() + _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.005)
+
+
+def _named_in(descriptor: int) -> str:
+    return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown process"
 
 
 _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()

@@ -1,0 +1,334 @@
+"""Run folders as they lie there: finished, killed, half written or still growing."""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from labrl.analysis.rows import Column, read_rows
+from labrl.config.errors import ConfigError
+from labrl.storage.lock import FolderLock
+from labrl.storage.provenance import read_config, read_provenance
+from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
+
+EXPERIMENT = "experiment.json"
+"""The file whose existence says that a folder belongs to an experiment."""
+
+SAME_GROUP = (
+    "seed",
+    "wandb",
+    *(
+        f"meta.{key}"
+        for key in ("max_session", "max_trial", "keep_last", "tensorboard", "progress", "report")
+    ),
+)
+"""Keys in which runs of one group may differ: none of them changes a row."""
+
+DEEPEST = 4
+"""How far below a folder its runs are looked for."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SessionRun:
+    """What one session wrote."""
+
+    path: Path
+    index: int
+    """Number of the session in its trial."""
+    seed: int | None
+    """Of its streams; None until the session has ended."""
+    status: str
+    """`finished`, `failed`, `interrupted`, `running`, or `killed`: its process is gone without a result."""
+    train: dict[str, Column]
+    """Training rows, column by name, sorted by `frame`, each frame once, nan where a cell is empty."""
+    eval: dict[str, Column]
+    """Evaluation rows, likewise."""
+    result: dict[str, Any]
+    """What `result.json` holds; empty until the session has ended."""
+    warnings: list[str] = field(default_factory=list)
+    """What is wrong with it, in words: why it failed, what is missing from its files."""
+
+
+class Run:
+    """One trial's folder. What lies in it is read when it is asked for, and then kept; nothing is written."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Raises ConfigError where the folder's marker cannot be read."""
+        self.path = folder.path
+        self.info = folder.info()
+        """What `run.json` holds."""
+        self._folder = folder
+
+    @cached_property
+    def status(self) -> str:
+        """`finished`, `failed`, `interrupted`, `running`, or `killed`: called running, but no process is."""
+        said = str(self.info.get("status"))
+        return "killed" if said == "running" and self._holder() is None else said
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, empty where it is missing or damaged."""
+        return _or_nothing(read_config, self._folder)
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """Of its start or last resume, empty where it is missing or damaged."""
+        return _or_nothing(read_provenance, self._folder)
+
+    @cached_property
+    def sessions(self) -> list[SessionRun]:
+        """The sessions that have started, by number."""
+        return [self._session(folder) for folder in self._folder.sessions()]
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What is wrong with the run and its sessions, in words."""
+        found = [] if self.config else [f"{self._folder.config.name} is missing or damaged"]
+        if self.status == "running":
+            found.append("the run is still going on: its numbers are not final")
+        elif self.status == "killed":
+            found.append("the run was killed: it ended without a word, and can be resumed")
+        expected = self.config.get("meta", {}).get("max_session", 0)
+        missing = set(range(expected)) - {session.index for session in self.sessions}
+        found += [f"session {index} has not started" for index in sorted(missing)]
+        for session in self.sessions:
+            found += [f"session {session.index}: {warning}" for warning in session.warnings]
+        return found
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return self.path.name
+
+    @property
+    def agent(self) -> str:
+        """As it was chosen on the command line, else the name of its class; `?` where nobody knows."""
+        chosen = self.provenance.get("choices", {}).get("agent")
+        target = str(self.config.get("agent", {}).get("_target_") or "?")
+        return str(chosen or target.split(".")[-1].lower())
+
+    @property
+    def env(self) -> str:
+        """Name of the environment; `?` where nobody knows."""
+        return str(self.config.get("env", {}).get("name") or "?")
+
+    @property
+    def seed(self) -> int | None:
+        """Of the trial."""
+        return self.config.get("seed")
+
+    @property
+    def created(self) -> str:
+        """When the run began, ISO 8601."""
+        return str(self.info.get("created", ""))
+
+    @property
+    def max_frame(self) -> int | None:
+        """Budget of each session, frames."""
+        return self.config.get("env", {}).get("max_frame")
+
+    @cached_property
+    def group_key(self) -> str:
+        """Equal for runs that differ at most in the seed and in what changes no row (SAME_GROUP).
+
+        A run whose configuration is lost is a group of its own.
+        """
+        if not self.config:
+            return str(self.path)
+        return json.dumps(group_config(self.config), sort_keys=True, default=str)
+
+    def _holder(self) -> str | None:
+        """The process that works in the folder or in one of its sessions, if any lives."""
+        places = [self.path, *(session.path for session in self._folder.sessions())]
+        return next((holder for place in places if (holder := FolderLock(place).holder())), None)
+
+    def _session(self, folder: SessionFolder) -> SessionRun:
+        result = self._result(folder)
+        alive = self.status == "running"
+        status = str(result.get("status") or ("running" if alive else "killed"))
+        train, evaluation = read_rows(folder.train_csv), read_rows(folder.eval_csv)
+        warnings = train.warnings + evaluation.warnings
+        if not alive and (train.cut or evaluation.cut):  # of a file that is being written it is no fault
+            warnings.append("half a last line is left out")
+        if result.get("error"):
+            warnings.insert(0, f"failed: {result['error']}")
+        elif status == "killed":
+            warnings.insert(0, "killed before its end")
+        elif status == "interrupted":
+            warnings.insert(0, "interrupted before its end")
+        return SessionRun(
+            path=folder.path,
+            index=folder.index,
+            seed=result.get("seed"),
+            status=status,
+            train=train.columns,
+            eval=evaluation.columns,
+            result=result,
+            warnings=warnings,
+        )
+
+    def _result(self, folder: SessionFolder) -> dict[str, Any]:
+        try:
+            content = json.loads(folder.result.read_text())
+            if isinstance(content, dict):
+                return content
+        except (OSError, ValueError):
+            pass
+        if self.info.get("status") == "running":
+            return {}  # what the marker says of sessions is from before the resume
+        # of a process that died without a result its trial wrote one
+        said = self.info.get("sessions") or []
+        return next((entry for entry in said if entry.get("index") == folder.index), {})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The folder of several trials that were started together."""
+
+    path: Path
+    info: dict[str, Any]
+    """What `experiment.json` holds; empty where there is none."""
+    runs: list[Run]
+    """Its trials that have begun, in order of their number or, without one, of their start."""
+    warnings: list[str]
+    """What is wrong with it, in words."""
+
+    @property
+    def status(self) -> str:
+        """As `Run.status`; of an experiment that says nothing itself, the worst of its runs."""
+        statuses = [run.status for run in self.runs]
+        said = self.info.get("status")
+        if said in (None, "running"):
+            alive = "running" in statuses or FolderLock(self.path).holder() is not None
+            order = ("failed", "killed", "interrupted", "finished")
+            worst = next((status for status in order if status in statuses), "killed")
+            return "running" if alive else "killed" if said else worst
+        return str(said)
+
+
+def load_run(folder: str | os.PathLike[str]) -> Run:
+    """The run that lies at `folder`. Raises ConfigError, which names a better folder if there is one."""
+    path = Path(folder).expanduser()
+    if (path / MARKER).exists():
+        return Run(RunFolder.open(path))
+    if not path.is_dir():
+        raise ConfigError(f"{path} is {'a file' if path.exists() else 'not there'}: name a run folder")
+    if (path.parent / MARKER).exists():
+        raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
+    below = next(_markers(path), None)
+    if below is not None:
+        raise ConfigError(f"{path} holds several runs: name one of them, such as {below}")
+    raise ConfigError(_no_run(path))
+
+
+def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
+    """The experiment that lies at `folder`, or all runs below it as if they were one.
+
+    Raises ConfigError where there is neither, and where `experiment.json` is damaged.
+    """
+    path = Path(os.path.abspath(Path(folder).expanduser()))
+    marker = path / EXPERIMENT
+    if not marker.exists():
+        return Experiment(path, {}, _runs_below(path), [])
+    try:
+        info = json.loads(marker.read_text())
+        trials = [(trial.get("number"), trial.get("folder")) for trial in info.get("trials", [])]
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{marker} cannot be read: {error}") from error
+    runs, warnings = [], []
+    for number, name in trials:
+        if name is None or not (path / name / MARKER).exists():
+            warnings.append(f"trial {number} has no run folder")
+            continue
+        try:
+            runs.append(load_run(path / name))
+        except ConfigError as error:
+            warnings.append(f"trial {number}: {error}")
+    return Experiment(path, info, runs, warnings)
+
+
+def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
+    """The runs in `places`: run folders, folders with runs below them, or globs; each run once.
+
+    In the order of the places, below one of them the oldest first. Raises ConfigError for a place
+    without a run. A damaged run below a folder is logged and passed over.
+    """
+    found: dict[Path, Run] = {}
+    for place in places:
+        text = os.path.expanduser(os.fspath(place))
+        literal = os.path.exists(text) or not glob.has_magic(text)
+        paths = [text] if literal else sorted(glob.glob(text))
+        if not paths:
+            raise ConfigError(f"{text} matches nothing")
+        runs = [run for path in paths for run in _runs_in(Path(path), alone=literal)]
+        if not runs:
+            raise ConfigError(f"{text} matches no run of labrl")
+        for run in runs:
+            found.setdefault(run.path.resolve(), run)
+    return list(found.values())
+
+
+def group_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the keys in which runs of one group may differ."""
+    kept = {key: value for key, value in config.items() if key not in SAME_GROUP}
+    for key, value in kept.items():
+        if isinstance(value, Mapping):
+            kept[key] = {name: leaf for name, leaf in value.items() if f"{key}.{name}" not in SAME_GROUP}
+    return kept
+
+
+def _runs_in(path: Path, alone: bool) -> list[Run]:
+    """The run at `path` or the runs below; `alone`: named by itself, so that it has to be one."""
+    if (path / MARKER).exists():
+        return [load_run(path)]
+    if alone and (not path.is_dir() or (path.parent / MARKER).exists()):
+        return [load_run(path)]  # raises, and says what to name
+    return _runs_below(path) if alone or next(_markers(path), None) else []
+
+
+def _runs_below(path: Path) -> list[Run]:
+    runs = []
+    for folder in _markers(path):
+        try:
+            runs.append(Run(RunFolder.open(folder)))
+        except ConfigError as error:
+            _log.warning("passed over: %s", error)
+    if not runs:
+        raise ConfigError(_no_run(path))
+    return sorted(runs, key=lambda run: (run.created, run.path))
+
+
+def _markers(path: Path) -> Iterator[Path]:
+    """Every run folder below `path`, at most DEEPEST levels down; none lies inside another."""
+    root = len(path.parts)
+    for folder, below, files in os.walk(path):
+        if MARKER in files:
+            below.clear()
+            yield Path(folder)
+        elif len(Path(folder).parts) - root >= DEEPEST:
+            below.clear()
+        below.sort()
+
+
+def _no_run(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path} is not there: name a run folder, or a folder with runs below it"
+    what = "is empty" if not any(path.iterdir()) else "holds no run of labrl"
+    return f"{path} {what} (no {MARKER} in it or below): name a run folder, or a folder with runs below it"
+
+
+def _or_nothing(read: Any, folder: RunFolder) -> dict[str, Any]:
+    try:
+        content = read(folder)
+    except ConfigError:
+        return {}
+    return content if isinstance(content, dict) else {}

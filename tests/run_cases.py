@@ -1,0 +1,116 @@
+"""Run folders as trials write them, made without training, for the tests of what reads them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labrl.storage.atomic import write_json
+from labrl.storage.provenance import Command, write_provenance
+from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.tables import CsvTable
+
+CONFIG: dict[str, Any] = {
+    "seed": 1,
+    "agent": {"_target_": "labrl.agents.ppo.PPO", "lr": 1e-3, "network": {"hidden": [64, 64]}},
+    "env": {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "cartpole", "num_envs": 4, "max_frame": 1000},
+    "meta": {"max_session": 1, "rigorous_eval": None, "progress": True, "log_frequency": 100},
+    "transforms": {"observation": None},
+    "callbacks": {},
+}
+
+
+def config_with(**changes: Any) -> dict[str, Any]:
+    """CONFIG with values by dotted key, dots written as two underscores: `agent__lr=0.1`."""
+    config = copy.deepcopy(CONFIG)
+    for key, value in changes.items():
+        *above, last = key.split("__")
+        node = config
+        for name in above:
+            node = node[name]
+        node[last] = value
+    return config
+
+
+def rows_of(
+    frames: Sequence[float], returns: Sequence[float], **columns: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Rows with the clock's columns; a second of training for each 100 frames, an update for each 10."""
+    return [
+        {
+            "frame": frame,
+            "env_frames": frame,
+            "episode": 10 + index,
+            "opt_step": frame // 10,
+            "wall": frame / 100,
+            "fps": 100.0,
+            "return_mean": score,
+            **{name: values[index] for name, values in columns.items()},
+        }
+        for index, (frame, score) in enumerate(zip(frames, returns, strict=True))
+    ]
+
+
+def write_session(
+    run: RunFolder,
+    index: int,
+    rows: Sequence[Mapping[str, Any]],
+    status: str | None = "finished",
+    **facts: Any,
+) -> None:
+    """One session: `rows` as training and as evaluation rows; a status of None leaves no result behind."""
+    folder = run.session(index)
+    train, evaluation = CsvTable(folder.train_csv), CsvTable(folder.eval_csv)
+    for row in rows:
+        train.append(row)
+        evaluation.append({**row, "episodes": 100, "source": "training"})
+    if status is not None:
+        last = rows[-1] if rows else {"frame": 0, "wall": 0.0, "return_mean": None}
+        result = {
+            "index": index,
+            "seed": run.info().get("seed", 0) * 1000 + index,
+            "status": status,
+            "frame": last["frame"],
+            "wall": last["wall"],
+            "episodes": 100,
+            "return_mean": last["return_mean"],
+            "return_std": 1.0,
+            "best_return": last["return_mean"],
+            "error": None,
+        }
+        write_json(folder.result, {**result, **facts})
+
+
+def write_run(
+    path: Path,
+    sessions: Sequence[Sequence[Mapping[str, Any]]],
+    status: str = "finished",
+    config: Mapping[str, Any] | None = None,
+    agent: str = "ppo",
+    created: str | None = None,
+    session_status: str | None = "finished",
+) -> Path:
+    """A run folder with the rows of each of `sessions`. Returns its path."""
+    plain = copy.deepcopy(dict(config or CONFIG))
+    plain["meta"]["max_session"] = max(plain["meta"]["max_session"], len(sessions))
+    run = RunFolder.create(path)
+    write_provenance(run, plain, Command(["seed=1"], {"agent": agent, "env": plain["env"]["name"]}))
+    run.set_status("running", seed=plain["seed"])
+    for index, rows in enumerate(sessions):
+        write_session(run, index, rows, session_status)
+    facts = {"created": created} if created else {}
+    write_json(path / MARKER, {**run.info(), "status": status, **facts})
+    return path
+
+
+def rising(to: float, frames: int = 1000, rows: int = 10, noise: int | None = None) -> list[dict[str, Any]]:
+    """Rows of a session whose return rises in a line from 0 to `to`; noise: a seed."""
+    frame = np.linspace(frames / rows, frames, rows).astype(int)
+    returns = to * frame / frames
+    if noise is not None:
+        returns = returns + np.random.default_rng(noise).normal(size=rows)
+    return rows_of(frame.tolist(), returns.tolist())

@@ -1,0 +1,217 @@
+"""A run folder is read as it lies there, however its run ended, and what is wrong with it is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_cases import config_with, rising, rows_of, write_run
+
+from labrl.analysis.runs import EXPERIMENT, find_runs, load_experiment, load_run
+from labrl.config.errors import ConfigError
+from labrl.storage.lock import FolderLock
+
+
+def test_a_finished_run_reads_as_it_was_written(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "a", [rising(10), rising(20)], agent="rainbow"))
+    assert (run.status, run.agent, run.env, run.seed, run.max_frame) == (
+        "finished",
+        "rainbow",
+        "cartpole",
+        1,
+        1000,
+    )
+    assert [(session.index, session.seed, session.status) for session in run.sessions] == [
+        (0, 1000, "finished"),
+        (1, 1001, "finished"),
+    ]
+    train = run.sessions[1].train
+    assert train["frame"].tolist() == list(range(100, 1001, 100))
+    assert train["return_mean"].tolist() == list(range(2, 21, 2))
+    assert {values.dtype for values in train.values()} == {np.dtype(np.float64)}
+    assert "source" not in run.sessions[0].eval, "text is no column of numbers"
+    assert run.warnings == []
+
+
+def test_empty_cells_are_nan_and_half_a_last_line_is_left_out(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rows_of([100, 200], [float("nan"), 3.0])], status="interrupted")
+    table = path / "session_0" / "train.csv"
+    table.write_text(table.read_text() + "300,300,12,30,3.0,100.0,9")
+    session = load_run(path).sessions[0]
+    assert session.train["frame"].tolist() == [100, 200]
+    np.testing.assert_array_equal(session.train["return_mean"], [np.nan, 3.0])
+    assert session.warnings == ["half a last line is left out"]
+
+
+def test_a_frame_counts_once_the_later_row_for_it_and_frames_rise(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rows_of([100, 300, 200, 300], [1.0, 2.0, 3.0, 4.0])])
+    session = load_run(path).sessions[0]
+    assert session.train["frame"].tolist() == [100, 200, 300]
+    assert session.train["return_mean"].tolist() == [1, 3, 4]
+    assert "train.csv: 1 row doubled, the later ones count" in session.warnings
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", []),
+        (b"frame,return_mean\n", []),
+        (b"frame,return", []),
+        (b"step,reward\n1,2\n", ["train.csv has no column `frame`"]),
+        (b"frame,return_mean\n100\n200,x,3\n", ["train.csv: 2 rows with missing cells left out"]),
+        (b"frame,return_mean\n,2\n", ["train.csv: 1 row without a frame left out"]),
+        (b"\xff\xfe\0\0\n\0\0\xff", ["train.csv has no column `frame`"]),
+    ],
+)
+def test_a_spoilt_table_has_no_rows_and_a_frame_column_all_the_same(
+    tmp_path: Path, content: bytes, said: list[str]
+) -> None:
+    path = write_run(tmp_path / "a", [rising(1)])
+    (path / "session_0" / "train.csv").write_bytes(content)
+    session = load_run(path).sessions[0]
+    assert session.train["frame"].size == 0
+    assert [text for text in session.warnings if "half" not in text] == said
+
+
+def test_infinite_values_stay_and_are_told(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rows_of([100, 200], [1.0, float("inf")])])
+    session = load_run(path).sessions[0]
+    assert session.train["return_mean"].tolist() == [1.0, np.inf]
+    assert "train.csv: infinite values in return_mean" in session.warnings
+
+
+def test_called_running_without_a_process_is_killed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(1)], status="running", session_status=None)
+    run = load_run(path)
+    assert run.status == "killed"
+    assert run.sessions[0].status == "killed"
+    assert any("killed" in text for text in run.warnings)
+
+
+@pytest.mark.parametrize("place", ["", "session_0"])
+def test_a_living_process_of_the_trial_or_a_session_makes_it_running(tmp_path: Path, place: str) -> None:
+    path = write_run(tmp_path / "a", [rising(1)], status="running", session_status=None)
+    with FolderLock(path / place):
+        run = load_run(path)
+        assert run.status == "running"
+        assert run.sessions[0].status == "running"
+        assert any("still going on" in text for text in run.warnings)
+
+
+def test_a_failed_session_and_one_that_never_started_are_told(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(1)], status="failed", config=config_with(meta__max_session=3))
+    result = path / "session_0" / "result.json"
+    failed = {**json.loads(result.read_text()), "status": "failed", "error": "loss is nan"}
+    result.write_text(json.dumps(failed))
+    assert load_run(path).warnings == [
+        "session 1 has not started",
+        "session 2 has not started",
+        "session 0: failed: loss is nan",
+    ]
+
+
+def test_a_run_killed_before_it_was_recorded_is_still_read(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [], status="running")
+    for name in ("config.yaml", "provenance.json"):
+        (path / name).unlink()
+    run = load_run(path)
+    assert (run.status, run.agent, run.env, run.seed, run.sessions) == ("killed", "?", "?", None, [])
+    assert "config.yaml is missing or damaged" in run.warnings
+
+
+def test_runs_are_one_group_if_nothing_but_the_seed_can_tell_their_rows_apart(tmp_path: Path) -> None:
+    def key(name: str, **changes: object) -> str:
+        return load_run(write_run(tmp_path / name, [], config=config_with(**changes))).group_key
+
+    same = key("a")
+    assert key("b", seed=2) == same
+    assert key("c", meta__progress=False, meta__max_session=4) == same
+    assert key("d", agent__lr=0.1) != same
+    assert key("e", meta__rigorous_eval=10) != same
+
+
+def test_reading_writes_nothing(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(1)], status="running")
+    before = sorted(tmp_path.rglob("*"))
+    assert load_run(path).warnings
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("read", [load_run, load_experiment, lambda path: find_runs([path])])
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, read: object) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("hello")
+    for name, said in (("empty", "is empty"), ("other", "holds no run"), ("missing", "is not there")):
+        with pytest.raises(ConfigError, match=f"{name} {said}.*name a run folder") as refused:
+            read(tmp_path / name)  # type: ignore[operator]
+        assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_another_program_with_a_run_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"id": 3}')
+    with pytest.raises(ConfigError, match="not a run of labrl"):
+        load_run(tmp_path)
+
+
+def test_part_of_a_run_and_a_folder_of_runs_lead_to_the_run(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(1)])
+    with pytest.raises(ConfigError, match=r"is part of a run: name the run folder, .*a$"):
+        find_runs([path / "session_0"])
+    with pytest.raises(ConfigError, match=r"holds several runs: name one of them, such as .*a$"):
+        load_run(tmp_path)
+
+
+def test_runs_are_found_by_folder_by_what_lies_below_and_by_glob_each_once(tmp_path: Path) -> None:
+    for name, created in (("y/0", "2026-01-03"), ("y/1", "2026-01-02"), ("x", "2026-01-01")):
+        write_run(tmp_path / name, [], created=created)
+
+    def names(*places: str) -> list[str]:
+        return [
+            str(run.path.relative_to(tmp_path)) for run in find_runs([tmp_path / place for place in places])
+        ]
+
+    assert names("x") == ["x"]
+    assert names("") == ["x", "y/1", "y/0"]
+    assert names("y/*", "x", "y/1") == ["y/0", "y/1", "x"]
+    (tmp_path / "notes").mkdir()
+    assert names("*") == ["x", "y/1", "y/0"], "what else a glob matches is passed over"
+    with pytest.raises(ConfigError, match="matches nothing"):
+        names("z*")
+    with pytest.raises(ConfigError, match="matches no run"):
+        names("note*")
+
+
+def test_a_damaged_run_among_others_is_passed_over_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path / "good", [])
+    (write_run(tmp_path / "bad", []) / "run.json").write_text("{")
+    assert [run.name for run in find_runs([tmp_path])] == ["good"]
+    assert "bad" in caplog.text
+
+
+def test_an_experiment_has_its_trials_in_order_and_tells_which_are_missing(tmp_path: Path) -> None:
+    for number in (10, 2):
+        write_run(tmp_path / str(number), [rising(1)])
+    trials = [{"number": number, "folder": str(number), "status": "finished"} for number in (2, 3, 10)]
+    (tmp_path / EXPERIMENT).write_text(json.dumps({"kind": "grid", "status": "running", "trials": trials}))
+    experiment = load_experiment(tmp_path)
+    assert [run.name for run in experiment.runs] == ["2", "10"]
+    assert experiment.warnings == ["trial 3 has no run folder"]
+    assert experiment.status == "killed"
+    with FolderLock(tmp_path):
+        assert experiment.status == "running"
+    (tmp_path / EXPERIMENT).write_text("[")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_experiment(tmp_path)
+
+
+def test_runs_without_an_experiment_file_are_read_as_one(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [rising(1)])
+    write_run(tmp_path / "b", [rising(1)], status="failed")
+    experiment = load_experiment(tmp_path)
+    assert [run.name for run in experiment.runs] == ["a", "b"]
+    assert (experiment.info, experiment.status) == ({}, "failed")
