@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,4 +61,13 @@ class Agent(Protocol):
 
     def close(self) -> None:
         """End what runs in the background."""
+        ...
+
+
+@runtime_checkable
+class Greedy(Protocol):
+    """What an agent also has if its policy has a best action; `labrl +enjoy greedy=true` asks for it."""
+
+    def greedy_action(self, observation: NDArray) -> NDArray:
+        """The action of each environment that the policy thinks best; nothing is drawn. [num_envs, ...]"""
         ...

@@ -204,6 +204,10 @@ class DQN:
             epsilon_greedy(lambda: self._values(observation, None), shape, epsilon, generator)
         )
 
+    def greedy_action(self, observation: NDArray) -> NDArray:
+        """The best actions, by the mean weights of a noisy network. [num_envs]"""
+        return self._to_env(self._values(observation, None).argmax(1))
+
     def observe(self, step: Step) -> None:
         """Remember the outcome of the last actions."""
         self._memory.add(self._observation, self._action, step)

@@ -117,8 +117,7 @@ class PPO:
     ) -> None:
         self._config, self._clock, self._compute = config, clock, compute
         self._distribution = distribution_for(spaces.action, "agent=ppo")
-        gaussian = isinstance(spaces.action, gym.spaces.Box)
-        log_std_init = (config.log_std_init or 0.0) if gaussian else None
+        log_std_init = (config.log_std_init or 0.0) if isinstance(spaces.action, gym.spaces.Box) else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(streams.seed, "initialization"))
             network = ActorCritic(config.network, spaces, self._distribution.num_parameters, log_std_init)
@@ -163,9 +162,8 @@ class PPO:
             torso.load().check(torso.config, spaces.observation)
         if config.log_std_init is not None and not isinstance(spaces.action, gym.spaces.Box):
             raise ConfigError(
-                f"agent.log_std_init is an option of continuous actions, this environment has "
-                f"{spaces.action}. "
-                "Leave it out or set agent.log_std_init=null."
+                "agent.log_std_init is an option of continuous actions, this environment has "
+                f"{spaces.action}. Leave it out or set agent.log_std_init=null."
             )
 
     def act(self, observation: NDArray) -> NDArray:
@@ -182,6 +180,11 @@ class PPO:
         """Actions sampled with `generator`. [num_envs, ...]"""
         parameters, _ = self._forward(self.network.layout(observation))
         return self._distribution.to_env(self._distribution.sample(parameters, generator))
+
+    def greedy_action(self, observation: NDArray) -> NDArray:
+        """The most likely actions. [num_envs, ...]"""
+        parameters, _ = self._forward(self.network.layout(observation))
+        return self._distribution.to_env(self._distribution.mode(parameters))
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
@@ -244,13 +247,9 @@ class PPO:
         self._workers.close()
 
     def _new_rollout(self, observation: NDArray) -> Rollout:
-        distribution = self._distribution
+        kind = self._distribution
         return Rollout(
-            self._config.horizon,
-            observation,
-            distribution.action_shape,
-            distribution.action_dtype,
-            distribution.num_parameters,
+            self._config.horizon, observation, kind.action_shape, kind.action_dtype, kind.num_parameters
         )
 
     def _tensor(self, observation: NDArray) -> Tensor:

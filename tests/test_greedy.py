@@ -1,0 +1,69 @@
+"""An agent that has a greedy action finds it without a draw; one that has none says so by lacking it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from exact_cases import small, unequal
+
+import labrl.configs
+from labrl.agents.agent import Greedy
+from labrl.clock import Clock
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.lab.trial import check
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
+
+AGENTS = sorted(path.stem for path in (Path(labrl.configs.__file__).parent / "agent").glob("*.yaml"))
+TASKS = {"cartpole": (4, gym.spaces.Discrete(2)), "pendulum": (3, gym.spaces.Box(-2, 2, (1,), np.float32))}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("agent", [name for name in AGENTS if name != "random"])
+def test_a_greedy_action_is_always_the_same_and_draws_nothing(agent: str, task: str) -> None:
+    try:
+        config = resolve(compose(small(agent, task)))
+        check(config)
+    except ConfigError:
+        pytest.skip("does not play this")
+    size, action = TASKS[task]
+    spaces = Spaces(gym.spaces.Box(-5, 5, (size,), np.float32), action, 4)
+    streams = Streams(3)
+    built = config.agent.build(
+        spaces=spaces, clock=Clock(1000), streams=streams, compute=Compute.choose("cpu", "fp32", 1)
+    )
+    assert isinstance(built, Greedy)
+    look = np.random.default_rng(0).normal(size=(9, size)).astype(np.float32)
+    before = streams.state_dict()
+    first, second = built.greedy_action(look), built.greedy_action(look)
+    assert np.array_equal(first, second)
+    assert all(action.contains(one) for one in first)
+    assert not unequal(before, streams.state_dict())
+    built.close()
+
+
+def test_a_gaussian_policy_is_greedy_at_its_mean_and_a_value_at_its_largest() -> None:
+    ppo = _built("ppo", gym.spaces.Box(-2, 2, (1,), np.float32))
+    look = np.random.default_rng(0).normal(size=(1, 3)).astype(np.float32)
+    draws = [ppo.evaluation_action(look, np.random.default_rng(seed)) for seed in range(300)]
+    assert abs(np.mean(draws) - ppo.greedy_action(look)) < 0.2
+    dqn = _built("dqn", gym.spaces.Discrete(5, start=3))
+    best = dqn._values(look, None).argmax(1) + 3
+    assert np.array_equal(dqn.greedy_action(look), best)
+
+
+def test_the_random_agent_has_no_greedy_action() -> None:
+    assert not isinstance(_built("random", gym.spaces.Discrete(2)), Greedy)
+
+
+def _built(agent: str, action: gym.Space):
+    config = resolve(compose(small(agent, "cartpole")))
+    spaces = Spaces(gym.spaces.Box(-5, 5, (3,), np.float32), action, 4)
+    return config.agent.build(
+        spaces=spaces, clock=Clock(1000), streams=Streams(3), compute=Compute.choose("cpu", "fp32", 1)
+    )
