@@ -1,0 +1,205 @@
+"""The folder that holds the trials of one experiment, each a run folder, and `experiment.json` about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from labrl.config.errors import ConfigError
+from labrl.storage.atomic import write_json
+from labrl.storage.lock import FolderLock, HeldError
+
+FORMAT_VERSION = 1
+"""Of the experiment folder: raised whenever an older labrl could no longer read what is written."""
+
+EXPERIMENT_MARKER = "experiment.json"
+"""The file whose existence says that a folder belongs to an experiment."""
+
+ExperimentKind = Literal["grid", "search"]
+
+ExperimentStatus = Literal["running", "finished", "failed", "interrupted"]
+
+TrialStatus = Literal["waiting", "running", "finished", "failed", "interrupted", "pruned"]
+"""`running` is also what a killed experiment leaves behind; `pruned` is stopped early by a search."""
+
+
+@dataclass(kw_only=True)
+class TrialRecord:
+    """One trial as `experiment.json` has it."""
+
+    number: int
+    """Of the trial in its experiment, >= 0; never given twice."""
+    overrides: list[str]
+    """All words that compose it, without those for Hydra."""
+    folder: str
+    """Its run folder, relative to the experiment's; there is none before the trial starts."""
+    status: TrialStatus = "waiting"
+    error: str | None = None
+    """What ended a failed trial, in a line."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else is known, plain data: a search's `params`, `values`, `intermediate`. In the file these
+    stand beside the others."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As the file has it."""
+        content = dataclasses.asdict(self)
+        facts = content.pop("facts")
+        return {**content, **facts}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TrialRecord:
+        """What `as_json` gave. Raises KeyError where a field is missing."""
+        names = [own.name for own in dataclasses.fields(cls) if own.name != "facts"]
+        facts = {name: value for name, value in content.items() if name not in names}
+        return cls(**{name: content[name] for name in names}, facts=facts)
+
+
+class ExperimentFolder:
+    """One experiment's folder; made by `create` or `open`.
+
+    `experiment.json` marks it: `format_version`, `kind`, `status`, times, `overrides` and
+    `hydra_overrides` (what was typed), `config_dir`, `command`, `trials` in order of their number, and
+    for a search its facts under `search`. It is replaced at once, so that a reader never meets half of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writing = threading.Lock()
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], kind: ExperimentKind, trials: Sequence[TrialRecord], **facts: Any
+    ) -> ExperimentFolder:
+        """Claim `path` for a new experiment; of several processes that try, exactly one succeeds.
+
+        facts: plain data that stands beside the rest: overrides, command, search. Raises ConfigError if
+        the folder holds an experiment or a run already, or cannot be written.
+        """
+        folder = cls(Path(os.path.abspath(path)))
+        now = _now()
+        content = {
+            "format_version": FORMAT_VERSION,
+            "kind": kind,
+            "status": "running",
+            "created": now,
+            "updated": now,
+            **facts,
+            "trials": [trial.as_json() for trial in trials],
+        }
+        way_out = "give another folder with hydra.sweep.dir=<folder>"
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if (folder.path / "run.json").exists():
+                raise ConfigError(f"{folder.path} already holds a run: {way_out}")
+            descriptor = os.open(folder.marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        except FileExistsError as error:
+            raise ConfigError(
+                f"{folder.path} already holds an experiment: {way_out}, "
+                f"or go on with it: labrl -m +resume={folder.path}"
+            ) from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise ConfigError(f"{folder.path} cannot be written ({reason}): {way_out}") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> ExperimentFolder:
+        """The experiment at `path`.
+
+        Raises ConfigError if there is none, its marker is damaged, or a newer labrl wrote it.
+        """
+        experiment = cls(Path(os.path.abspath(path)))
+        version = experiment.info().get("format_version")
+        if not isinstance(version, int):
+            raise ConfigError(f"{experiment.marker} has no format_version: this is no experiment of labrl")
+        if version > FORMAT_VERSION:
+            raise ConfigError(
+                f"{experiment.path} has format {version}, this labrl reads up to {FORMAT_VERSION}: "
+                "update labrl"
+            )
+        return experiment
+
+    @property
+    def marker(self) -> Path:
+        """The file `experiment.json`."""
+        return self.path / EXPERIMENT_MARKER
+
+    @property
+    def status(self) -> ExperimentStatus:
+        """How the experiment stands; `running` is also what a killed one leaves behind."""
+        return self.info()["status"]
+
+    def info(self) -> dict[str, Any]:
+        """The content of `experiment.json`; ConfigError where it is missing or damaged."""
+        try:
+            content = json.loads(self.marker.read_text())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(
+                f"{self.path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it)"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.marker} cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{self.marker} is not what labrl writes there: name another folder")
+        return content
+
+    def trials(self) -> list[TrialRecord]:
+        """All trials, in order of their number; ConfigError where the file is damaged."""
+        try:
+            return [TrialRecord.from_json(content) for content in self.info().get("trials", [])]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{self.marker} is damaged: a trial without {error}") from error
+
+    def set_trials(self, changed: Iterable[TrialRecord]) -> None:
+        """Put in, or replace by number, the records of `changed`; the others stay."""
+        with self._writing:
+            records = {trial.number: trial for trial in self.trials()}
+            records.update({trial.number: trial for trial in changed})
+            self._write(trials=[records[number].as_json() for number in sorted(records)])
+
+    def set_status(self, status: ExperimentStatus, **facts: Any) -> None:
+        """Record how the experiment stands, and further plain `facts`."""
+        with self._writing:
+            self._write(status=status, **facts)
+
+    def _write(self, **changed: Any) -> None:
+        write_json(self.marker, {**self.info(), "updated": _now(), **changed})
+
+    def trial_path(self, trial: TrialRecord) -> Path:
+        """The run folder of `trial`, whether it exists yet or not."""
+        return self.path / trial.folder
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from working on the experiment for as long as this lasts.
+
+        Raises ConfigError, naming the process, where one does.
+        """
+        try:
+            lock = FolderLock(self.path)
+            lock.__enter__()
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written ({error.strerror or error})") from error
+        except HeldError as holder:
+            raise ConfigError(
+                f"{self.path} is still running ({holder}). Let it end, or interrupt it there with Ctrl-C "
+                "or here with kill <process>; its trials save their state, and then it can be resumed."
+            ) from holder
+        try:
+            yield
+        finally:
+            lock.__exit__(None, None, None)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

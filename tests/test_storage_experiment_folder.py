@@ -1,0 +1,116 @@
+"""An experiment's folder: claimed once, whole at any moment, and readable for whoever comes later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from labrl.config.errors import ConfigError
+from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.storage.run_folder import RunFolder
+
+
+def record(number: int) -> TrialRecord:
+    return TrialRecord(number=number, overrides=[f"seed={number}"], folder=f"{number}_ppo_cartpole")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    made = ExperimentFolder.create(tmp_path / "e", "grid", [record(0), record(1)], overrides=["seed=0,1"])
+    changed = record(1)
+    changed.status, changed.error, changed.facts = "failed", "out of memory", {"params": {"agent.lr": 1e-4}}
+    made.set_trials([changed, record(2)])
+    made.set_status("failed", ended="now")
+    again = ExperimentFolder.open(tmp_path / "e")
+    assert again.trials() == [record(0), changed, record(2)]
+    assert again.trial_path(changed) == tmp_path / "e" / "1_ppo_cartpole"
+    info = json.loads((tmp_path / "e" / "experiment.json").read_text())
+    assert (info["kind"], info["status"], info["overrides"], info["ended"]) == (
+        "grid",
+        "failed",
+        ["seed=0,1"],
+        "now",
+    )
+    assert info["trials"][1]["params"] == {"agent.lr": 1e-4}
+
+
+def test_of_many_who_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
+    def claim(_: int) -> bool:
+        try:
+            ExperimentFolder.create(tmp_path / "e", "grid", [])
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(claim, range(32))) == 1
+    with pytest.raises(ConfigError, match=r"already holds an experiment: give another folder"):
+        ExperimentFolder.create(tmp_path / "e", "grid", [])
+
+
+def test_a_run_folder_is_not_made_an_experiment(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"already holds a run: give another folder"):
+        ExperimentFolder.create(tmp_path / "run", "grid", [])
+
+
+def test_threads_that_report_at_once_lose_nothing(tmp_path: Path) -> None:
+    made = ExperimentFolder.create(tmp_path / "e", "search", [])
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: made.set_trials([record(number)]), range(40)))
+    assert [trial.number for trial in made.trials()] == list(range(40))
+
+
+def test_killed_while_it_writes_the_file_is_whole(tmp_path: Path) -> None:
+    code = (
+        "from labrl.storage.experiment_folder import ExperimentFolder as E, TrialRecord as T\n"
+        f"made = E.create({str(tmp_path / 'e')!r}, 'grid', [])\n"
+        "for n in range(10**9):\n"
+        "    made.set_trials([T(number=n % 50, overrides=['x' * 500], folder=str(n))])\n"
+    )
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", code])
+        marker = tmp_path / "e" / "experiment.json"
+        while not marker.exists() or len(ExperimentFolder.open(tmp_path / "e").trials()) < 5:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert len(ExperimentFolder.open(tmp_path / "e").trials()) >= 5
+        marker.unlink()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "holds no experiment"),
+        ("{", "cannot be read"),
+        ("[]", "is not what labrl writes"),
+        ("{}", "has no format_version"),
+        ('{"format_version": 99}', "reads up to 1: update labrl"),
+        ('{"format_version": 1, "trials": [{"number": 0}]}', "is damaged"),
+    ],
+)
+def test_what_is_no_experiment_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "experiment.json").write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        ExperimentFolder.open(tmp_path).trials()
+
+
+def test_an_experiment_at_work_is_left_alone(tmp_path: Path) -> None:
+    made = ExperimentFolder.create(tmp_path / "e", "grid", [])
+    with (
+        made.lock(),
+        pytest.raises(ConfigError, match=rf"still running \(process {os.getpid()} "),
+        ExperimentFolder.open(tmp_path / "e").lock(),
+    ):
+        pass
+    with made.lock():
+        pass
