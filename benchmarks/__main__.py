@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import overhead, replay, solve, speed, startup
+from benchmarks.problems import PROBLEMS
 from benchmarks.report import Report, describe_setting, setting_line
 
 CASES: dict[str, Callable[[int, bool], Report]] = {
-    "pong": partial(speed.run, "pong"),
-    "cartpole": partial(speed.run, "cartpole"),
+    **{case: partial(speed.run, case) for case in PROBLEMS},
     "solve": solve.run,
     "overhead": overhead.run,
     "startup": startup.run,

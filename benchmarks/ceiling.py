@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.alone import Measured, answer
-from benchmarks.problems import PROBLEMS, Problem
+from benchmarks.problems import Problem, problem_of
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
@@ -49,13 +48,14 @@ def variants(part: str, precisions: list[str], cores: int) -> list[Variant]:
     ]
 
 
-def composition(problem: Problem, env: float, act: float, gradient: float) -> float:
+def composition(problem: Problem, env: float, act: float, gradient: float, bootstrap: float = 0.0) -> float:
     """Frames per second from the seconds of each part.
 
     env: a frame; act: a frame's share of a forward pass over all environments; gradient: a sample's share of
-    a forward and backward pass over a minibatch.
+    a forward and backward pass over a minibatch; bootstrap: of a forward pass alone.
     """
-    return 1 / (env + act + problem.epochs * gradient)
+    sample = gradient + problem.bootstraps_per_sample * bootstrap
+    return 1 / (env + act + problem.samples_per_frame * sample)
 
 
 def measure(
@@ -66,8 +66,8 @@ def measure(
     workers: int = 1,
     precision: str = "fp32",
 ) -> Measured:
-    """Seconds of one part for each frame (env, act) or sample (gradient)."""
-    chosen = PROBLEMS[problem]
+    """Seconds of one part for each frame (env, act) or sample (gradient, bootstrap)."""
+    chosen = problem_of(problem)
     config = resolve(compose([*chosen.overrides(), "seed=0"]))
     torch.set_num_threads(1 if part == "env" else threads)
     keep_freed_memory()  # as every session does
@@ -76,7 +76,7 @@ def measure(
         if part == "env":
             return {"seconds": _env(chosen, env, seconds)}
         count = chosen.num_envs if part == "act" else chosen.batch_size
-        return {"seconds": _network(config, env, part, count, seconds, workers, precision)}
+        return {"seconds": _network(chosen, config, env, part, count, seconds, workers, precision)}
     finally:
         env.close()
 
@@ -105,6 +105,7 @@ def _actions(problem: Problem, env: VectorEnv, observation: NDArray, rng: np.ran
 
 
 def _network(
+    problem: Problem,
     config: TrialConfig,
     env: VectorEnv,
     part: str,
@@ -113,7 +114,7 @@ def _network(
     workers: int,
     precision: str,
 ) -> float:
-    """Seconds of a forward pass (part act), or of forward and backward, for each of `count` observations."""
+    """Seconds of a forward pass, or of forward and backward (gradient), for each of `count` observations."""
     compute = Compute.choose("cpu", precision, 1)
     agent = config.agent.build(
         spaces=Spaces(env.observation_space, env.action_space, env.num_envs),
@@ -121,37 +122,43 @@ def _network(
         streams=Streams(0),
         compute=compute,
     )
-    network = cast(ActorCritic, agent.modules()["actor_critic"])
+    network = agent.modules()[problem.network]
     group = GradientWorkers(network, workers)
     inputs = torch.from_numpy(_observations(network, env, count))
 
     def forward(part_of: nn.Module, share: slice) -> list[Tensor]:
-        replica = cast(ActorCritic, part_of)
         with torch.no_grad(), compute.autocast():
-            return [*replica(inputs[share])] if replica.shared else [replica.policy(inputs[share])]
+            if isinstance(part_of, ActorCritic) and not part_of.shared:
+                return [part_of.policy(inputs[share])]
+            return _tensors(part_of(inputs[share]))
 
     def loss(replica: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
         with compute.autocast():
-            parameters, value = replica(inputs[share])
-        mean = parameters.square().mean() + value.square().mean()
+            outputs = _tensors(replica(inputs[share]))
+        mean = torch.stack([output.square().mean() for output in outputs]).sum()
         return mean, mean.detach()
 
-    if part == "act":
-        spent = _repeat(lambda: group.map(forward, count), seconds)
-    else:
+    if part == "gradient":
         spent = _repeat(lambda: group.backward(loss, count), seconds)
+    else:
+        spent = _repeat(lambda: group.map(forward, count), seconds)
     group.close()
     return spent / count
 
 
-def _observations(network: ActorCritic, env: VectorEnv, count: int) -> NDArray:
+def _tensors(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+
+def _observations(network: nn.Module, env: VectorEnv, count: int) -> NDArray:
     """`count` observations of a random player, laid out as the network reads them. [count, *obs]"""
     rng = np.random.default_rng(0)
     collected = [env.reset()]
     while len(collected) * env.num_envs < count:
         actions = rng.integers(0, env.action_space.n, env.num_envs)  # type: ignore[attr-defined]
         collected.append(env.step(actions).observation)
-    return network.layout(np.concatenate(collected)[:count])
+    observations = np.concatenate(collected)[:count]
+    return network.layout(observations)  # type: ignore[operator]
 
 
 def _repeat(work: Callable[[], object], seconds: float) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import labrl
 from benchmarks.alone import Measured, answer
-from benchmarks.problems import PROBLEMS
+from benchmarks.problems import problem_of
 
 
 def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
@@ -26,18 +26,20 @@ def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
     return session, rows
 
 
-def measure(problem: str, rows: int, frames_per_row: int, seed: int) -> Measured:
-    """Frames per second of training from the first row of the table to the last."""
+def measure(problem: str, num_envs: int, rows: int, frames_per_row: int, seed: int) -> Measured:
+    """Frames per second of training over `rows` rows of the table, after the warm-up."""
+    chosen = problem_of(problem, num_envs)
+    before = -(-chosen.warm_up // frames_per_row)  # rows until it learns
     _, table = train(
         [
-            *PROBLEMS[problem].overrides(),
+            *chosen.overrides(),
             f"seed={seed}",
-            f"env.max_frame={(rows + 1) * frames_per_row}",
+            f"env.max_frame={(before + rows) * frames_per_row}",
             f"meta.log_frequency={frames_per_row}",
             f"meta.eval_frequency={frames_per_row}",
         ]
     )
-    first, last = table[0], table[-1]
+    first, last = table[before - 1], table[-1]
     return {"fps": (last["frame"] - first["frame"]) / (last["wall"] - first["wall"])}
 
 

@@ -2,82 +2,194 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """PPO on one environment."""
+    """One agent on one environment."""
 
+    agent: str
+    """Name of the labrl agent."""
     env: str
     """Name of the labrl environment."""
     title: str
-    atari: bool
-    lr: float
-    clip: float
-    entropy_coef: float
-    rows: int
-    """Rows of labrl's training table that are timed, after a first one that warms up."""
-    frames_per_row: int
-    """A multiple of the rollout, so that every row ends behind the same amount of learning."""
-    rollouts: int
-    """Rollouts of Stable-Baselines3 that are timed, after a first one that warms up."""
+    network: str
+    """Name, among the modules of labrl's agent, of the network that acts and learns."""
+    atari: bool = False
     num_envs: int = 8
-    horizon: int = 128
-    epochs: int = 4
-    batch_size: int = 256
+    lr: float
     discount: float = 0.99
-    gae_lambda: float = 0.95
-    value_coef: float = 0.5
-    max_grad_norm: float = 0.5
+    batch_size: int
+    max_grad_norm: float
+    warm_up: int
+    """Frames before those that are timed; by then it learns."""
+    frames_per_row: int
+    """Frames between two rows of labrl's table, a multiple of what lies between two phases of learning."""
+    rows: int
+    """Rows of labrl's training table that are timed."""
+    sb3_frames: int
+    """Frames of Stable-Baselines3 that are timed."""
+    also_num_envs: tuple[int, ...] = ()
+    """Numbers of environments with which labrl is timed beside."""
 
     @property
-    def rollout(self) -> int:
-        """Frames between two phases of learning."""
-        return self.num_envs * self.horizon
+    def samples_per_frame(self) -> float:
+        """Samples of minibatches in the updates of a frame."""
+        raise NotImplementedError
+
+    @property
+    def bootstraps_per_sample(self) -> int:
+        """Forward passes without a gradient for each of these samples."""
+        return 0
 
     def overrides(self) -> list[str]:
         """The same as words of labrl's command line; `preset=none` keeps labrl's own tuning out."""
         return [
-            "agent=ppo",
+            f"agent={self.agent}",
             f"env={self.env}",
             "preset=none",
             f"env.num_envs={self.num_envs}",
-            f"agent.horizon={self.horizon}",
-            f"agent.epochs={self.epochs}",
-            f"agent.batch_size={self.batch_size}",
-            f"agent.discount={self.discount}",
-            f"agent.gae_lambda={self.gae_lambda}",
             f"agent.lr={self.lr}",
-            f"agent.clip={self.clip}",
-            f"agent.entropy_coef={self.entropy_coef}",
-            f"agent.value_coef={self.value_coef}",
+            f"agent.discount={self.discount}",
+            f"agent.batch_size={self.batch_size}",
             f"agent.max_grad_norm={self.max_grad_norm}",
             "meta.device=cpu",
         ]
 
 
-PROBLEMS = {
-    "pong": Problem(
+@dataclass(frozen=True, kw_only=True)
+class PPOProblem(Problem):
+    """PPO: several epochs over each rollout."""
+
+    agent: str = "ppo"
+    network: str = "actor_critic"
+    clip: float
+    entropy_coef: float
+    horizon: int = 128
+    epochs: int = 4
+    batch_size: int = 256
+    gae_lambda: float = 0.95
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5
+
+    @property
+    def samples_per_frame(self) -> float:
+        """Each frame is learned from once in each epoch."""
+        return self.epochs
+
+    def overrides(self) -> list[str]:
+        """The options of PPO, too."""
+        return [
+            *super().overrides(),
+            f"agent.horizon={self.horizon}",
+            f"agent.epochs={self.epochs}",
+            f"agent.gae_lambda={self.gae_lambda}",
+            f"agent.clip={self.clip}",
+            f"agent.entropy_coef={self.entropy_coef}",
+            f"agent.value_coef={self.value_coef}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNProblem(Problem):
+    """DQN: a minibatch from replay every so many frames."""
+
+    agent: str = "dqn"
+    network: str = "q_network"
+    num_envs: int = 1
+    max_grad_norm: float = 10.0
+    frames_per_update: int
+    capacity: int
+    epsilon: float
+    """Constant, so that every timed frame costs the same."""
+    target_every: int
+    """Frames between copies to the target network."""
+    hidden: tuple[int, ...] = ()
+    """Units of the layers, for vectors."""
+
+    @property
+    def samples_per_frame(self) -> float:
+        """A minibatch every `frames_per_update` frames."""
+        return self.batch_size / self.frames_per_update
+
+    @property
+    def bootstraps_per_sample(self) -> int:
+        """The target network on the next observation."""
+        return 1
+
+    def overrides(self) -> list[str]:
+        """The options of DQN, too."""
+        return [
+            *super().overrides(),
+            f"agent.updates_per_frame=1/{self.frames_per_update}",
+            f"agent.learning_starts={self.warm_up}",
+            f"agent.memory.capacity={self.capacity}",
+            f"agent.exploration.epsilon={self.epsilon}",
+            f"agent.target.every={self.target_every}",
+            *([f"agent.network.torso.mlp.hidden={list(self.hidden)}"] if self.hidden else []),
+        ]
+
+
+PROBLEMS: dict[str, Problem] = {
+    "pong": PPOProblem(
         env="pong",
         title="PPO on Pong (v5 protocol)",
         atari=True,
         lr=2.5e-4,
         clip=0.1,
         entropy_coef=0.01,
-        rows=3,
+        warm_up=5120,
         frames_per_row=5120,
-        rollouts=5,
+        rows=3,
+        sb3_frames=5120,
     ),
-    "cartpole": Problem(
+    "cartpole": PPOProblem(
         env="cartpole",
         title="PPO on CartPole",
-        atari=False,
         lr=3e-4,
         clip=0.2,
         entropy_coef=0.0,
-        rows=10,
+        warm_up=10240,
         frames_per_row=10240,
-        rollouts=50,
+        rows=10,
+        sb3_frames=51_200,
+    ),
+    "dqn-pong": DQNProblem(
+        env="pong",
+        title="DQN on Pong (v5 protocol, 1 environment)",
+        atari=True,
+        lr=1e-4,
+        batch_size=32,
+        frames_per_update=4,
+        capacity=100_000,
+        epsilon=0.05,
+        target_every=1000,
+        warm_up=4000,
+        frames_per_row=2000,
+        rows=2,
+        sb3_frames=4000,
+        also_num_envs=(8,),
+    ),
+    "dqn-cartpole": DQNProblem(
+        env="cartpole",
+        title="DQN on CartPole (1 environment)",
+        lr=2.5e-4,
+        batch_size=128,
+        frames_per_update=10,
+        capacity=10_000,
+        epsilon=0.05,
+        target_every=500,
+        hidden=(120, 84),
+        warm_up=10_000,
+        frames_per_row=10_000,
+        rows=3,
+        sb3_frames=30_000,
+        also_num_envs=(8,),
     ),
 }
+
+
+def problem_of(case: str, num_envs: int | None = None) -> Problem:
+    """The problem of that name, with another number of environments where one is given."""
+    return PROBLEMS[case] if num_envs is None else replace(PROBLEMS[case], num_envs=num_envs)

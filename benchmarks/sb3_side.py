@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with the same hyperparameters, timed from rollout to rollout."""
+"""Stable-Baselines3 with the same hyperparameters, timed from one phase of learning to another."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 import ale_py
 import gymnasium
 import torch
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
 from benchmarks.alone import Measured, answer
-from benchmarks.problems import PROBLEMS, Problem
+from benchmarks.problems import DQNProblem, PPOProblem, Problem, problem_of
 
 
 class Stamps(BaseCallback):
-    """The time at the start of each rollout, when all learning on the one before is done."""
+    """Frame and time at the start of each rollout, when all learning on the one before is done."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.times: list[float] = []
+        self.stamps: list[tuple[int, float]] = []
 
     def _on_rollout_start(self) -> None:
-        self.times.append(time.perf_counter())
+        self.stamps.append((self.num_timesteps, time.perf_counter()))
 
     def _on_training_end(self) -> None:
-        self.times.append(time.perf_counter())
+        self.stamps.append((self.num_timesteps, time.perf_counter()))
 
     def _on_step(self) -> bool:
         return True
@@ -50,34 +51,51 @@ def make_env(problem: Problem, seed: int) -> VecEnv:
     return VecFrameStack(envs, n_stack=4)
 
 
-def make_agent(problem: Problem, env: VecEnv, seed: int, **others: Any) -> PPO:
-    return PPO(
-        "CnnPolicy" if problem.atari else "MlpPolicy",
-        env,
-        n_steps=problem.horizon,
-        n_epochs=problem.epochs,
-        batch_size=problem.batch_size,
-        gamma=problem.discount,
-        gae_lambda=problem.gae_lambda,
-        learning_rate=problem.lr,
-        clip_range=problem.clip,
-        ent_coef=problem.entropy_coef,
-        vf_coef=problem.value_coef,
-        max_grad_norm=problem.max_grad_norm,
-        seed=seed,
-        device="cpu",
-        **others,
+def make_agent(problem: Problem, env: VecEnv, seed: int) -> BaseAlgorithm:
+    """The same agent with the same values."""
+    shared: dict[str, Any] = {
+        "policy": "CnnPolicy" if problem.atari else "MlpPolicy",
+        "env": env,
+        "learning_rate": problem.lr,
+        "gamma": problem.discount,
+        "batch_size": problem.batch_size,
+        "max_grad_norm": problem.max_grad_norm,
+        "seed": seed,
+        "device": "cpu",
+    }
+    if isinstance(problem, PPOProblem):
+        return PPO(
+            **shared,
+            n_steps=problem.horizon,
+            n_epochs=problem.epochs,
+            gae_lambda=problem.gae_lambda,
+            clip_range=problem.clip,
+            ent_coef=problem.entropy_coef,
+            vf_coef=problem.value_coef,
+        )
+    assert isinstance(problem, DQNProblem)
+    return DQN(
+        **shared,
+        buffer_size=problem.capacity,
+        learning_starts=problem.warm_up,
+        train_freq=problem.frames_per_update,
+        gradient_steps=1,
+        target_update_interval=problem.target_every,
+        exploration_initial_eps=problem.epsilon,
+        exploration_final_eps=problem.epsilon,
+        policy_kwargs={"net_arch": list(problem.hidden)} if problem.hidden else None,
     )
 
 
-def measure(problem: str, threads: int, rollouts: int, seed: int) -> Measured:
-    """Frames per second over `rollouts` rollouts and their updates, after one that warms up."""
+def measure(problem: str, threads: int, frames: int, seed: int) -> Measured:
+    """Frames per second over `frames` frames and their updates, after a warm-up."""
     torch.set_num_threads(threads)
-    chosen, stamps = PROBLEMS[problem], Stamps()
+    chosen, stamps = problem_of(problem), Stamps()
     agent = make_agent(chosen, make_env(chosen, seed), seed)
-    agent.learn((rollouts + 1) * chosen.rollout, callback=stamps)
-    seconds = stamps.times[-1] - stamps.times[1]
-    return {"fps": rollouts * chosen.rollout / seconds}
+    agent.learn(chosen.warm_up + frames, callback=stamps)
+    first = next(stamp for stamp in stamps.stamps if stamp[0] >= chosen.warm_up)
+    last = stamps.stamps[-1]
+    return {"fps": (last[0] - first[0]) / (last[1] - first[1])}
 
 
 if __name__ == "__main__":
