@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from labrl.config.errors import ConfigError
-from labrl.networks.distributions import Categorical, DiagonalGaussian, distribution_for
+from labrl.networks.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    RescaledGaussian,
+    SquashedGaussian,
+    distribution_for,
+    masked,
+)
 
 BOX = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 0.5], np.float32))
 
@@ -56,5 +65,106 @@ def test_actions_for_the_environment_lie_in_its_space() -> None:
 
 
 def test_a_space_without_a_distribution_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"agent=ppo acts in Discrete and Box.*Text"):
-        distribution_for(gym.spaces.Text(3), "agent=ppo")
+    with pytest.raises(ConfigError, match=r"PPO acts in Discrete, MultiDiscrete, MultiBinary and Box.*Text"):
+        distribution_for(gym.spaces.Text(3), "PPO")
+
+
+def test_several_choices_equal_torch() -> None:
+    space = gym.spaces.MultiDiscrete([2, 3, 4], start=[0, 5, -1])
+    policy = MultiCategorical(space)
+    logits = torch.randn(24, 9, generator=torch.Generator().manual_seed(0))
+    action = torch.stack([torch.arange(24) % n for n in (2, 3, 4)], dim=1)
+    log_prob, entropy = policy.log_prob_entropy(logits, action)
+    parts = [torch.distributions.Categorical(logits=part) for part in logits.split([2, 3, 4], dim=1)]
+    torch.testing.assert_close(log_prob, sum(p.log_prob(a) for p, a in zip(parts, action.T, strict=True)))
+    torch.testing.assert_close(entropy, sum(p.entropy() for p in parts))
+    assert all(space.contains(row) for row in policy.to_env(action.numpy()))
+
+
+def test_each_choice_is_sampled_by_its_own_probabilities() -> None:
+    policy = MultiCategorical(gym.spaces.MultiDiscrete([[2], [3]]))
+    probabilities = np.array([0.25, 0.75, 0.2, 0.3, 0.5])
+    logits = np.tile(np.log(probabilities), (20_000, 1)).astype(np.float32)
+    sampled = policy.sample(logits, np.random.default_rng(0))
+    assert sampled.shape == (20_000, 2, 1)
+    assert np.bincount(sampled[:, 0, 0]) / 20_000 == pytest.approx(probabilities[:2], abs=0.01)
+    assert np.bincount(sampled[:, 1, 0]) / 20_000 == pytest.approx(probabilities[2:], abs=0.01)
+
+
+def test_switches_equal_torch_and_are_sampled_by_their_odds() -> None:
+    space = gym.spaces.MultiBinary([2, 2])
+    policy = Bernoulli(space)
+    odds = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    sampled = policy.sample(np.tile(odds.numpy(), (4000, 1)), np.random.default_rng(0))
+    assert space.contains(policy.to_env(sampled)[0])
+    assert sampled.reshape(4000, 8, 4).mean(0) == pytest.approx(torch.sigmoid(odds).numpy(), abs=0.03)
+    action = torch.from_numpy(sampled[:8])
+    log_prob, entropy = policy.log_prob_entropy(odds, action)
+    reference = torch.distributions.Bernoulli(logits=odds)
+    torch.testing.assert_close(log_prob, reference.log_prob(action.flatten(1).float()).sum(1))
+    torch.testing.assert_close(entropy, reference.entropy().sum(1))
+
+
+def test_squashed_densities_equal_torch_and_the_entropy_is_that_of_many_samples() -> None:
+    policy = SquashedGaussian(BOX)
+    mean, log_std = torch.tensor([[0.3, -1.0], [1.5, 0.0]]), torch.tensor([[-0.5, 0.3], [0.0, -2.0]])
+    parameters = torch.cat([mean, log_std], dim=1)
+    center, reach = torch.tensor([0.0, -0.75]), torch.tensor([1.0, 1.25])
+    transforms = [torch.distributions.TanhTransform(), torch.distributions.AffineTransform(center, reach)]
+    reference = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean, log_std.exp()), transforms
+    )
+    u = torch.tensor([[0.1, -0.9], [1.0, 0.1]])
+    log_prob, entropy = policy.log_prob_entropy(parameters, u)
+    action = torch.from_numpy(policy.to_env(u.numpy()))
+    torch.testing.assert_close(log_prob, reference.log_prob(action).sum(1), rtol=1e-4, atol=1e-4)
+    samples = torch.from_numpy(
+        policy.sample(np.tile(parameters.numpy(), (50_000, 1)), np.random.default_rng(0))
+    )
+    many = policy.log_prob_entropy(parameters.repeat(50_000, 1), samples)[0].view(50_000, 2)
+    torch.testing.assert_close(entropy, -many.mean(0), rtol=0, atol=0.02)
+
+
+def test_squashed_densities_stay_finite_far_from_zero() -> None:
+    parameters = torch.tensor([[30.0, -30.0, 0.0, 0.0]])
+    log_prob, entropy = SquashedGaussian(BOX).log_prob_entropy(parameters, torch.tensor([[31.0, -29.0]]))
+    assert torch.isfinite(log_prob).all()
+    assert torch.isfinite(entropy).all()
+
+
+@pytest.mark.parametrize(
+    ("policy", "sample", "expected"),
+    [
+        (DiagonalGaussian, [0.5, -9.0], [0.5, -2.0]),
+        (RescaledGaussian, [0.5, -9.0], [0.5, -2.0]),
+        (RescaledGaussian, [2.0, 0.2], [1.0, -0.5]),
+        (SquashedGaussian, [0.5, -9.0], [np.tanh(0.5), -2.0]),
+    ],
+)
+def test_samples_are_clipped_rescaled_or_squashed(policy: type, sample: list, expected: list) -> None:
+    action = policy(BOX).to_env(np.array([sample], np.float32))
+    assert action[0] == pytest.approx(expected, abs=1e-6)
+    assert BOX.contains(action[0])
+
+
+def test_a_policy_that_needs_bounds_says_so() -> None:
+    unbounded = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    assert isinstance(distribution_for(unbounded, "PPO"), DiagonalGaussian)
+    for bounds in ("rescale", "squash"):
+        with pytest.raises(ConfigError, match=f"agent.action_bounds={bounds} needs bounds"):
+            distribution_for(unbounded, "PPO", bounds)  # type: ignore[arg-type]
+
+
+def test_a_masked_action_has_probability_zero_and_takes_no_gradient() -> None:
+    policy = Categorical(gym.spaces.Discrete(3))
+    logits = torch.tensor([[1.0, 5.0, 0.0]], requires_grad=True)
+    mask = torch.tensor([[True, False, True]])
+    log_prob, entropy = policy.log_prob_entropy(masked(logits, mask), torch.tensor([0]))
+    valid = torch.distributions.Categorical(logits=torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(log_prob[0], valid.log_prob(torch.tensor(0)))
+    torch.testing.assert_close(entropy[0], valid.entropy())
+    (log_prob + entropy).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0, 1] == 0
+    many = masked(np.tile(logits.detach().numpy(), (5000, 1)), np.tile(mask.numpy(), (5000, 1)))
+    assert set(policy.sample(many, np.random.default_rng(0)).tolist()) == {0, 2}

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from labrl.agents.errors import NonFiniteError
-from labrl.agents.ppo import PPO, Batch, PPOConfig, clipped_surrogate, value_loss
+from labrl.agents.on_policy import Batch
+from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError

@@ -49,8 +49,10 @@ class Rollout:
         action_shape: tuple[int, ...],
         action_dtype: torch.dtype,
         num_parameters: int,
+        masked: bool = False,
     ) -> None:
-        """observation: a first one of all environments, for shape and type. [num_envs, *obs]"""
+        """observation: a first one of all environments, for shape and type [num_envs, *obs];
+        num_parameters: of the action distribution; masked: whether each has a mask of valid actions."""
         self.horizon, self.num_envs = horizon, len(observation)
         shape = (horizon, self.num_envs)
         dtype: DTypeLike = np.float32 if observation.dtype == np.float64 else observation.dtype
@@ -63,6 +65,9 @@ class Rollout:
             "terminated": np.zeros(shape, np.bool_),
             "episode_over": np.zeros(shape, np.bool_),
         }
+        self.masked = masked
+        if masked:
+            self._arrays["mask"] = np.zeros((*shape, num_parameters), np.bool_)
         # Final observations of truncated episodes, by (t, env): the only states that are not in the rows.
         self.cut: dict[tuple[int, int], NDArray] = {}
         self.t = 0
@@ -78,13 +83,20 @@ class Rollout:
         return self.t == self.horizon
 
     def add_choice(
-        self, observation: NDArray, action: NDArray, parameters: NDArray, value: NDArray | float
+        self,
+        observation: NDArray,
+        action: NDArray,
+        parameters: NDArray,
+        value: NDArray | float,
+        mask: NDArray[np.bool_] | None = None,
     ) -> None:
         """What the agent saw and did at step t; the outcome follows by `add_outcome`."""
         self._arrays["observation"][self.t] = observation
         self._arrays["action"][self.t] = action
         self._arrays["parameters"][self.t] = parameters
         self._arrays["value"][self.t] = value
+        if mask is not None:
+            self._arrays["mask"][self.t] = mask
 
     def add_outcome(self, reward: NDArray, terminated: NDArray, episode_over: NDArray) -> None:
         """What came of step t, [num_envs] each; the rollout moves on to t + 1."""
@@ -93,23 +105,31 @@ class Rollout:
         self._arrays["episode_over"][self.t] = episode_over
         self.t += 1
 
+    def set_values(self, value: NDArray) -> None:
+        """Fill in the values of all rows that are learned from, in the order of `flat`. [n]"""
+        self._arrays["value"][:] = value.reshape(self.horizon, self.num_envs)
+
     def advantages(self, beyond: NDArray, discount: float, gae_lambda: float) -> NDArray[np.float32]:
-        """Advantages of a full rollout whose values are filled in, [horizon, num_envs].
+        """Advantages of a full rollout whose values are filled in, in the order of `flat`. [n]
 
         beyond: values of the states that are not in the rows: what the last row led to, then each of `cut`.
         """
-        next_value = np.concatenate([self["value"][1:], beyond[None, : self.num_envs]])
+        rows = {
+            name: self._arrays[name][: self.t] for name in ("reward", "value", "terminated", "episode_over")
+        }
+        next_value = np.concatenate([rows["value"][1:], beyond[None, : self.num_envs]])
         for position, value in zip(self.cut, beyond[self.num_envs :], strict=True):
             next_value[position] = value
-        return generalized_advantages(
-            self["reward"],
-            self["value"],
+        advantage = generalized_advantages(
+            rows["reward"],
+            rows["value"],
             next_value,
-            self["terminated"],
-            self["episode_over"],
+            rows["terminated"],
+            rows["episode_over"],
             discount,
             gae_lambda,
         )
+        return self._learned_from(advantage)
 
     def clear(self) -> None:
         """Begin the next rollout."""
@@ -117,9 +137,12 @@ class Rollout:
         self.cut.clear()
 
     def flat(self, name: str) -> Tensor:
-        """One of the arrays as a batch without copying it, [horizon * num_envs, ...]."""
-        array = self._arrays[name]
-        return torch.from_numpy(array.reshape(-1, *array.shape[2:]))
+        """One of the arrays as a batch without copying it, [n, ...] with n = horizon * num_envs."""
+        return torch.from_numpy(self._learned_from(self._arrays[name]))
+
+    def _learned_from(self, array: NDArray) -> NDArray:
+        """[horizon, num_envs, ...] -> [n, ...]"""
+        return array.reshape(-1, *array.shape[2:])
 
     def state_dict(self) -> dict[str, Any]:
         """The rows that are filled, copied; of stacked frames each frame once."""

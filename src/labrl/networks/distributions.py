@@ -6,15 +6,30 @@ A distribution is built once for an action space. Its parameters are one tensor 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from labrl.config.errors import ConfigError
+
+INVALID = -1e9
+"""Logit of an action that is not valid: its probability is exactly 0, and all else stays finite."""
+
+Logits = TypeVar("Logits", NDArray, Tensor)
+
+
+def masked(logits: Logits, mask: Logits) -> Logits:
+    """Logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171, section 3).
+
+    logits, mask: [batch, num_parameters]. No gradient passes through what is not valid.
+    """
+    if isinstance(logits, Tensor):
+        return torch.where(mask, logits, INVALID)
+    return np.where(mask, logits, logits.dtype.type(INVALID))
 
 
 class ActionDistribution(Protocol):
@@ -80,6 +95,78 @@ class Categorical:
         return {"action_top_share": float(counts.max()) / max(action.numel(), 1)}
 
 
+class MultiCategorical:
+    """Over a space of several choices, each by itself; the parameters are their logits, side by side."""
+
+    def __init__(self, space: gym.spaces.MultiDiscrete) -> None:
+        self.action_shape = tuple(space.shape)
+        self.action_dtype = torch.int64
+        self._sizes = [int(n) for n in space.nvec.flat]
+        self._splits = np.cumsum(self._sizes)[:-1]
+        self._first = space.start
+        self.num_parameters = sum(self._sizes)
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Gumbel-max for each choice. [batch, *action_shape]"""
+        return self.mode(parameters + generator.gumbel(size=parameters.shape))
+
+    def mode(self, parameters: NDArray) -> NDArray:
+        """The largest logit of each choice. [batch, *action_shape]"""
+        choices = [part.argmax(axis=1) for part in np.split(parameters, self._splits, axis=1)]
+        return np.stack(choices, axis=1).reshape(-1, *self.action_shape)
+
+    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over the choices, which do not depend on each other. [batch] both"""
+        choices = action.flatten(1).unbind(1)
+        log_prob, entropy = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
+        for part, choice in zip(parameters.split(self._sizes, dim=1), choices, strict=True):
+            log_p = torch.log_softmax(part, dim=1)
+            log_prob = log_prob + log_p.gather(1, choice.unsqueeze(1)).squeeze(1)
+            entropy = entropy - (log_p.exp() * log_p).sum(1)
+        return log_prob, entropy
+
+    def to_env(self, action: NDArray) -> NDArray:
+        """Counted from the first of each choice. [batch, *action_shape]"""
+        return action + self._first
+
+    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
+        """Share of the most frequent value, of that choice where it is largest."""
+        columns = action.flatten(1).unbind(1)
+        shares = [float(torch.bincount(column).max()) / max(len(column), 1) for column in columns]
+        return {"action_top_share": max(shares)}
+
+
+class Bernoulli:
+    """Over a space of switches, each by itself; the parameters are their log-odds."""
+
+    def __init__(self, space: gym.spaces.MultiBinary) -> None:
+        self.action_shape = tuple(space.shape)
+        self.num_parameters = int(np.prod(self.action_shape))
+        self.action_dtype = torch.int8
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """On where log-odds plus logistic noise are above 0. [batch, *action_shape]"""
+        return self.mode(parameters + generator.logistic(size=parameters.shape))
+
+    def mode(self, parameters: NDArray) -> NDArray:
+        """On where that is the likelier. [batch, *action_shape]"""
+        return (parameters > 0).astype(np.int8).reshape(-1, *self.action_shape)
+
+    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over the switches. [batch] both"""
+        log_on, log_off = nn.functional.logsigmoid(parameters), nn.functional.logsigmoid(-parameters)
+        log_prob = torch.where(action.flatten(1) > 0, log_on, log_off).sum(1)
+        return log_prob, -(log_on.exp() * log_on + log_off.exp() * log_off).sum(1)
+
+    def to_env(self, action: NDArray) -> NDArray:
+        """As it is. [batch, *action_shape]"""
+        return action
+
+    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
+        """Share of switches that are on."""
+        return {"action_on_share": float((action > 0).float().mean())}
+
+
 class DiagonalGaussian:
     """Over a box; the parameters are means and log standard deviations, side by side.
 
@@ -90,7 +177,9 @@ class DiagonalGaussian:
         self.action_shape = tuple(space.shape)
         self.num_parameters = 2 * int(np.prod(self.action_shape))
         self.action_dtype = torch.float32
-        self._low, self._high, self._dtype = space.low, space.high, space.dtype
+        self._low: NDArray | float = space.low
+        self._high: NDArray | float = space.high
+        self._dtype = space.dtype
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
         """Mean plus scaled noise. [batch, *action_shape]"""
@@ -125,10 +214,99 @@ class DiagonalGaussian:
         }
 
 
-def distribution_for(space: gym.Space[Any], agent: str) -> ActionDistribution:
-    """The distribution over an action space. Raises ConfigError for a space that `agent` cannot act in."""
+class RescaledGaussian(DiagonalGaussian):
+    """A Gaussian that knows the box as [-1, 1]: samples are clipped there, then stretched to the bounds."""
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        super().__init__(space)
+        self._low, self._high = -1.0, 1.0
+        self._center = (space.high.astype(np.float64) + space.low) / 2
+        self._reach = (space.high.astype(np.float64) - space.low) / 2
+        self._bounds = space.low, space.high
+
+    def to_env(self, action: NDArray) -> NDArray:
+        """Within the bounds of the space. [batch, *action_shape]"""
+        stretched = self._center + self._reach * np.clip(action, -1, 1)
+        return np.clip(stretched, *self._bounds).astype(self._dtype, copy=False)  # rounding may reach beyond
+
+
+class SquashedGaussian(RescaledGaussian):
+    """The hyperbolic tangent of a Gaussian, stretched to the bounds (Haarnoja et al., 2018).
+
+    Actions are kept as the Gaussian sample u, from which the action a = center + reach tanh(u) follows; the
+    other way the rounding of a would decide where it is near a bound.
+    """
+
+    NODES = 12
+    """Of the quadrature of the entropy; with these it is right to three digits."""
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        super().__init__(space)
+        self._log_reach = float(np.log(self._reach).sum())
+        nodes, weights = np.polynomial.hermite_e.hermegauss(self.NODES)
+        self._nodes = torch.tensor(nodes, dtype=torch.float32)
+        self._weights = torch.tensor(weights / weights.sum(), dtype=torch.float32)
+
+    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Less log |da/du| = log(reach (1 - tanh(u)^2)) (arXiv:1801.01290, appendix C, eq. 21). [batch] both
+
+        The entropy is that of the Gaussian plus the mean of log |da/du|, by Gauss-Hermite quadrature.
+        """
+        log_prob, entropy = super().log_prob_entropy(parameters, action)
+        mean, log_std = parameters.chunk(2, dim=1)
+        nodes, weights = self._nodes.to(mean.device), self._weights.to(mean.device)
+        around = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes  # [batch, dimensions, nodes]
+        slope = (_log_slope(around) @ weights).sum(1)
+        log_prob = log_prob - _log_slope(action.flatten(1)).sum(1)
+        return log_prob - self._log_reach, entropy + slope + self._log_reach
+
+    def to_env(self, action: NDArray) -> NDArray:
+        """Within the bounds of the space. [batch, *action_shape]"""
+        return super().to_env(np.tanh(action))
+
+    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
+        """Mean standard deviation before squashing, and the share of components within 1 % of a bound."""
+        names = super().statistics(parameters, torch.tanh(action) / 0.98)
+        return {"action_std": names["action_std"], "action_saturated_share": names["action_clipped_share"]}
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    """log(1 - tanh(u)^2), without the loss of digits at large u."""
+    return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
+
+
+ActionBounds = Literal["clip", "rescale", "squash"]
+"""How a Gaussian policy keeps to the bounds of a box: its sample clipped to them; clipped to [-1, 1] and
+stretched to them; or its hyperbolic tangent stretched to them."""
+
+_GAUSSIANS: dict[ActionBounds, type[DiagonalGaussian]] = {
+    "clip": DiagonalGaussian,
+    "rescale": RescaledGaussian,
+    "squash": SquashedGaussian,
+}
+
+
+def distribution_for(
+    space: gym.Space[Any], agent: str, bounds: ActionBounds | None = None
+) -> ActionDistribution:
+    """The distribution over an action space. Raises ConfigError for a space that `agent` cannot act in.
+
+    bounds: of a box; None: clip.
+    """
     if isinstance(space, gym.spaces.Discrete):
         return Categorical(space)
-    if isinstance(space, gym.spaces.Box):
-        return DiagonalGaussian(space)
-    raise ConfigError(f"{agent} acts in Discrete and Box spaces; this environment's actions are {space}.")
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return MultiCategorical(space)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return Bernoulli(space)
+    if not isinstance(space, gym.spaces.Box):
+        raise ConfigError(
+            f"agent: {agent} acts in Discrete, MultiDiscrete, MultiBinary and Box spaces; this environment's "
+            f"actions are {space}."
+        )
+    if bounds in ("rescale", "squash") and not space.is_bounded():
+        raise ConfigError(
+            f"agent.action_bounds={bounds} needs bounds on every side, this environment's actions are "
+            f"{space} (set agent.action_bounds=clip)."
+        )
+    return _GAUSSIANS[bounds or "clip"](space)

@@ -18,6 +18,8 @@ class Spaces:
     """Action space of a single environment."""
     num_envs: int
     """Number of environments stepped together."""
+    masked: bool = False
+    """Whether the environment says which actions are valid."""
 
 
 def is_image(space: gym.Space[Any]) -> bool:

@@ -1,0 +1,315 @@
+"""What agents share that learn from what their present policy has just played.
+
+One of them is a configuration, an update of the weights on a full rollout, and nothing else:
+`OnPolicyAgent` acts, collects, and prepares each rollout as a batch of advantages and value targets.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labrl.agents.errors import NonFiniteError
+from labrl.clock import Clock
+from labrl.config.errors import ConfigError
+from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
+from labrl.memory.rollout import Rollout
+from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.compute import Compute
+from labrl.networks.distributions import ActionBounds, distribution_for, masked
+from labrl.networks.gradient import GradientWorkers, joined
+from labrl.networks.optimizers import Optimizer
+from labrl.networks.spaces import Spaces, is_image
+from labrl.schedules import value_at
+from labrl.seeding import Streams, derived_seed
+from labrl.step import Step
+
+
+@dataclass(kw_only=True)
+class OnPolicyConfig:
+    """Options of every agent that learns a policy from its own rollouts."""
+
+    network: ActorCriticConfig
+    """Policy and value networks."""
+    discount: Probability = 0.99
+    """Weight of the next step's value, gamma, in [0, 1]."""
+    lr: NonNegativeSchedule = 3e-4
+    """Learning rate."""
+    entropy_coef: NonNegativeSchedule = 0.0
+    """Weight of the entropy bonus."""
+    max_grad_norm: PositiveFloat | None = 0.5
+    """Gradients are scaled down to this Euclidean norm; null: never."""
+    action_bounds: ActionBounds | None = None
+    """How continuous actions keep to their bounds: clip (the sample, clipped to them), rescale (clipped to
+    [-1, 1], stretched to them) or squash (its hyperbolic tangent, stretched to them); null: clip."""
+    log_std_init: float | None = None
+    """Initial log standard deviation of a Gaussian policy, continuous actions only; null: 0."""
+
+
+class Batch(NamedTuple):
+    """The steps of a rollout that are learned from, as one flat batch of n rows."""
+
+    observation: Tensor
+    """[n, *obs]"""
+    action: Tensor
+    """[n, *action]"""
+    columns: Tensor
+    """Advantage, value target, value and log-probability when acting, [n, 4]: one look-up for all."""
+    mask: Tensor | None
+    """Which actions were valid, [n, actions]; None where all always are."""
+
+
+class OnPolicyAgent(ABC):
+    """Collects a rollout with one policy, learns from it, and begins the next one.
+
+    A derived agent names the mean STATISTICS of its loss, makes its `_optimizer`, and defines `_update`.
+    """
+
+    NAME: ClassVar[str]
+    """What messages call it."""
+    STATISTICS: ClassVar[tuple[str, ...]]
+    _optimizer: Optimizer
+    _gae_lambda: float = 1.0
+
+    def __init__(
+        self,
+        config: OnPolicyConfig,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+        new_rollout: Callable[..., Rollout],
+    ) -> None:
+        """new_rollout: makes the storage, given a first observation and the kind of the actions."""
+        self._config, self._spaces, self._clock, self._compute = config, spaces, clock, compute
+        self._distribution = distribution_for(spaces.action, self.NAME, config.action_bounds)
+        gaussian = isinstance(spaces.action, gym.spaces.Box)
+        log_std_init = (config.log_std_init or 0.0) if gaussian else None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(streams.seed, "initialization"))
+            network = ActorCritic(config.network, spaces, self._distribution.num_parameters, log_std_init)
+        if is_image(spaces.observation):
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
+        self.network = network.to(compute.device)
+        # Two threads inside one small matrix product cost more than they bring.
+        parallel = compute.device.type == "cpu" and is_image(spaces.observation)
+        self._workers = GradientWorkers(self.network, compute.num_threads if parallel else 1)
+        self._weights = self._workers.flat.vector
+        self._policy_stream = streams.numpy("policy")
+        self._make_rollout = new_rollout
+        self._rollout: Rollout | None = None
+        self._observation: NDArray | None = None
+        self._metrics = self._no_metrics()
+
+    @classmethod
+    def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
+        """Raises ConfigError for options that the environment's spaces leave without a meaning."""
+        distribution_for(spaces.action, cls.NAME, config.action_bounds)
+        torso = config.network.torso
+        if hasattr(torso.load(), "check"):
+            torso.load().check(torso.config, spaces.observation)
+        if isinstance(spaces.action, gym.spaces.Box):
+            return
+        for option in ("log_std_init", "action_bounds"):
+            if getattr(config, option) is not None:
+                raise ConfigError(
+                    f"agent.{option} is an option of continuous actions, this environment has "
+                    f"{spaces.action}. Leave it out or set agent.{option}=null."
+                )
+
+    def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
+        """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
+        observation = self.network.layout(observation)
+        parameters, value = self._forward(observation)
+        if mask is not None:
+            parameters = masked(parameters, mask)
+        action = self._distribution.sample(parameters, self._policy_stream)
+        if self._rollout is None:
+            self._rollout = self._new_rollout(observation)
+        self._rollout.add_choice(observation, action, parameters, value, mask)
+        return self._distribution.to_env(action)
+
+    def evaluation_action(
+        self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
+    ) -> NDArray:
+        """Actions sampled with `generator`, among the valid ones. [num_envs, ...]"""
+        parameters, _ = self._forward(self.network.layout(observation))
+        if mask is not None:
+            parameters = masked(parameters, mask)
+        return self._distribution.to_env(self._distribution.sample(parameters, generator))
+
+    def greedy_action(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
+        """The most likely actions, among the valid ones. [num_envs, ...]"""
+        parameters, _ = self._forward(self.network.layout(observation))
+        if mask is not None:
+            parameters = masked(parameters, mask)
+        return self._distribution.to_env(self._distribution.mode(parameters))
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        rollout = self._rollout
+        assert rollout is not None, "observe() follows act()"
+        if step.truncated.any():
+            final = self.network.layout(step.next_observation)
+            for env in np.flatnonzero(step.truncated & ~step.terminated):
+                rollout.cut[rollout.t, int(env)] = final[env].copy()
+        rollout.add_outcome(step.reward, step.terminated, step.episode_over)
+        self._observation = step.observation
+
+    def learn(self) -> int:
+        """Update on a full rollout. Returns the number of optimizer updates."""
+        if self._rollout is None or not self._rollout.full:
+            return 0
+        batch = self._prepare(self._rollout)
+        updates = self._update(batch)
+        self._rollout.clear()
+        return updates
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates of the last rollout; coefficients at this frame."""
+        return {
+            **self._metrics,
+            **self._coefficients(self._clock.frame),
+            "weight_norm": float(self._weights.detach().norm()),
+        }
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The one network of policy and values."""
+        return {"actor_critic": self.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer and the rollout as far as it is filled."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "rollout": None if self._rollout is None else self._rollout.state_dict(),
+            "observation": self._observation,
+            "metrics": self._metrics,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state, in the middle of a rollout too."""
+        self.network.load_state_dict(state["network"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._metrics = dict(state["metrics"])
+        self._observation = state["observation"]
+        if state["rollout"] is not None:
+            assert self._observation is not None
+            self._rollout = self._new_rollout(self.network.layout(self._observation))
+            self._rollout.load_state_dict(state["rollout"])
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._workers.close()
+
+    @abstractmethod
+    def _update(self, batch: Batch) -> int:
+        """Change the weights by what a rollout taught. Returns the number of optimizer updates."""
+
+    def _coefficients(self, frame: int) -> dict[str, float]:
+        """What a metrics row says of the schedules at `frame`."""
+        return {
+            "lr": value_at(self._config.lr, frame),
+            "entropy_coef": value_at(self._config.entropy_coef, frame),
+        }
+
+    def _new_rollout(self, observation: NDArray) -> Rollout:
+        """Room for a rollout; observation: a first one, for shape and type. [num_envs, *obs]"""
+        distribution = self._distribution
+        return self._make_rollout(
+            observation,
+            distribution.action_shape,
+            distribution.action_dtype,
+            distribution.num_parameters,
+            self._spaces.masked,
+        )
+
+    def _tensor(self, observation: NDArray) -> Tensor:
+        if observation.dtype == np.float64:
+            observation = observation.astype(np.float32)
+        return torch.from_numpy(observation).to(self._compute.device)
+
+    def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
+        """Distribution parameters, and values where they come for free with a shared torso."""
+        inputs = self._tensor(observation)
+        if self._workers.num_workers == 1:  # in a small environment every call in a step counts
+            parameters, value = self._outputs(self.network, inputs)
+        else:
+            shares = self._workers.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
+            parameters, value = (torch.cat(parts) for parts in zip(*shares, strict=True))
+        return parameters.cpu().numpy(), value.cpu().numpy() if self.network.shared else 0.0
+
+    def _outputs(self, network: ActorCritic, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """As the network gives them; of two separate ones the policy alone, with no values."""
+        with torch.inference_mode(), self._compute.autocast():
+            return network(inputs) if network.shared else (network.policy(inputs), inputs[:0])
+
+    def _values(self, observation: NDArray) -> NDArray:
+        """State values of any number of observations, [n, *obs] -> [n]."""
+        chunks = []
+        for start in range(0, len(observation), 4096):
+            inputs = self._tensor(observation[start : start + 4096])
+
+            def work(network: ActorCritic, share: slice, inputs: Tensor = inputs) -> Tensor:
+                with torch.inference_mode(), self._compute.autocast():
+                    return network.value(inputs[share])
+
+            chunks += self._workers.map(work, len(inputs))
+        return joined(chunks)
+
+    def _evaluate(self, network: ActorCritic, batch: Batch, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Distribution parameters and values of rows of a batch, to be differentiated."""
+        with self._compute.autocast():
+            parameters, value = network(batch.observation[rows])
+        return parameters if batch.mask is None else masked(parameters, batch.mask[rows]), value
+
+    def _prepare(self, rollout: Rollout) -> Batch:
+        """Advantages and value targets of a full rollout, as one flat batch."""
+        if not self.network.shared:
+            # The policy has not changed since the first row, so all values are had in one pass.
+            rollout.set_values(self._values(rollout.flat("observation").numpy()))
+        assert self._observation is not None
+        last = self.network.layout(self._observation)
+        beyond = self._values(np.concatenate([last, *(final[None] for final in rollout.cut.values())]))
+        advantage = rollout.advantages(beyond, self._config.discount, self._gae_lambda)
+        value = rollout.flat("value").numpy()
+        target = advantage + value
+        residual, spread = float(np.var(target - value)), float(np.var(target))
+        self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
+        self._metrics["value_mean"] = float(value.mean())
+        self._metrics["value_std"] = float(value.std())
+        action, parameters = rollout.flat("action"), rollout.flat("parameters")
+        self._metrics.update(self._distribution.statistics(parameters, action))
+        log_prob = self._distribution.log_prob_entropy(parameters, action)[0]
+        flat = [torch.from_numpy(column) for column in (advantage, target, value)]
+        device = self._compute.device
+        return Batch(
+            rollout.flat("observation").to(device),
+            action.to(device),
+            torch.stack([*flat, log_prob], dim=1).to(device),
+            rollout.flat("mask").to(device) if rollout.masked else None,
+        )
+
+    def _record(self, statistics: Tensor, grad_norm: float) -> None:
+        """Keep the means for the next row. Raises NonFiniteError where one is not a finite number."""
+        means = dict(zip(self.STATISTICS, statistics.tolist(), strict=True))
+        terms = {**means, "grad_norm": grad_norm, "weights": float(self._weights.detach().sum())}
+        for term, value in terms.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(term, self._clock.frame)
+        self._metrics.update(means, grad_norm=grad_norm)
+
+    def _no_metrics(self) -> dict[str, float]:
+        names = (*self.STATISTICS, "grad_norm", "explained_variance", "value_mean", "value_std")
+        empty = torch.zeros((1, self._distribution.num_parameters))
+        action = torch.zeros((1, *self._distribution.action_shape), dtype=self._distribution.action_dtype)
+        return dict.fromkeys((*names, *self._distribution.statistics(empty, action)), math.nan)
