@@ -22,7 +22,7 @@ class NotOne:
 
 
 def config(meta: MetaConfig | None = None, **callbacks: Component | None) -> Any:
-    return SimpleNamespace(meta=meta or MetaConfig(), callbacks=callbacks)
+    return SimpleNamespace(meta=meta or MetaConfig(), callbacks=callbacks, eval_frames=100, log_frames=100)
 
 
 def names(config: Any) -> list[str]:

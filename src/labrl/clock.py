@@ -14,9 +14,11 @@ class Clock:
     `num_envs` frames. `wall` is seconds spent in training; it goes on where it was after a resume.
     """
 
-    def __init__(self, max_frame: int) -> None:
-        self.max_frame = max_frame
-        """Budget of the session, frames."""
+    def __init__(
+        self, max_frame: int, max_opt_step: int | None = None, max_wall: float | None = None
+    ) -> None:
+        """The budgets of the session, None for no limit; whichever is spent first ends it."""
+        self.max_frame, self.max_opt_step, self.max_wall = max_frame, max_opt_step, max_wall
         self.frame = 0
         self.episode = 0
         """Finished whole episodes."""
@@ -25,6 +27,7 @@ class Clock:
         self._previous_frame = 0
         self._wall_before = 0.0
         self._started: float | None = None
+        self._finished = False
 
     @property
     def wall(self) -> float:
@@ -34,8 +37,15 @@ class Clock:
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is spent."""
-        return self.frame >= self.max_frame
+        """Whether a budget was spent at the last tick; the same until the next one, though time passes."""
+        return self._finished
+
+    def _spent(self) -> bool:
+        return (
+            self.frame >= self.max_frame
+            or (self.max_opt_step is not None and self.opt_step >= self.max_opt_step)
+            or (self.max_wall is not None and self.wall >= self.max_wall)
+        )
 
     def start(self) -> None:
         """Let the wall time run; calling it again changes nothing."""
@@ -48,10 +58,14 @@ class Clock:
         self._started = None
 
     def tick(self, frames: int, episodes: int = 0) -> None:
-        """Count one vector step: `frames` agent steps, of which `episodes` ended a whole episode."""
+        """Count one vector step: `frames` agent steps, of which `episodes` ended a whole episode.
+
+        The optimizer updates of that step have been counted in `opt_step` before.
+        """
         self._previous_frame = self.frame
         self.frame += frames
         self.episode += episodes
+        self._finished = self._spent()
 
     def due(self, frequency: int) -> bool:
         """Whether the last tick crossed a multiple of `frequency` frames, or ended the budget.
@@ -80,7 +94,7 @@ class Clock:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; the budget stays that of the present configuration."""
+        """Go on from a saved state; the budgets stay those of the present configuration."""
         self.frame = int(state["frame"])
         self._previous_frame = int(state["previous_frame"])
         self.episode = int(state["episode"])
@@ -88,3 +102,4 @@ class Clock:
         self._wall_before = float(state["wall"])
         if self._started is not None:
             self._started = time.perf_counter()
+        self._finished = self._spent()

@@ -14,6 +14,8 @@ HARMLESS = frozenset(
         "meta.rigorous_eval",  # evaluation leaves training untouched
         "meta.eval_frequency",
         "meta.log_frequency",
+        "meta.max_opt_step",
+        "meta.max_wall",
         "meta.max_session",
         "meta.max_trial",
         "meta.keep_last",

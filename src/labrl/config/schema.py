@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labrl.config.component import Component
-from labrl.config.types import NonNegativeInt, PositiveFloat, PositiveInt
+from labrl.config.types import Frequency, NonNegativeInt, PositiveFloat, PositiveInt, frames_between
 
 
 @dataclass(kw_only=True)
@@ -17,10 +17,14 @@ class MetaConfig:
     """Whether sessions share their weights; false: each learns on its own."""
     rigorous_eval: NonNegativeInt | None = None
     """Episodes in separate environments at each evaluation, >= 0; null or 0: from the training episodes."""
-    eval_frequency: PositiveInt = 10_000
-    """Frames between evaluation checkpoints, >= 1."""
-    log_frequency: PositiveInt = 10_000
-    """Frames between training checkpoints, >= 1."""
+    eval_frequency: Frequency = 10_000
+    """Frames between evaluation checkpoints, >= 1; or their share of `env.max_frame`: "1/20"."""
+    log_frequency: Frequency = 10_000
+    """Frames between training checkpoints, >= 1; or their share of `env.max_frame`."""
+    max_opt_step: PositiveInt | None = None
+    """Optimizer updates after which a session ends, if `env.max_frame` does not end it first; null: any."""
+    max_wall: PositiveFloat | None = None
+    """Seconds of training after which a session ends, > 0; null: any."""
     max_session: PositiveInt = 1
     """Sessions of the trial, which differ only in the seed, >= 1."""
     max_trial: PositiveInt | None = None
@@ -57,3 +61,13 @@ class TrialConfig:
     """A user's own callbacks by name; null: off."""
     seed: NonNegativeInt | None
     """Of the trial, >= 0; null: drawn and recorded."""
+
+    @property
+    def eval_frames(self) -> int:
+        """Frames between evaluation checkpoints."""
+        return frames_between(self.meta.eval_frequency, self.env.config.max_frame)
+
+    @property
+    def log_frames(self) -> int:
+        """Frames between training checkpoints."""
+        return frames_between(self.meta.log_frequency, self.env.config.max_frame)

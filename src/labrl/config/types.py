@@ -16,6 +16,7 @@ from labrl.schedules import Schedule, largest, smallest
 
 __all__ = [
     "Fraction",
+    "Frequency",
     "NonNegativeFloat",
     "NonNegativeInt",
     "NonNegativeSchedule",
@@ -25,6 +26,7 @@ __all__ = [
     "Probability",
     "ProbabilitySchedule",
     "Schedule",
+    "frames_between",
     "real_number",
     "whole_number",
 ]
@@ -70,6 +72,24 @@ def _exact_ratio(value: Any) -> fractions.Fraction:
     return ratio
 
 
+def _frequency(value: Any) -> int | fractions.Fraction:
+    """Frames, or a share of the budget as a quotient."""
+    told = 'must be a number of frames >= 1, or a share of the budget such as "1/20"'
+    try:
+        amount = _exact_ratio(value) if isinstance(value, str | fractions.Fraction) else whole_number(value)
+    except ValueError:
+        raise ValueError(told) from None
+    allowed = amount >= 1 if isinstance(amount, int) else amount <= 1
+    if not allowed:
+        raise ValueError(told)
+    return amount
+
+
+def frames_between(frequency: int | fractions.Fraction, max_frame: int) -> int:
+    """What a `Frequency` comes to in a budget of `max_frame` frames."""
+    return frequency if isinstance(frequency, int) else max(math.ceil(frequency * max_frame), 1)
+
+
 _Whole = BeforeValidator(whole_number)
 _Real = BeforeValidator(real_number)
 
@@ -91,3 +111,5 @@ ProbabilitySchedule = Annotated[Schedule, AfterValidator(_a_probability)]
 """A number or a schedule in [0, 1]"""
 PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]
 """A number or a quotient such as "1/3" in (0, inf), kept exactly"""
+Frequency = Annotated[int | fractions.Fraction, PlainValidator(_frequency)]
+"""Frames from one time to the next, >= 1; or as a quotient in (0, 1], "1/20", a share of the budget"""

@@ -21,6 +21,8 @@ class SessionResult:
     status: SessionStatus
     frame: int = 0
     """Frames played."""
+    opt_step: int = 0
+    """Optimizer updates made."""
     wall: float = 0.0
     """Seconds of training."""
     episodes: int = 0

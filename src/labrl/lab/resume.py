@@ -80,28 +80,42 @@ def _check_budget(past: Past, config: TrialConfig, reached: Mapping[int, int]) -
 
 def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
     folders = {session.index: session for session in run.sessions()}
-    budget = config.env.config.max_frame
     return [
         index
         for index in range(config.meta.max_session)
-        if index not in folders or not _has_finished(folders[index], budget)
+        if index not in folders or not _has_finished(folders[index], config)
     ]
 
 
-def _has_finished(session: SessionFolder, budget: int) -> bool:
+def _has_finished(session: SessionFolder, config: TrialConfig) -> bool:
+    """Whether one of the budgets of `config` is spent."""
+    limits = {"frame": config.env.config.max_frame, **_other_budgets(config)}
     try:
         result = json.loads(session.result.read_text())
-        return result["status"] == "finished" and result["frame"] >= budget
-    except (OSError, ValueError, KeyError, TypeError):
+        spent = any(result.get(name, 0) >= limit for name, limit in limits.items())
+        return result["status"] == "finished" and spent
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # to be found out by its checkpoint
+
+
+def _other_budgets(config: TrialConfig) -> dict[str, float]:
+    """Limits by the name that results have for what is limited."""
+    limits = {"opt_step": config.meta.max_opt_step, "wall": config.meta.max_wall}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def _finished(run: RunFolder, config: TrialConfig) -> str:
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     all_of_them = f"its {sessions} sessions have" if sessions > 1 else "its session has"
+    others = [f"meta.max_{name}={limit:g}" for name, limit in _other_budgets(config).items()]
+    larger = " ".join(
+        [f"env.max_frame=<more than {budget}>"]
+        + [other.replace("=", "=<more than ") + ">" for other in others]
+    )
+    or_spent = "".join(f" or spent {other}" for other in others)
     return (
-        f"{run.path} has finished: {all_of_them} played the whole budget of {budget} frames.\n"
-        f"To play on, give a larger one: env.max_frame=<more than {budget}>\n"
+        f"{run.path} has finished: {all_of_them} played the whole budget of {budget} frames{or_spent}.\n"
+        f"To play on, give a larger one: {larger}\n"
         f"To add sessions with other seeds: meta.max_session=<more than {sessions}>"
     )
 

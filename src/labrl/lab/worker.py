@@ -126,7 +126,8 @@ def _append(log: Path, text: str) -> None:
 
 def _fill(result: SessionResult, session: Session) -> None:
     """Take over what the session came to."""
-    result.frame, result.wall = session.clock.frame, session.clock.wall
+    clock = session.clock
+    result.frame, result.opt_step, result.wall = clock.frame, clock.opt_step, clock.wall
     result.episodes = session.episodes.total
     if len(session.episodes):
         statistics = session.episodes.statistics()

@@ -62,7 +62,7 @@ class Session:
         self.config, self.index, self.folder = config, index, folder
         self.seed = session_seed(config.seed, index)
         self.streams = Streams(self.seed)
-        self.clock = Clock(config.env.config.max_frame)
+        self.clock = Clock(config.env.config.max_frame, config.meta.max_opt_step, config.meta.max_wall)
         self.episodes = EpisodeWindow(config.meta.episode_window)
         self.num_threads = num_threads
         self.timers = PhaseTimers()
@@ -87,7 +87,7 @@ class Session:
         return Workspace(
             folder=self.folder.path / "replay",
             # A checkpoint is due at the first step across a multiple of the frequency.
-            frames_kept=meta.keep_last * meta.log_frequency + env.num_envs,
+            frames_kept=meta.keep_last * self.config.log_frames + env.num_envs,
             sharers=meta.max_session,
         )
 

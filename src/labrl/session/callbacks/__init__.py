@@ -33,12 +33,12 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
 
         listeners.append(TensorBoard())
     listeners += _user_callbacks(config)
-    evaluate = Evaluate(meta.eval_frequency, meta.rigorous_eval or 0, listeners)
+    evaluate = Evaluate(config.eval_frames, meta.rigorous_eval or 0, listeners)
     return [
         *listeners,
-        LogTraining(meta.log_frequency, listeners),
+        LogTraining(config.log_frames, listeners),
         evaluate,
-        Checkpoint(meta.log_frequency, meta.keep_last, evaluate),
+        Checkpoint(config.log_frames, meta.keep_last, evaluate),
     ]
 
 
