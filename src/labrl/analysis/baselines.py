@@ -1,0 +1,113 @@
+"""What a return is measured against: the random policy, a human, the return that counts as solved.
+
+The random policy's return is measured once for each environment (`labrl.lab.baseline`) and kept in a cache
+outside the package; nothing here writes or plays.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import importlib.resources
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNDECIDING = ("num_envs", "max_frame", "name", "vectorization")
+"""Keys of `env` that change no return of a random policy."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Returns of whole episodes of uniformly random actions."""
+
+    mean: float
+    std: float | None
+    """Sample standard deviation over episodes; None where nobody published it."""
+    episodes: int | None
+    source: str
+    """`measured` on this machine, or `published`."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A return, the time to which is measured."""
+
+    value: float
+    source: str
+    """`given`, `gymnasium` (what the id is registered with) or `human` (Wang et al., 2016)."""
+
+
+def cache_folder() -> Path:
+    """Where labrl keeps what it would otherwise measure again: LABRL_CACHE, or labrl in the user's cache."""
+    own = os.environ.get("LABRL_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "labrl"
+
+
+def baseline_path(env: Mapping[str, Any]) -> Path:
+    """The cache's file for an environment. env: its part of the configuration, plain."""
+    deciding = json.dumps(deciding_keys(env), sort_keys=True, default=str)
+    digest = hashlib.sha256(deciding.encode()).hexdigest()[:16]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(env.get("name") or "env"))
+    return cache_folder() / "random" / f"{name}_{digest}.json"
+
+
+def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an environment's configuration decides the random policy's return."""
+    return {key: value for key, value in env.items() if key not in UNDECIDING}
+
+
+def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
+    """As measured before, else as published for the game, else None."""
+    for path in _same_env(env):
+        try:
+            facts = json.loads(path.read_text())
+            return Baseline(float(facts["mean"]), facts["std"], int(facts["episodes"]), "measured")
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not measured yet, or damaged: as if it were not there
+    published = _atari().get(str(env.get("game")))
+    return Baseline(published[0], None, None, "published") if published else None
+
+
+def human_range(env: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Published returns of the random policy and of a human in the game; None for what is no such game."""
+    return _atari().get(str(env.get("game")))
+
+
+def threshold_of(env: Mapping[str, Any]) -> Threshold | None:
+    """The return that counts as solved: Gymnasium's own for the id, a human's in an Atari game; or None."""
+    solved = _solved().get(str(env.get("id")))
+    if solved is not None:
+        return Threshold(solved, "gymnasium")
+    human = human_range(env)
+    return Threshold(human[1], "human") if human else None
+
+
+def _same_env(env: Mapping[str, Any]) -> list[Path]:
+    """The cache's file, whatever the environment was called when it was measured."""
+    path = baseline_path(env)
+    digest = path.stem.rsplit("_", 1)[1]
+    return [path, *sorted(path.parent.glob(f"*_{digest}.json"))]
+
+
+@functools.cache
+def _atari() -> dict[str, tuple[float, float]]:
+    """Random and human score by game (Mnih et al., 2015, doi:10.1038/nature14236; Wang et al., 2016)."""
+    return {row["game"]: (float(row["random"]), float(row["human"])) for row in _table("atari57.csv")}
+
+
+@functools.cache
+def _solved() -> dict[str, float]:
+    return {row["id"]: float(row["return"]) for row in _table("solved.csv")}
+
+
+def _table(name: str) -> list[dict[str, str]]:
+    text = importlib.resources.files("labrl.analysis").joinpath("data", name).read_text()
+    return list(csv.DictReader(text.splitlines()))

@@ -1,0 +1,178 @@
+"""Runs that differ only in the seed as one group, with a name that tells it from the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labrl.analysis.runs import Run, SessionRun, group_config
+from labrl.config.errors import ConfigError
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a comparison takes for one: all sessions of all its runs are its seeds."""
+
+    name: str
+    agent: str
+    env: str
+    runs: list[Run]
+
+    @property
+    def sessions(self) -> list[SessionRun]:
+        """Of all runs, in order."""
+        return [session for run in self.runs for session in run.sessions]
+
+
+def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
+    """`runs` as groups in the order of their first run.
+
+    by: None: runs that differ only in the seed; `agent`; `env`; or a key of the configuration: runs of
+    one value and one environment are one group. Raises ConfigError where no run has such a key.
+    """
+    if by is None:
+        collected = _collect(runs, lambda run: (run.group_key,))
+        names = _names(collected)
+    else:
+        if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
+            raise ConfigError(f"--by {by}: no run has this key. Give agent, env, or a key such as agent.lr")
+        collected = _collect(runs, lambda run: (_value(run, by), run.env))
+        names = [_by_name(group[0], by) for group in collected]
+    return [
+        Group(name, _common(run.agent for run in group), group[0].env, group)
+        for name, group in zip(names, collected, strict=True)
+    ]
+
+
+def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """Groups that may be compared: returns of different environments have no common scale."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.env, []).append(group)
+    return found
+
+
+def value_at(run: Run, key: str) -> Any:
+    """The value of `agent.lr`, `seed` or `agent/network` in a run; None where it has none."""
+    if "/" in key:
+        return run.provenance.get("choices", {}).get(key)
+    node: Any = run.config
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
+def leaves(config: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a nested configuration with its value, `agent.lr.start` and the like."""
+    for name, value in config.items():
+        key = f"{parent}.{name}" if parent else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, key)
+        else:
+            yield key, value
+
+
+def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The keys in which runs differ, the seed and what changes no row aside: a value for each run.
+
+    None stands where a run has no such key. Keys that were typed hide those that follow from them.
+    """
+    flat = [dict(leaves(group_config(run.config))) for run in runs]
+    keys = {key: None for config in flat for key in config}
+    columns = {key: [config.get(key) for config in flat] for key in keys}
+    differing = {key: values for key, values in columns.items() if _differ(values)}
+    typed = {key: values for key in _typed(runs) if _differ(values := [value_at(run, key) for run in runs])}
+    groups = [run.group_key for run in runs]
+    if typed and _as_fine(list(zip(*typed.values(), strict=True)), groups):
+        return typed
+    return differing
+
+
+def told(value: Any) -> str:
+    """A value of the configuration, as a command line has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, list):
+        return "[" + ", ".join(map(told, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {told(inner)}" for name, inner in value.items()) + "}"
+    return str(value)
+
+
+def _collect(runs: Sequence[Run], key: Any) -> list[list[Run]]:
+    found: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return list(found.values())
+
+
+def _value(run: Run, by: str) -> str:
+    return {"agent": run.agent, "env": run.env}.get(by) or told(value_at(run, by))
+
+
+def _by_name(run: Run, by: str) -> str:
+    return _value(run, by) if by in ("agent", "env") else f"{_short(by)}={_value(run, by)}"
+
+
+def _names(collected: Sequence[Sequence[Run]]) -> list[str]:
+    """The agent, and where others in the environment have it too, what differs between them."""
+    firsts = [group[0] for group in collected]
+    names = []
+    for run in firsts:
+        rivals = [other for other in firsts if (other.agent, other.env) == (run.agent, run.env)]
+        parts = [run.agent]
+        if len(rivals) > 1:
+            place = rivals.index(run)
+            different = varied(rivals)
+            parts += [f"{_short(key)}={told(values[place])}" for key, values in list(different.items())[:3]]
+            if len(different) > 3:
+                parts.append("…")
+            if not different:
+                parts.append(run.name)
+        names.append(" ".join(parts))
+    return [
+        name if names.count(name) == 1 or _envs(firsts, names, name) else f"{name} ({run.name})"
+        for name, run in zip(names, firsts, strict=True)
+    ]
+
+
+def _envs(firsts: Sequence[Run], names: Sequence[str], name: str) -> bool:
+    """Whether the groups of one name are told apart by their environment."""
+    envs = [run.env for run, other in zip(firsts, names, strict=True) if other == name]
+    return len(set(envs)) == len(envs)
+
+
+def _typed(runs: Sequence[Run]) -> list[str]:
+    """The keys of all command lines, in order, without the seed, Hydra's and how runs are run."""
+    found: dict[str, None] = {}
+    for run in runs:
+        for word in run.provenance.get("overrides") or []:
+            match = re.match(r"[+~]*([\w./]+)(?:@[\w.]+)?=", str(word))
+            if match and match[1].split(".")[0] not in ("seed", "hydra", "meta", "wandb"):
+                found[match[1]] = None
+    return list(found)
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(value != values[0] for value in values)
+
+
+def _as_fine(values: Sequence[Any], groups: Sequence[str]) -> bool:
+    """Whether runs of different groups have different values."""
+    pairs = {(repr(value), group) for value, group in zip(values, groups, strict=True)}
+    return len({value for value, _ in pairs}) == len(set(groups))
+
+
+def _short(key: str) -> str:
+    return re.sub(r"^(agent|env|transforms)[./]", "", key)
+
+
+def _common(values: Iterable[str]) -> str:
+    different = list(dict.fromkeys(values))
+    return different[0] if len(different) == 1 else "several"
