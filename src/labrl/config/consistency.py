@@ -21,6 +21,7 @@ HARMLESS = frozenset(
         "meta.keep_last",
         "meta.num_cpus",
         "meta.device",
+        "meta.on_crash",
         "meta.tensorboard",
         "meta.progress",
     }
@@ -31,7 +32,7 @@ Absent, so that nobody adds them lightly: `meta.precision` changes every number,
 column of the tables means.
 """
 
-HARMLESS_GROUPS = ("callbacks",)
+HARMLESS_GROUPS = ("callbacks", "meta.profile")
 """Keys below these only watch."""
 
 ABSENT = object()
@@ -50,7 +51,8 @@ class Change:
     @property
     def harmless(self) -> bool:
         """Whether the past would have been the same with the new value."""
-        return self.key in HARMLESS or self.key.partition(".")[0] in HARMLESS_GROUPS
+        below = any(f"{self.key}.".startswith(f"{group}.") for group in HARMLESS_GROUPS)
+        return self.key in HARMLESS or below
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> list[Change]:

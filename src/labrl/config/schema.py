@@ -10,6 +10,16 @@ from labrl.config.types import Frequency, NonNegativeInt, PositiveFloat, Positiv
 
 
 @dataclass(kw_only=True)
+class ProfileConfig:
+    """A window of training that is watched closely."""
+
+    start: NonNegativeInt = 0
+    """Frame at which it begins, >= 0."""
+    frames: PositiveInt = 1000
+    """Frames that it lasts, >= 1: a few updates are enough, and each makes a trace longer."""
+
+
+@dataclass(kw_only=True)
 class MetaConfig:
     """How a trial is run; nothing here changes what is learned."""
 
@@ -39,6 +49,10 @@ class MetaConfig:
     """Where networks live; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Of the networks' arithmetic; auto: bf16 where the processor is fast at it."""
+    on_crash: Literal["skip", "save"] = "skip"
+    """Whether a session that fails also saves the state in which it did, in its folder `crash`."""
+    profile: ProfileConfig | None = None
+    """Which frames are profiled, call by call; null: none."""
     tensorboard: bool = True
     """Whether metrics are also written for TensorBoard."""
     progress: bool = True

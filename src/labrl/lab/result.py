@@ -32,6 +32,8 @@ class SessionResult:
     return_std: float | None = None
     best_return: float | None = None
     """The highest evaluation score of the session."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of training by what they were spent on: act, env, learn, callbacks."""
     error: str | None = None
     """What ended a failed session, in one line."""
 

@@ -128,6 +128,7 @@ def _fill(result: SessionResult, session: Session) -> None:
     """Take over what the session came to."""
     clock = session.clock
     result.frame, result.opt_step, result.wall = clock.frame, clock.opt_step, clock.wall
+    result.phases = dict(session.timers.seconds)
     result.episodes = session.episodes.total
     if len(session.episodes):
         statistics = session.episodes.statistics()

@@ -53,6 +53,16 @@ class SessionFolder:
         return self.path / "checkpoints"
 
     @property
+    def crash(self) -> Path:
+        """Folder of the state in which the session failed, where `meta.on_crash` asks for it."""
+        return self.path / "crash"
+
+    @property
+    def profile(self) -> Path:
+        """Folder of the trace and the table of a profiled window."""
+        return self.path / "profile"
+
+    @property
     def tensorboard(self) -> Path:
         """Folder of TensorBoard's event files."""
         return self.path / "tensorboard"

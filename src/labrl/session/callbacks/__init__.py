@@ -32,13 +32,17 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
         from labrl.session.callbacks.tensorboard import TensorBoard
 
         listeners.append(TensorBoard())
+    if meta.profile is not None:
+        from labrl.session.callbacks.profile import Profile
+
+        listeners.append(Profile(meta.profile))
     listeners += _user_callbacks(config)
     evaluate = Evaluate(config.eval_frames, meta.rigorous_eval or 0, listeners)
     return [
         *listeners,
         LogTraining(config.log_frames, listeners),
         evaluate,
-        Checkpoint(config.log_frames, meta.keep_last, evaluate),
+        Checkpoint(config.log_frames, meta.keep_last, evaluate, meta.on_crash == "save"),
     ]
 
 

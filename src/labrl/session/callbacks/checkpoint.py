@@ -16,11 +16,14 @@ class Checkpoint(Callback):
     """Every `meta.log_frequency` frames, at each new best evaluation, and at the end: the session's state.
 
     Stands last among the callbacks: what the others did at this frame belongs into the checkpoint.
+    With `on_crash`, a session that an exception ends leaves the state in which it did in a folder of its
+    own, to be looked at: it may be in the middle of a step, so no run goes on from it.
     A disk that refuses is reported, and training goes on; the checkpoints before stay.
     """
 
-    def __init__(self, frequency: int, keep_last: int, evaluate: Evaluate) -> None:
+    def __init__(self, frequency: int, keep_last: int, evaluate: Evaluate, save_crash: bool = False) -> None:
         """frequency: frames between checkpoints; evaluate: knows which model is the best."""
+        self._save_crash = save_crash
         self._frequency = frequency
         self._keep_last = keep_last
         self._evaluate = evaluate
@@ -46,9 +49,21 @@ class Checkpoint(Callback):
             self._save(session)
 
     def finish(self, session: SessionView) -> None:
-        """Save where an interruption stopped the session, but not what an exception left half done."""
-        if sys.exception() is self._handled and session.clock.frame != self._saved_frame:
-            self._save(session)
+        """Save where an interruption stopped the session; what an exception left half done, apart."""
+        if sys.exception() is self._handled:
+            if session.clock.frame != self._saved_frame:
+                self._save(session)
+        elif self._save_crash:
+            self._store_crash(session)
+
+    def _store_crash(self, session: SessionView) -> None:
+        folder, frame = session.folder.crash, session.clock.frame
+        try:
+            path = CheckpointStore(folder, keep_last=1).save(frame, session.state_dict())
+        except Exception as error:  # what failed before may keep the state from being told
+            _log.warning("the state at the crash cannot be saved to %s: %s", folder, error)
+        else:
+            _log.warning("the state at the crash is in %s", path)
 
     def _save(self, session: SessionView) -> None:
         assert self._store is not None, "start() comes before step()"

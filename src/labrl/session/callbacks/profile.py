@@ -1,0 +1,65 @@
+"""Where the time of some frames went, call by call."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from labrl.session.callbacks.callback import Callback, SessionView
+
+if TYPE_CHECKING:
+    from labrl.config.schema import ProfileConfig
+
+_log = logging.getLogger(__name__)
+
+ROWS = 50
+"""Of the table: the calls that took most time by themselves."""
+
+
+class Profile(Callback):
+    """Watches a window of training by torch's profiler, and writes two files to the session's `profile`.
+
+    `trace.json` opens in a browser's tracing page or in Perfetto; `table.txt` has the costliest calls.
+    The window is slower than the rest of the run, and the same in all that is learned.
+    """
+
+    def __init__(self, config: ProfileConfig) -> None:
+        self._start, self._end = config.start, config.start + config.frames
+        self._profiler: Any = None
+
+    def start(self, session: SessionView) -> None:
+        """Begin, if the window does so at this frame."""
+        self._begin(session)
+
+    def step(self, session: SessionView) -> None:
+        """Begin or end, if it is time."""
+        if self._profiler is None:
+            self._begin(session)
+        elif session.clock.frame >= self._end:
+            self._write(session)
+
+    def finish(self, session: SessionView) -> None:
+        """A session that ends within the window writes what was seen."""
+        if self._profiler is not None:
+            self._write(session)
+
+    def _begin(self, session: SessionView) -> None:
+        if not self._start <= session.clock.frame < self._end:
+            return
+        from torch.profiler import ProfilerActivity, profile, supported_activities
+
+        wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & set(supported_activities())
+        self._profiler = profile(activities=sorted(wanted, key=str), record_shapes=False)
+        self._profiler.start()
+
+    def _write(self, session: SessionView) -> None:
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        folder = session.folder.profile
+        try:
+            folder.mkdir(exist_ok=True)
+            profiler.export_chrome_trace(str(folder / "trace.json"))
+            table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
+            (folder / "table.txt").write_text(table + "\n")
+        except OSError as error:
+            _log.warning("the profile cannot be written to %s: %s", folder, error)
