@@ -22,6 +22,7 @@ HARMLESS = frozenset(
         "meta.num_cpus",
         "meta.device",
         "meta.on_crash",
+        "meta.profile",
         "meta.tensorboard",
         "meta.progress",
     }
