@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labrl.agents.transforms import (
+    ClipReward,
+    ClipRewardConfig,
     NormalizeObservation,
     NormalizeObservationConfig,
     NormalizeReward,
@@ -16,10 +18,13 @@ from labrl.agents.transforms import (
     RunningMoments,
     ScaleReward,
     ScaleRewardConfig,
+    ShiftReward,
+    ShiftRewardConfig,
     SignReward,
     SignRewardConfig,
     Transforms,
 )
+from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
@@ -132,3 +137,41 @@ def test_images_are_not_normalized() -> None:
     images = Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2), 2)
     with pytest.raises(ConfigError, match=r"transforms\.observation"):
         NormalizeObservation(NormalizeObservationConfig(), images)
+
+
+def test_what_is_older_than_the_window_fades_and_the_rest_is_as_without_one() -> None:
+    rng = np.random.default_rng(3)
+    fading, all_of_it = RunningMoments((1,), window=100), RunningMoments((1,))
+    for batch in rng.normal(0, 1, size=(50, 2, 1)):
+        fading.update(batch)
+        all_of_it.update(batch)
+    assert fading.mean == pytest.approx(all_of_it.mean)
+    assert fading.variance == pytest.approx(all_of_it.variance)
+    for batch in rng.normal(50, 2, size=(500, 2, 1)):  # ten windows later
+        fading.update(batch)
+        all_of_it.update(batch)
+    assert fading.mean == pytest.approx([50], abs=0.5)
+    assert fading.variance == pytest.approx([4], rel=0.3)
+    assert all_of_it.mean == pytest.approx([45], abs=1)
+
+
+def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
+    shift, clip = (
+        ShiftReward(ShiftRewardConfig(shift=-0.5), VECTOR),
+        ClipReward(ClipRewardConfig(low=-1.0, high=2.0), VECTOR),
+    )
+    assert Transforms({"shift": shift, "clip": clip}).step(step([-7.0, 2.0])).reward.tolist() == [-1.0, 1.5]
+    assert Transforms({"clip": clip, "shift": shift}).step(step([-7.0, 3.0])).reward.tolist() == [-1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("transforms.reward={_target_: labrl.agents.transforms.ClipReward, low: 1, high: -1}", "low"),
+        ("transforms.reward={_target_: labrl.agents.transforms.ShiftReward}", r"transforms\.reward\.shift"),
+        ("transforms.reward={_target_: labrl.agents.transforms.NormalizeReward, window: 0}", "window"),
+    ],
+)
+def test_bounds_without_room_and_missing_numbers_are_refused(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(compose(["env=pendulum", "preset=none", word]))

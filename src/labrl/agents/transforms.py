@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
-from labrl.config.types import PositiveFloat, Probability
+from labrl.config.types import PositiveFloat, PositiveInt, Probability
 from labrl.networks.spaces import Spaces, is_image
 from labrl.step import Step
 
@@ -24,8 +24,9 @@ from labrl.step import Step
 class RunningMoments:
     """Mean and variance of a stream of batches (Chan et al., 1979, "Updating formulae", eq. 1.5)."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.count = 0.0
+    def __init__(self, shape: tuple[int, ...], window: int | None = None) -> None:
+        """window: what came before counts as this many samples at most; None: all that there were."""
+        self.count, self._window = 0.0, window
         self.mean = np.zeros(shape)
         self._squares = np.zeros(shape)
 
@@ -37,6 +38,10 @@ class RunningMoments:
         self._squares += ((batch - mean) ** 2).sum(0) + difference**2 * (self.count * n / total)
         self.mean += difference * (n / total)
         self.count = total
+        if self._window is not None and total > self._window:
+            # What is old fades: after `window` further samples it weighs 1/e of what it did.
+            self._squares *= self._window / total
+            self.count = float(self._window)
 
     @property
     def variance(self) -> NDArray:
@@ -111,6 +116,8 @@ class NormalizeObservationConfig:
     """Largest magnitude after normalization, in standard deviations."""
     epsilon: PositiveFloat = 1e-8
     """Added to the variance."""
+    window: PositiveInt | None = None
+    """Observations after which older ones fade from the statistics, >= 1; null: never."""
 
 
 class NormalizeObservation(Identity):
@@ -129,7 +136,7 @@ class NormalizeObservation(Identity):
                 "transforms.observation: NormalizeObservation needs vectors of real numbers, this "
                 f"environment gives {spaces.observation}. Switch it off with transforms.observation=null."
             )
-        self._config, self._moments = config, RunningMoments(shape)
+        self._config, self._moments = config, RunningMoments(shape, config.window)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -165,6 +172,8 @@ class NormalizeRewardConfig:
     """Largest magnitude after scaling."""
     epsilon: PositiveFloat = 1e-8
     """Added to the variance."""
+    window: PositiveInt | None = None
+    """Rewards after which older ones fade from the statistics, >= 1; null: never."""
 
 
 class NormalizeReward(Identity):
@@ -173,7 +182,7 @@ class NormalizeReward(Identity):
     Config = NormalizeRewardConfig
 
     def __init__(self, config: NormalizeRewardConfig, spaces: Spaces) -> None:
-        self._config, self._moments = config, RunningMoments(())
+        self._config, self._moments = config, RunningMoments((), config.window)
         self._return = np.zeros(spaces.num_envs)
 
     def reward(self, step: Step) -> NDArray:
@@ -231,6 +240,54 @@ class ScaleReward(Identity):
     def reward(self, step: Step) -> NDArray:
         """[num_envs]."""
         return step.reward * self._scale
+
+
+@dataclass(kw_only=True)
+class ShiftRewardConfig:
+    """Rewards plus a constant."""
+
+    shift: float
+    """What is added to every reward."""
+
+
+class ShiftReward(Identity):
+    """A bonus or a price for each step: of weight wherever an episode can end early or late."""
+
+    Config = ShiftRewardConfig
+
+    def __init__(self, config: ShiftRewardConfig, spaces: Spaces) -> None:
+        self._shift = np.float32(config.shift)
+
+    def reward(self, step: Step) -> NDArray:
+        """[num_envs]."""
+        return step.reward + self._shift
+
+
+@dataclass(kw_only=True)
+class ClipRewardConfig:
+    """Rewards within bounds."""
+
+    low: float = -1.0
+    """The smallest reward that the learner sees."""
+    high: float = 1.0
+    """The largest, > low."""
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError(f"low must be less than high, got {self.low} and {self.high}")
+
+
+class ClipReward(Identity):
+    """What lies beyond the bounds becomes the bound, so that no single reward outweighs all others."""
+
+    Config = ClipRewardConfig
+
+    def __init__(self, config: ClipRewardConfig, spaces: Spaces) -> None:
+        self._low, self._high = np.float32(config.low), np.float32(config.high)
+
+    def reward(self, step: Step) -> NDArray:
+        """[num_envs]."""
+        return np.clip(step.reward, self._low, self._high)
 
 
 class Transforms:
