@@ -17,7 +17,7 @@ def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
     Raises RuntimeError where the trial failed.
     """
     folder = Path(tempfile.mkdtemp(prefix="labrl-bench-")) / "run"
-    result = labrl.train([*overrides, "meta.max_session=1", f"hydra.run.dir={folder}"])
+    result = labrl.train([*overrides, "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={folder}"])
     if result.exit_code != 0:
         raise RuntimeError(f"labrl ended with {result.exit_code}: {result.sessions}")
     session = folder / "session_0"

@@ -23,7 +23,7 @@ from labrl.config.consistency import override, quoted
 from labrl.envs.repeatability import same
 from labrl.storage.checkpoint import CheckpointStore
 
-QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "wandb=disabled", "seed=5"]
 
 VECTOR = ["env.max_frame=2400", "meta.log_frequency=200", "meta.eval_frequency=280"]
 IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.eval_frequency=28"]

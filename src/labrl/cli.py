@@ -1,4 +1,4 @@
-"""The commands `labrl` and `labrl-envs`. Nothing else reads the command line."""
+"""The commands `labrl`, `labrl-envs` and `labrl-wandb`. Nothing else reads the command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labrl.config.errors import ConfigError
@@ -136,6 +137,34 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
             print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {identity}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    return DONE
+
+
+def send_to_wandb(argv: Sequence[str] | None = None) -> int:
+    """`labrl-wandb <run folders>`: send what Weights & Biases lacks of them. Returns the exit code."""
+    import argparse
+
+    from labrl.dashboards.mirror import send
+
+    parser = argparse.ArgumentParser(
+        prog="labrl-wandb",
+        description="Send what Weights & Biases lacks of runs that have ended, after a loss of the network "
+        "or because they ran without it. What is there already is not sent again.",
+    )
+    parser.add_argument("folders", nargs="+", help="run folders", type=Path)
+    parser.add_argument("--project", help="another project than the run's own")
+    parser.add_argument("--entity", help="another user or team")
+    parser.add_argument("--wait", type=float, default=3600.0, help="seconds for the uploads of each (3600)")
+    try:
+        words = vars(parser.parse_args(argv))
+        for folder in words.pop("folders"):
+            send(folder, {key: value for key, value in words.items() if value is not None}, print)
+    except ConfigError as error:
+        return _refused(error, full_error=False)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     return DONE

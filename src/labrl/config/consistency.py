@@ -33,7 +33,7 @@ Absent, so that nobody adds them lightly: `meta.precision` changes every number,
 column of the tables means.
 """
 
-HARMLESS_GROUPS = ("callbacks", "meta.profile")
+HARMLESS_GROUPS = ("callbacks", "meta.profile", "wandb")
 """Keys below these only watch."""
 
 ABSENT = object()

@@ -13,6 +13,8 @@ from typing import Any
 
 from labrl.agents.transforms import Transforms
 from labrl.config.schema import TrialConfig
+from labrl.dashboards import login
+from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe
 from labrl.lab.devices import threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
@@ -42,6 +44,7 @@ def check(config: TrialConfig) -> None:
         agent.check(config.agent.config, spaces)
     Transforms.build(config.transforms, spaces)
     check_callbacks(config)
+    login.chosen(config.wandb)
 
 
 def run_trial(
@@ -89,16 +92,16 @@ def run_sessions(
         for outdated in (folder.result, folder.progress):
             outdated.unlink(missing_ok=True)
     num_threads = threads_per_session(config.meta.num_cpus, len(indices))
-    if config.meta.max_session == 1:
-        codes = {0: run_session(config, 0, run.session(0), num_threads)}
-    else:
-        codes = _in_processes(config, plain, run, indices, num_threads)
-    result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
-    for index in range(config.meta.max_session):
-        result.sessions.append(_read_result(config, run, index, codes.get(index, 0)))
-    run.set_status(
-        _run_status(result.exit_code), sessions=[dataclasses.asdict(session) for session in result.sessions]
-    )
+    with shown_on_wandb(config.wandb, run, indices, say):
+        if config.meta.max_session == 1:
+            codes = {0: run_session(config, 0, run.session(0), num_threads)}
+        else:
+            codes = _in_processes(config, plain, run, indices, num_threads)
+        result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
+        for index in range(config.meta.max_session):
+            result.sessions.append(_read_result(config, run, index, codes.get(index, 0)))
+        sessions = [dataclasses.asdict(session) for session in result.sessions]
+        run.set_status(_run_status(result.exit_code), sessions=sessions)
     return result
 
 

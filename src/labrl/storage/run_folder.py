@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class SessionFolder:
     def checkpoints(self) -> Path:
         """Folder of the resumable states and the best model."""
         return self.path / "checkpoints"
+
+    def checkpoint_frames(self) -> list[int]:
+        """The frames of which there is a checkpoint, whole or not; found without loading any."""
+        found = (re.fullmatch(r"frame_(\d{12,})", path.name) for path in self.checkpoints.glob("frame_*"))
+        return [int(match[1]) for match in found if match]
 
     @property
     def crash(self) -> Path:

@@ -1,0 +1,92 @@
+"""Whether there is a login to Weights & Biases, and what follows; found out without importing wandb."""
+
+from __future__ import annotations
+
+import configparser
+import netrc
+import os
+import urllib.parse
+from pathlib import Path
+from typing import Literal
+
+from labrl.config.errors import ConfigError
+from labrl.config.schema import WandbConfig
+
+Mode = Literal["online", "offline", "disabled"]
+
+HOW_TO = "`wandb login`, once, or WANDB_API_KEY=<key> before the command"
+
+_MODES: dict[str, Mode] = {
+    "online": "online",
+    "run": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
+"""What WANDB_MODE can be, in W&B's own words."""
+
+
+def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
+    """The mode that a run goes by, and a line for its beginning, if there is something to say.
+
+    Raises ConfigError where `wandb.mode` is online and there is no login: nothing ever asks for one.
+    """
+    if config.mode == "disabled":
+        return "disabled", None
+    if config.mode == "offline":
+        return "offline", "Weights & Biases: offline, `wandb sync` sends it later"
+    if config.mode == "online":
+        if not has_login():
+            raise ConfigError(
+                f"wandb=online needs a login to {_host()}: {HOW_TO}; or wandb=offline, to send it later"
+            )
+        return "online", _online(config)
+    asked = _MODES.get(os.environ.get("WANDB_MODE") or _settings().get("mode", ""))
+    if asked == "disabled":
+        return "disabled", None
+    if asked == "offline":
+        return "offline", "Weights & Biases: offline, as its own settings say; `wandb sync` sends it later"
+    if has_login():
+        return "online", _online(config)
+    return "disabled", f"Weights & Biases: off, no login ({HOW_TO}; or wandb=offline; or wandb=disabled)"
+
+
+def has_login() -> bool:
+    """Whether W&B would find a key by itself: in the environment, ~/.netrc or its settings."""
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return True
+    if _settings().get("api_key"):
+        return True
+    host = urllib.parse.urlsplit(_host()).netloc
+    try:
+        entry = netrc.netrc(_netrc_file()).authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return bool(entry and entry[2])
+
+
+def _online(config: WandbConfig) -> str:
+    return f"Weights & Biases: online, project {config.project}"
+
+
+def _host() -> str:
+    return os.environ.get("WANDB_BASE_URL") or _settings().get("base_url") or "https://api.wandb.ai"
+
+
+def _netrc_file() -> Path:
+    if os.environ.get("NETRC"):
+        return Path(os.environ["NETRC"]).expanduser()
+    home = Path.home()
+    return next((path for path in (home / ".netrc", home / "_netrc") if path.exists()), home / ".netrc")
+
+
+def _settings() -> dict[str, str]:
+    """What W&B's commands wrote, as `wandb offline` does: for the user, then for the working folder."""
+    folder = os.environ.get("WANDB_CONFIG_DIR")
+    own = Path(folder).expanduser() if folder else Path.home() / ".config" / "wandb"
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read([own / "settings", Path("wandb", "settings")])
+    except (OSError, configparser.Error, UnicodeDecodeError):
+        return {}
+    return dict(parser["default"]) if parser.has_section("default") else {}

@@ -1,0 +1,143 @@
+"""The process that shows a run on Weights & Biases, as the trial sees it: started, told of the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from labrl.config.errors import ConfigError
+from labrl.config.schema import WandbConfig
+from labrl.config.validate import InvalidError, dataclass_of
+from labrl.dashboards.login import Mode, chosen
+from labrl.storage.provenance import read_config
+from labrl.storage.run_folder import RunFolder
+
+GRACE_SECONDS = 10.0
+"""What the end of a trial grants besides `wandb.wait`: the process may have only just begun."""
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def shown_on_wandb(
+    config: WandbConfig, run: RunFolder, sessions: Sequence[int], say: Callable[[str], None]
+) -> Iterator[None]:
+    """Show the sessions numbered `sessions` on Weights & Biases for as long as this lasts.
+
+    Training meets nothing of it: the rows go from the run folder, by a process of their own, and
+    whatever goes wrong there is one line at the end. say: prints a line. Raises ConfigError where
+    `wandb=online` has no login.
+    """
+    mode, line = chosen(config)
+    if line:
+        say(line)
+    if mode == "disabled":
+        yield
+        return
+    log = run.path / "wandb.log"
+    process = _started(config, mode, run, sessions, log)
+    try:
+        yield
+    finally:
+        if process is not None:
+            failure = _ended(process, config.wait + GRACE_SECONDS)
+            for told in _outcome(run, sessions, failure, log):
+                say(told)
+
+
+def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Send what W&B lacks of the run in `folder`, which has ended.
+
+    changes: options of `WandbConfig` that differ from the run's own. Raises ConfigError where there is no
+    such run, it still runs, an option is wrong, or there is no login.
+    """
+    run = RunFolder.open(folder)
+    options = {**read_config(run).get("wandb", {}), "mode": "online", **changes}
+    try:
+        config = dataclass_of(WandbConfig, options)
+    except InvalidError as invalid:
+        raise ConfigError(invalid.told("wandb")) from None
+    with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say):
+        pass
+
+
+def _started(
+    config: WandbConfig, mode: Mode, run: RunFolder, sessions: Sequence[int], log: Path
+) -> subprocess.Popen[str] | None:
+    package = str(Path(__file__).parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    asked = {
+        "folder": str(run.path),
+        "mode": mode,
+        "options": dataclasses.asdict(config),
+        "sessions": list(sessions),
+        "parent": os.getpid(),
+    }
+    try:
+        with open(log, "a") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "labrl.dashboards"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                text=True,
+                # Ctrl-C at the terminal is for the trial, which tells it when it is over.
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+    except OSError as error:
+        _log.warning("Weights & Biases cannot be started, training goes on: %s", error)
+        return None
+    return process
+
+
+def _ended(process: subprocess.Popen[str], seconds: float) -> str | None:
+    """Say that the trial is over; wait at most `seconds`, or until Ctrl-C. Returns what went wrong."""
+    try:
+        with contextlib.suppress(OSError):  # it ended before
+            process.communicate("end\n", timeout=seconds)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
+        return "not all was sent in time"
+    code = process.wait()
+    return f"its process ended with code {code}" if code else None
+
+
+def _outcome(run: RunFolder, sessions: Sequence[int], failure: str | None, log: Path) -> Iterator[str]:
+    """A line on where the sessions are to be seen, and one on what went wrong."""
+    found = [_read(run.path / f"session_{index}" / "wandb.json") for index in sessions]
+    urls = [facts["url"] for facts in found if facts.get("url")]
+    warnings = [facts["warning"] for facts in found if facts.get("warning")]
+    if failure and not warnings:
+        warnings = [failure]
+    if urls:
+        more = f" and {len(urls) - 1} more of its group" if len(urls) > 1 else ""
+        yield f"Weights & Biases: {urls[0]}{more}"
+    if warnings:
+        yield f"Weights & Biases: {warnings[0]} (log: {log})"
+        if len(urls) == len(found):
+            yield f"Weights & Biases: to send the rest: labrl-wandb {shlex.quote(str(run.path))}"
+    if len(urls) < len(found):
+        folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
+        yield f"Weights & Biases: kept in the run folder; to send it: wandb sync {folders}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,115 @@
+"""Whether Weights & Biases is on follows from the configuration, its own settings, and a login."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.config.schema import WandbConfig
+from labrl.dashboards.login import chosen, has_login
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def mode(**options: str) -> str:
+    return chosen(WandbConfig(**options))[0]  # type: ignore[arg-type]
+
+
+def settings(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"[default]\n{text}\n")
+
+
+def test_auto_is_off_without_a_login_and_online_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mode() == "disabled"
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    assert mode() == "online"
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled"), ("online", "online")],
+)
+def test_auto_goes_by_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str, expected: str) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    monkeypatch.setenv("WANDB_MODE", variable)
+    assert mode() == expected
+
+
+def test_a_mode_that_is_given_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert mode(mode="offline") == "offline"
+    assert chosen(WandbConfig(mode="disabled")) == ("disabled", None)
+
+
+def test_auto_goes_by_what_the_commands_of_wandb_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    settings(tmp_path / ".config" / "wandb" / "settings", "mode = offline")
+    assert mode() == "offline"
+    settings(tmp_path / "wandb" / "settings", "mode = disabled")
+    assert mode() == "disabled"
+
+
+def test_a_login_is_a_key_for_the_server_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine elsewhere.org\n  login user\n  password k\n")
+    assert not has_login()
+    netrc.write_text("machine api.wandb.ai\n  login user\n  password k\n")
+    assert has_login()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert not has_login()
+    settings(tmp_path / ".config" / "wandb" / "settings", "api_key = k")
+    assert has_login()
+
+
+@pytest.mark.parametrize("content", ["machine", "\x00\xff", "machine api.wandb.ai login"])
+def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".netrc").write_text(content)
+    settings(tmp_path / ".config" / "wandb" / "settings", "]]")
+    assert mode() == "disabled"
+
+
+def test_online_without_a_login_is_wrong_input() -> None:
+    with pytest.raises(ConfigError, match=r"needs a login to https://api\.wandb\.ai: `wandb login`"):
+        mode(mode="online")
+
+
+def test_looking_for_a_login_does_not_import_wandb() -> None:
+    import subprocess
+
+    code = "import sys, labrl.dashboards.mirror; sys.exit('wandb' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("option", ["auto", "online", "offline", "disabled"])
+def test_every_option_of_the_group_is_its_mode(option: str) -> None:
+    assert resolve(compose([f"wandb={option}", "wandb.project=x"])).wandb.mode == option
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("wandb.project=a/b", r"wandb\.project must be 1 to 128 characters, none of / "),
+        ("wandb.tags=['']", r"wandb\.tags\[0\] must be 1 to 64 characters"),
+        (f"wandb.group={'g' * 129}", r"wandb\.group must be 1 to 128 characters"),
+        ("wandb.artifacts=[model]", r"wandb\.artifacts\[0\] must be 'best', 'report' or 'videos'"),
+        ("wandb.wait=-1", r"wandb\.wait must be at least 0"),
+    ],
+)
+def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(compose([word]))

@@ -1,0 +1,146 @@
+"""Whole runs with Weights & Biases: killed, resumed, without a login, without a network; and without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from exact_cases import differences
+from wandb_cases import API_KEY, Server, logs, shown, tables, told
+
+from labrl.cli import main, send_to_wandb
+from labrl.dashboards.transaction_log import last_step
+
+ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a login, wherever the tests run."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+
+def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_wandb(tmp_path: Path) -> None:
+    run, without = tmp_path / "run", tmp_path / "without"
+    words = [*ENDLESS, *QUIET]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "labrl", *words, "wandb=offline", f"hydra.run.dir={run}"],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 120
+    while not any(last_step(log) for log in logs(run / "session_0")):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    reached = last_step(logs(run / "session_0")[0])
+    assert reached
+
+    budget = f"env.max_frame={newest(run) + 2100}"
+    assert main([f"+resume={run}", budget]) == 0
+    (log,) = logs(run / "session_0")
+    found = told(log)
+    assert found.steps[-1] > reached
+    assert shown(found.rows) == tables(run / "session_0")
+    assert found.exit_code == 0
+    assert found.config["provenance"]["resumes"] == 1
+
+    assert main([*words, budget, "wandb=disabled", f"hydra.run.dir={without}"]) == 0
+    assert differences(run, without) == []
+    assert not list(without.rglob("wandb*"))
+
+
+def newest(run: Path) -> int:
+    return max(int(path.name[6:]) for path in (run / "session_0" / "checkpoints").glob("frame_*"))
+
+
+def test_without_a_network_the_run_ends_in_time_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", API_KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
+    run = tmp_path / "run"
+    words = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
+    assert main(words) == 0
+    said = capfd.readouterr()
+    assert said.out.count("not reached") == 1
+    assert f"wandb sync {run}/session_*/wandb/offline-run-*" in said.out
+    assert "wandb" not in said.err
+    (log,) = logs(run / "session_0")
+    assert shown(told(log).rows) == tables(run / "session_0")
+
+
+def test_a_wait_that_is_over_ends_what_still_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("labrl.dashboards.mirror.GRACE_SECONDS", 0.0)
+    words = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=offline", "wandb.wait=0"]
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert "not all was sent in time" in capfd.readouterr().out
+
+
+def test_a_run_without_wandb_is_sent_later_whole_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
+    assert main(words) == 0
+    assert send_to_wandb([str(run)]) == 2
+    assert "needs a login" in capfd.readouterr().err
+    with Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        for _ in range(2):
+            assert send_to_wandb([str(run), "--project", "later", "--entity", "me"]) == 0
+        (name,) = server.runs
+        assert shown(server.rows(name)) == tables(run / "session_0")
+        assert server.runs[name]["project"] == "later"
+    assert (
+        f"Weights & Biases: {server.environment['WANDB_BASE_URL']}/me/later/runs/" in capfd.readouterr().out
+    )
+
+
+def test_sending_what_is_no_run_is_wrong_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert send_to_wandb([str(tmp_path)]) == 2
+    assert "holds no run of labrl" in capfd.readouterr().err
+
+
+def test_auto_without_a_login_says_in_one_line_how_to_switch_it_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*ENDLESS, *QUIET, "env.max_frame=1000", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(words) == 0
+    told = [line for line in capfd.readouterr().out.splitlines() if "Weights & Biases" in line]
+    assert len(told) == 1
+    assert "no login" in told[0]
+    assert "wandb login" in told[0]
+    assert "wandb.log" not in os.listdir(tmp_path / "run")
+
+
+def test_online_without_a_login_is_refused_before_anything_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["wandb=online", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    said = capfd.readouterr().err
+    assert "wandb=online needs a login" in said
+    assert "wandb=offline" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_never_imports_wandb() -> None:
+    words = ["agent=random", "env.max_frame=64", *QUIET, "wandb=disabled"]
+    code = f"import labrl, sys; labrl.train({words}); sys.exit('wandb' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd="/tmp", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,209 @@
+"""What W&B was told: by a reader of its transaction logs, and by a server that stands in for theirs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import wandb
+from wandb.proto import wandb_internal_pb2
+
+API_KEY = "k" * 40
+
+
+def crc32(content: bytes) -> int:
+    """Of a record as W&B masks it: of its kind and its bytes."""
+    return zlib.crc32(content)
+
+
+def records(log: Path) -> Iterator[Any]:
+    """The records of a `.wandb` file: LevelDB's log format, 7 bytes of header, blocks of 32 KiB."""
+    content = log.read_bytes()
+    assert content[:4] == b":W&B"
+    at, whole = 7, b""
+    while at < len(content):
+        rest = 32768 - at % 32768
+        if rest < 7:
+            assert not any(content[at : at + rest])
+            at += rest
+            continue
+        checksum = int.from_bytes(content[at : at + 4], "little")
+        length = int.from_bytes(content[at + 4 : at + 6], "little")
+        kind = content[at + 6]
+        part = content[at + 7 : at + 7 + length]
+        assert len(part) == length, "torn"
+        assert checksum == crc32(bytes([kind]) + part)
+        at += 7 + length
+        whole = part if kind in (1, 2) else whole + part
+        if kind in (1, 4):
+            yield wandb_internal_pb2.Record.FromString(whole)
+
+
+@dataclass
+class Told:
+    """What one log says."""
+
+    run: Any = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, str] = field(default_factory=dict)
+    artifacts: dict[str, list[str]] = field(default_factory=dict)
+    exit_code: int | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        return [row["_step"] for row in self.rows]
+
+
+def told(log: Path) -> Told:
+    found = Told()
+    for record in records(log):
+        match record.WhichOneof("record_type"):
+            case "run":
+                found.run = record.run
+                found.config |= _items(record.run.config.update)
+            case "config":
+                found.config |= _items(record.config.update)
+            case "history":
+                found.rows.append({**_items(record.history.item), "_step": record.history.step.num})
+            case "summary":
+                found.summary |= _items(record.summary.update)
+            case "metric":
+                name = record.metric.name or record.metric.glob_name
+                found.metrics[name] = record.metric.step_metric
+            case "artifact":
+                files = [entry.path for entry in record.artifact.manifest.contents]
+                found.artifacts[record.artifact.type] = sorted(files)
+            case "exit":
+                found.exit_code = record.exit.exit_code
+    return found
+
+
+def _items(items: Any) -> dict[str, Any]:
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def logs(session: Path) -> list[Path]:
+    return sorted((session / "wandb").glob("*run-*/run-*.wandb"))
+
+
+def tables(session: Path) -> list[tuple[int, dict[str, float]]]:
+    """What both tables hold, by frame, as W&B is to show it."""
+    from exact_cases import rows
+
+    merged: dict[int, dict[str, float]] = {}
+    for name in ("train", "eval"):
+        path = session / f"{name}.csv"
+        for row in rows(path) if path.exists() else []:
+            frame = int(row.pop("frame"))
+            numbers = {f"{name}/{key}": cell for key, cell in row.items() if key != "source" and cell}
+            merged.setdefault(frame, {}).update({key: float(cell) for key, cell in numbers.items()})
+    return sorted(merged.items())
+
+
+def shown(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, float]]]:
+    """Rows of W&B's as `tables` gives them."""
+    pattern = re.compile(r"(train|eval)/(?!wall$|fps$).*")
+    return [(row["frame"], {k: v for k, v in row.items() if pattern.fullmatch(k)}) for row in rows]
+
+
+class Server:
+    """Answers as much of W&B's protocol as its client needs to keep a history; use as a context manager."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self.reply({})
+
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers.get("content-length") or 0))
+                if self.headers.get("content-encoding") == "gzip":
+                    content = gzip.decompress(content)
+                if self.path.startswith("/graphql"):
+                    self.reply(server.answer(json.loads(content)))
+                elif self.path.endswith("file_stream"):
+                    server.stream(self.path.split("/")[-2], json.loads(content))
+                    self.reply({"exitcode": None, "limits": {}})
+                else:
+                    self.reply({})
+
+            def reply(self, answer: Any) -> None:
+                content = json.dumps(answer).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes W&B's client speak to this server."""
+        url = f"http://127.0.0.1:{self._http.server_port}"
+        return {"WANDB_BASE_URL": url, "WANDB_API_KEY": API_KEY}
+
+    def __enter__(self) -> Server:
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def answer(self, query: dict[str, Any]) -> dict[str, Any]:
+        asked, values = query.get("operationName"), query.get("variables") or {}
+        project = {"id": "p", "name": values.get("project"), "entity": {"id": "e", "name": "me"}}
+        if asked == "UpsertBucket":
+            run = self.runs.setdefault(values["name"], {"history": [], "summary": "{}", "exit_code": None})
+            run.update({key: value for key, value in values.items() if value is not None})
+            bucket = {"id": "r", "name": values["name"], "displayName": run.get("displayName")}
+            bucket |= {"historyLineCount": len(run["history"]), "project": project}
+            return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
+        if asked == "RunResumeStatus":
+            run = self.runs.get(values["name"])
+            return {"data": {"model": {**project, "bucket": run and self._resumed(values["name"], run)}}}
+        if "viewer" not in query["query"]:
+            return {"data": None, "errors": [{"message": "not part of this server"}]}
+        viewer = {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
+        return {"data": {"viewer": viewer, "serverInfo": None}}
+
+    def stream(self, name: str, content: dict[str, Any]) -> None:
+        run = self.runs[name]
+        files = content.get("files") or {}
+        if history := files.get("wandb-history.jsonl"):
+            at = history["offset"]
+            run["history"][at : at + len(history["content"])] = history["content"]
+        if summary := files.get("wandb-summary.json"):
+            run["summary"] = summary["content"][-1]
+        if content.get("complete"):
+            run["exit_code"] = content["exitcode"]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.runs[name]["history"]]
+
+    def _resumed(self, name: str, run: dict[str, Any]) -> dict[str, Any]:
+        counts = {"historyLineCount": len(run["history"]), "logLineCount": 0, "eventsLineCount": 0}
+        tails = {"historyTail": json.dumps(run["history"][-1:]), "eventsTail": "[]"}
+        known = {"id": "r", "name": name, "displayName": None, "tags": [], "config": run.get("config")}
+        return {**known, **counts, **tails, "summaryMetrics": run["summary"], "wandbConfig": '{"t": 1}'}
+
+
+__all__ = ["API_KEY", "Server", "Told", "logs", "records", "shown", "tables", "told", "wandb"]
