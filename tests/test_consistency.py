@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labrl.config.compose import compose, to_plain
-from labrl.config.consistency import ABSENT, HARMLESS, Change, changes, contradictions, override, refusal
+from labrl.config.consistency import (
+    ABSENT,
+    HARMLESS,
+    HARMLESS_GROUPS,
+    Change,
+    changes,
+    contradictions,
+    override,
+    refusal,
+)
 from labrl.config.schema import MetaConfig
 
 KEYS = st.sampled_from(["a", "b", "c"])
@@ -81,7 +90,8 @@ def test_every_harmless_key_exists(key: str) -> None:
 
 def test_every_key_of_meta_has_been_decided_upon() -> None:
     """A key that is added to `meta` must be put here or there by somebody who has thought about it."""
-    decided = {key.removeprefix("meta.") for key in HARMLESS if key.startswith("meta.")}
+    harmless = [*HARMLESS, *HARMLESS_GROUPS]
+    decided = {key.removeprefix("meta.") for key in harmless if key.startswith("meta.")}
     refused = {"distributed", "episode_window", "precision"}
     assert decided | refused == set(MetaConfig.__dataclass_fields__)
     assert not decided & refused
