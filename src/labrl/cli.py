@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labrl.config.errors import ConfigError
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from labrl.lab.again import Again
-
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes; 143 is an interruption by any other signal than Ctrl-C."""
+from labrl.lab.job import Job, refused
+from labrl.lab.outcome import DONE, INTERRUPTED, WRONG_INPUT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _print_version()
             return _run(arguments, full_error)
         except ConfigError as error:
-            return _refused(error, full_error)
+            return refused(error, full_error)
         except KeyboardInterrupt:
             print("labrl: interrupted", file=sys.stderr)
             return INTERRUPTED
@@ -48,77 +40,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], full_error: bool) -> int:
-    """Let Hydra compose and call `_trial` for each job. Raises ConfigError for all that it cannot compose."""
+    """Let Hydra compose and call a `Job` for each trial. Raises ConfigError for what it cannot compose."""
     import hydra
     from hydra._internal.utils import get_args
 
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
     from labrl.lab.again import Again
+    from labrl.lab.experiment_again import ExperimentAgain
 
     words = get_args(arguments)
-    again = None if words.help else Again.asked_for(words.overrides, words.multirun)
+    again: Again | ExperimentAgain | None = None
+    if not words.help:
+        asked_for = ExperimentAgain.asked_for if words.multirun else Again.asked_for
+        again = asked_for(words.overrides)
     if again is not None:
         arguments = [word for word in arguments if word not in words.overrides] + again.words
         if again.config_dir and not words.config_dir:
             arguments = ["--config-dir", again.config_dir, *arguments]
         words = get_args(arguments)
     prepare(words.config_dir)
-    exit_codes: list[int] = []
-
-    def task(cfg: DictConfig) -> int:
-        code = _trial(cfg, words.config_dir, again, full_error)
-        exit_codes.append(code)
-        if code >= INTERRUPTED:
-            # Hydra would go on with the experiment's next trial.
-            raise SystemExit(code)
-        return code
-
+    job = Job(words.config_dir, full_error, again)
     with _raising_hydra(), _arguments(arguments):
         try:
-            hydra.main(config_path=CONFIG_MODULE, config_name="config")(task)()
+            hydra.main(config_path=CONFIG_MODULE, config_name="config")(job)()
         except (ConfigError, BrokenPipeError):
             raise
         except Exception as error:
             raise explain(error, words.overrides, words.config_dir) from error
-    return max(exit_codes, default=DONE)
-
-
-def _trial(cfg: DictConfig, config_dir: str | None, again: Again | None, full_error: bool) -> int:
-    """Run one trial in the folder that Hydra has made for it. Returns its exit code.
-
-    config_dir: with a user's own groups; again: the run that this one goes back to, if any. A trial that
-    fails does not end an experiment: nothing but an interruption is raised.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    from labrl.config.compose import resolve, to_plain
-
-    job = HydraConfig.get()
-    folder = job.runtime.output_dir
-    try:
-        plain = to_plain(cfg)
-        config = resolve(plain)
-        # Imported late: a mistyped key must not wait for the rest.
-        from labrl.lab.summary import print_summary
-        from labrl.lab.trial import run_trial
-        from labrl.storage.provenance import Command
-
-        command = Command.of(list(job.overrides.task), job, config_dir)
-        if again is None:
-            result = run_trial(config, plain, folder, command)
-        else:
-            result = again.run(cfg, config, plain, folder, command)
-        print_summary(result)
-        return result.exit_code
-    except ConfigError as error:
-        _remove_if_empty(folder)
-        return _refused(error, full_error)
-    except Exception as error:
-        if full_error:
-            traceback.print_exc()
-        print(f"labrl: the trial in {folder} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        print("labrl: HYDRA_FULL_ERROR=1 before the command shows where", file=sys.stderr)
-        return FAILED
+    return job.exit_code
 
 
 def list_envs(argv: Sequence[str] | None = None) -> int:
@@ -162,7 +111,7 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
         for folder in words.pop("folders"):
             send(folder, {key: value for key, value in words.items() if value is not None}, print)
     except ConfigError as error:
-        return _refused(error, full_error=False)
+        return refused(error, full_error=False)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:
@@ -175,21 +124,6 @@ def _print_version() -> int:
 
     print(f"labrl {version('labrl')}")
     return DONE
-
-
-def _refused(error: ConfigError, full_error: bool) -> int:
-    if full_error:
-        traceback.print_exception(error)
-    print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
-    return WRONG_INPUT
-
-
-def _remove_if_empty(folder: str) -> None:
-    """Take away the folder that Hydra made for a trial that never started."""
-    try:
-        os.rmdir(folder)
-    except OSError:
-        return
 
 
 @contextmanager

@@ -20,6 +20,7 @@ HARMLESS = frozenset(
         "meta.max_trial",
         "meta.keep_last",
         "meta.num_cpus",
+        "meta.num_gpus",
         "meta.device",
         "meta.on_crash",
         "meta.profile",
@@ -105,6 +106,12 @@ def quoted(text: str) -> str:
     """`text` in quotes, as Hydra reads them: a backslash means itself unless a quote follows."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", text)
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
+
+
+def split_word(word: str) -> tuple[str, str]:
+    """Key and value of a word of a command line, without the signs that add or remove a key."""
+    key, _, value = word.lstrip("+~").partition("=")
+    return key, value
 
 
 def _ways_out(contradicting: Sequence[Change]) -> Iterator[str]:

@@ -71,6 +71,9 @@ class MetaConfig:
     """Latest checkpoints kept besides the best, >= 1."""
     num_cpus: PositiveFloat | None = None
     """Cores for the whole trial, > 0; null: all that the process may use."""
+    num_gpus: NonNegativeFloat | None = None
+    """GPUs for the whole trial, >= 0, of which trials side by side may share one: 0.5; null: all, or in an
+    experiment one that is shared with whoever is there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where networks live; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

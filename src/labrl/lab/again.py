@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.lab.result import TrialResult
     from labrl.storage.provenance import Command
+    from labrl.storage.run_folder import RunFolder
 
 
 class Again:
@@ -31,6 +32,16 @@ class Again:
         """What `words` go back to, or None. Raises ConfigError where they contradict, or no run is there."""
         request = request_of(words, multirun)
         return None if request is None else cls(request, Past.of(find(request.which, request.edits)))
+
+    @classmethod
+    def on_trial(cls, run: RunFolder, force: bool) -> Again:
+        """Go on with `run`, a trial of an experiment, as the experiment's configuration has it now."""
+        return cls(Request("resume", str(run.path), force, []), Past.of(run))
+
+    @property
+    def seed(self) -> int:
+        """The seed that the run used."""
+        return self._past.config["seed"]
 
     @property
     def words(self) -> list[str]:

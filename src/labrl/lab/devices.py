@@ -8,12 +8,20 @@ import os
 import sys
 from pathlib import Path
 
+NUM_CPUS = "LABRL_NUM_CPUS"
+"""Environment variable: the most cores that a process and those it starts may keep busy."""
+
 
 def available_cpus() -> int:
-    """Cores that this process may use: its affinity, cut to the quota of its control group."""
+    """Cores that this process may use: its affinity, cut to the quota of its control group.
+
+    Where an experiment has given it a share of them, which LABRL_NUM_CPUS says, no more than that.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, min(cores, math.ceil(quota))) if quota else cores
+    limits = [cores, math.ceil(_cgroup_quota() or cores)]
+    if os.environ.get(NUM_CPUS, "").isdigit():
+        limits.append(int(os.environ[NUM_CPUS]))
+    return max(1, min(limits))
 
 
 def _cgroup_quota() -> float | None:

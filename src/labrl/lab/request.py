@@ -44,11 +44,14 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
         raise ConfigError("+force=true goes with +resume or +rerun: labrl +resume=<run folder> +force=true")
     if len(kinds) > 1:
         raise ConfigError("+resume goes on in a run's folder, +rerun repeats a run in a new one: give one")
-    if multirun:
-        raise ConfigError(f"+{kinds[0]} takes one run, so it cannot be part of an experiment: leave out -m")
+    if multirun and kinds[0] == "rerun":
+        raise ConfigError("+rerun takes one run, so it cannot be part of an experiment: leave out -m")
     kind: Literal["resume", "rerun"] = "resume" if kinds[0] == "resume" else "rerun"
     edits = [word for word in words if not _asked(word)[0]]
-    folder = next((word for word in edits if word.lstrip("+").startswith("hydra.run.dir=")), None)
+    of_folder = "hydra.sweep.dir=" if multirun else "hydra.run.dir="
+    folder = next((word for word in edits if word.lstrip("+").startswith(of_folder)), None)
+    if kind == "resume" and multirun and folder:
+        raise ConfigError(f"{folder}: a resumed experiment goes on in its own folder")
     if kind == "resume" and folder:
         raise ConfigError(f"{folder}: a resumed run goes on in its own folder; +rerun=<run> takes a new one")
     return Request(kind, asked[kind], asked.get("force") == "true", edits)

@@ -22,6 +22,10 @@ from labrl.storage.provenance import Command, read_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 
+class FinishedError(ConfigError):
+    """There is nothing left to do in a run that is to go on."""
+
+
 def resume_trial(
     past: Past,
     request: Request,
@@ -33,8 +37,8 @@ def resume_trial(
     """Run the sessions that are not yet where `config` wants them, each from its newest checkpoint.
 
     changed: the keys of the resolved configuration that differ from the run's own; what contradicts its
-    past has been refused or forced by now. Raises ConfigError, with nothing written, where the run is
-    still alive or there is nothing left to do.
+    past has been refused or forced by now. Raises, with nothing written, ConfigError where the run is still
+    alive and FinishedError where there is nothing left to do.
     """
     check(config)
     run = past.folder
@@ -43,7 +47,7 @@ def resume_trial(
         _check_budget(past, config, reached)
         left = _sessions_left(run, config)
         if not left:
-            raise ConfigError(_finished(run, config))
+            raise FinishedError(_finished(run, config))
         before = read_provenance(run)
         resumes = list(run.info().get("resumes", []))
         with recording_failure(run):

@@ -36,7 +36,8 @@ def check(config: TrialConfig) -> None:
 
     Raises ConfigError.
     """
-    Compute.choose(config.meta.device, config.meta.precision, num_threads=1)
+    meta = config.meta
+    Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
     observation_space, action_space = describe(config.env)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs)
     agent = config.agent.load()

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import multiprocessing
-import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +20,7 @@ from labrl.config.schema import TrialConfig
 from labrl.lab.devices import available_cpus, keep_freed_memory
 from labrl.lab.result import SessionResult
 from labrl.seeding import session_seed
+from labrl.session.interruption import stop_with_the_parent
 from labrl.session.session import Session
 from labrl.storage.atomic import write_json
 from labrl.storage.checkpoint import CheckpointStore
@@ -138,7 +135,7 @@ def _fill(result: SessionResult, session: Session) -> None:
 
 def main(plain: Mapping[str, Any], index: int, folder: Path, num_threads: int) -> None:
     """Entry point of a session's own process; its exit code tells the trial how it ended."""
-    _stop_with_the_trial()
+    stop_with_the_parent()
     session = RunFolder.open(folder).session(index)
     try:
         with session.lock():
@@ -149,16 +146,3 @@ def main(plain: Mapping[str, Any], index: int, folder: Path, num_threads: int) -
         write_json(session.result, dataclasses.asdict(result))
         code = 2
     sys.exit(code)
-
-
-def _stop_with_the_trial() -> None:
-    """When the process that started this one is killed, save and end as if it had said so."""
-    trial = multiprocessing.parent_process()
-
-    def watch() -> None:
-        assert trial is not None
-        trial.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if trial is not None:
-        threading.Thread(target=watch, name="trial watch", daemon=True).start()

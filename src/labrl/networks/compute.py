@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,17 @@ def _cpu_has_bf16() -> bool:
     """Whether the processor multiplies bfloat16 in hardware; emulated, it is slower than float32."""
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+
+
+def _check_gpus(device: str, num_gpus: float) -> None:
+    """Raises ConfigError for more GPUs than there are, and for one that is wanted and not granted."""
+    there = torch.cuda.device_count()
+    if num_gpus > there:
+        raise ConfigError(
+            f"meta.num_gpus={num_gpus:g}: torch sees {there} GPUs here. Use at most {there}, or null for all."
+        )
+    if device == "cuda" and num_gpus == 0:
+        raise ConfigError("meta.device=cuda needs a GPU: set meta.num_gpus to more than 0, or null for all")
 
 
 @dataclass(frozen=True)
@@ -32,18 +44,24 @@ class Compute:
     """Where large arrays may lie."""
 
     @classmethod
-    def choose(cls, device: str, precision: str, num_threads: int, session: int = 0) -> Compute:
+    def choose(
+        cls, device: str, precision: str, num_threads: int, session: int = 0, num_gpus: float | None = None
+    ) -> Compute:
         """Resolve `auto` for this machine; sessions take turns on several GPUs.
 
-        Raises ConfigError where a GPU is asked for and there is none.
+        num_gpus: granted to the trial, None for all. Raises ConfigError where more are asked for than there
+        are.
         """
+        if num_gpus is not None:
+            _check_gpus(device, num_gpus)
         if device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
                 "meta.device: cuda was asked for, but torch sees no GPU here. Use meta.device=auto or cpu, "
                 "or install a torch build for your GPU."
             )
-        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-        chosen = torch.device("cuda", session % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available() and num_gpus != 0)
+        granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
+        chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")
         if precision == "auto":
             has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else _cpu_has_bf16()
             precision = "bf16" if has_bf16 else "fp32"

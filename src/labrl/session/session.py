@@ -69,7 +69,8 @@ class Session:
         self.callbacks = default_callbacks(config)
         self.interruption = Interruption()
         self._observation: NDArray | None = None
-        chosen = Compute.choose(config.meta.device, config.meta.precision, num_threads, index)
+        meta = config.meta
+        chosen = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
         self.compute = compute = dataclasses.replace(chosen, workspace=self._workspace())
         self.env = make_env(config.env, self.seed, num_threads)
         with ExitStack() as on_failure:

@@ -167,6 +167,11 @@ class ExperimentFolder:
             records.update({trial.number: trial for trial in changed})
             self._write(trials=[records[number].as_json() for number in sorted(records)])
 
+    def replace_trials(self, trials: Iterable[TrialRecord]) -> None:
+        """Let `trials` be all there are."""
+        with self._writing:
+            self._write(trials=[trial.as_json() for trial in sorted(trials, key=lambda one: one.number)])
+
     def set_status(self, status: ExperimentStatus, **facts: Any) -> None:
         """Record how the experiment stands, and further plain `facts`."""
         with self._writing:

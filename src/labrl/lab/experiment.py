@@ -1,0 +1,146 @@
+"""An experiment: many trials in one folder, where `experiment.json` says of each how it stands."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from labrl.config.errors import ConfigError
+from labrl.lab.experiment_summary import print_experiment, said_of
+from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, Outcome, recorded
+from labrl.lab.summary import say
+from labrl.storage.experiment_folder import ExperimentFolder, ExperimentKind, ExperimentStatus, TrialRecord
+from labrl.storage.run_folder import RunFolder
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the run folders of trials that other machines may be running."""
+
+
+class Experiment:
+    """Records how the trials stand while somebody runs them, from any thread, and tells of it in the end."""
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        self.folder = folder
+        self.records = {record.number: record for record in folder.trials()}
+        self.outcomes: dict[int, Outcome] = {}
+        """Of the trials that have ended, by number."""
+        self._changing = threading.Lock()
+
+    @classmethod
+    @contextmanager
+    def at_work(
+        cls, path: Path, kind: ExperimentKind, records: Sequence[TrialRecord], resumed: bool, **facts: Any
+    ) -> Iterator[Experiment]:
+        """An experiment in a new folder, or with `resumed` on in its own, kept from others meanwhile.
+
+        records: of all trials; facts: what was typed. Raises ConfigError where the folder is taken.
+        """
+        if resumed:
+            folder = ExperimentFolder.open(path)
+        else:
+            folder = ExperimentFolder.create(path, kind, records, **facts)
+        with folder.lock():
+            if resumed:
+                times = [*folder.info().get("resumes", []), {"command": sys.orig_argv}]
+                folder.set_status("running", resumes=times, **facts)
+                folder.replace_trials(records)
+            yield cls(folder)
+
+    def started(self, number: int) -> None:
+        """A trial is running now."""
+        self._change(number, status="running", error=None)
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """Record what a trial came to, in its run folder too where its process could not, and say it."""
+        with self._changing:
+            if number in self.outcomes:
+                return
+            self.outcomes[number] = outcome
+        self._change(number, status=outcome.status, error=outcome.error)
+        record = self.records[number]
+        _mend(self.folder.trial_path(record), outcome)
+        done = sum(other.status not in ("waiting", "running") for other in self.records.values())
+        told = f"{said_of(record, self.records.values(), outcome)} ({done} of {len(self.records)})"
+        if outcome.status == "failed":
+            print(f"labrl: {told}", file=sys.stderr, flush=True)
+        else:
+            say(told)
+
+    def skipped(self, number: int) -> None:
+        """A trial had finished before this experiment was resumed."""
+        outcome = recorded(RunFolder.open(self.folder.trial_path(self.records[number])))
+        assert outcome is not None
+        self.outcomes[number] = outcome
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Meanwhile, what the run folders say is taken over: for trials that nobody here looks after."""
+        stopped = threading.Event()
+
+        def watch() -> None:
+            while not stopped.wait(LOOK_SECONDS):
+                self.look()
+
+        thread = threading.Thread(target=watch, name="experiment watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+            self.look()
+
+    def look(self) -> None:
+        """Take over what the run folders of unfinished trials say."""
+        for number, record in list(self.records.items()):
+            if number in self.outcomes:
+                continue
+            try:
+                run = RunFolder.open(self.folder.trial_path(record))
+                outcome = recorded(run)
+            except ConfigError:
+                continue  # not begun, or its folder is being made
+            if outcome is not None:
+                self.ended(number, outcome)
+            elif record.status == "waiting":
+                self.started(number)
+
+    def close(self, interrupted: int | None) -> int:
+        """Tell how the trials stand, and make the report. Returns the exit code.
+
+        interrupted: exit code where a signal ended the experiment, else None.
+        """
+        codes = [outcome.exit_code for outcome in self.outcomes.values() if outcome.exit_code < INTERRUPTED]
+        stopped = [
+            outcome.exit_code for outcome in self.outcomes.values() if outcome.exit_code >= INTERRUPTED
+        ]
+        status: ExperimentStatus
+        if interrupted is not None or stopped or len(self.outcomes) < len(self.records):
+            status, code = "interrupted", interrupted or max(stopped, default=FAILED)
+        else:
+            code = max(codes, default=DONE)
+            status = "failed" if code else "finished"
+        self.folder.set_status(status)
+        print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
+        return code
+
+    def _change(self, number: int, **changed: Any) -> None:
+        with self._changing:
+            record = self.records[number]
+            for name, value in changed.items():
+                setattr(record, name, value)
+            self.folder.set_trials([record])
+
+
+def _mend(path: Path, outcome: Outcome) -> None:
+    """A trial whose process was killed left `running` in its folder."""
+    try:
+        run = RunFolder.open(path)
+        if run.status == "running":
+            run.set_status(outcome.status, error=outcome.error)
+    except (ConfigError, OSError):
+        return  # it never began

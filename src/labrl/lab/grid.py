@@ -1,0 +1,138 @@
+"""The trials of a grid: every combination of the values, numbered, each with a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from labrl.config.consistency import HARMLESS, HARMLESS_GROUPS, changes, quoted
+from labrl.config.errors import ConfigError
+from labrl.lab.past import Past
+from labrl.lab.shares import Machine, Need
+from labrl.lab.workers import Order
+from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.storage.run_folder import RunFolder
+
+Compose = Callable[[list[str]], DictConfig]
+"""From the words of a trial to its configuration with Hydra's node."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of an experiment, and which of them are still to be run."""
+
+    records: list[TrialRecord]
+    """All, those of an earlier command included."""
+    orders: list[Order]
+    """What is left to do."""
+
+
+def combinations(words: Sequence[str]) -> list[list[str]]:
+    """The words of each trial: one for each combination of the values that are swept over.
+
+    Raises ConfigError for a range, which has no values to go through.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    for one in parsed:
+        if one.is_sweep_override() and not one.is_discrete_sweep():
+            raise ConfigError(
+                f"{one.input_line}: a range is for a search (hydra/sweeper=optuna); a grid goes through "
+                f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)"
+            )
+    (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    return trials
+
+
+def plan_grid(
+    trials: Sequence[list[str]], compose: Compose, machine: Machine, before: ExperimentFolder | None = None
+) -> Plan:
+    """Number the trials and find out what is left of them.
+
+    trials: the words of each; before: the experiment that is resumed, whose trials keep number and folder
+    and, where they have finished, are not run again. Raises ConfigError for what cannot be composed, for
+    two trials with one folder, and for more GPUs than there are.
+    """
+    old = before.trials() if before else []
+    known = {_identity(record.overrides): record for record in reversed(old)}
+    kept = [record for record in old if before and before.trial_path(record).exists()]
+    taken = {record.number for record in kept}
+    records = {record.number: record for record in kept}
+    orders: list[Order] = []
+    for words in trials:
+        cfg = compose(words)
+        record = known.pop(_identity(words), None)
+        if record is None or (record.number in records and record not in kept):
+            number = next(free for free in range(len(taken) + 1) if free not in taken)
+            record = TrialRecord(number=number, overrides=list(words), folder=_folder(cfg, number))
+        taken.add(record.number)
+        records[record.number] = record
+        record.overrides = list(words)
+        if before and _is_done(before, record, cfg):
+            continue
+        record.status, record.error = "waiting", None
+        need = Need.of(_meta(cfg), len(trials), machine.cores)
+        machine.check(need)
+        orders.append(Order(record.number, [*words, f"hydra.sweep.subdir={quoted(record.folder)}"], need))
+    _check_folders(list(records.values()))
+    return Plan([records[number] for number in sorted(records)], orders)
+
+
+def _identity(words: Sequence[str]) -> frozenset[tuple[str, str]]:
+    """What tells one trial of an experiment from another: its words, but for those that only watch it.
+
+    A number counts by its value: 1e-4 and 0.0001 are the same.
+    """
+    found = set()
+    for one in OverridesParser.create().parse_overrides(list(words)):
+        key = one.key_or_group
+        watches = key in HARMLESS or key.partition(".")[0] in (*HARMLESS_GROUPS, "hydra", "meta")
+        if not watches and not key.startswith("hydra/"):
+            found.add((one.get_key_element(), repr(one.value())))
+    return frozenset(found)
+
+
+def _folder(cfg: DictConfig, number: int) -> str:
+    """The trial's folder in that of the experiment."""
+    with open_dict(cfg.hydra.job):
+        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+    return str(OmegaConf.select(cfg, "hydra.sweep.subdir"))
+
+
+def _meta(cfg: DictConfig) -> Mapping[str, Any]:
+    try:
+        plain = OmegaConf.to_container(cfg.meta, resolve=True)
+    except Exception:  # whatever is wrong with it, the trial itself will say
+        return {}
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def _is_done(before: ExperimentFolder, record: TrialRecord, cfg: DictConfig) -> bool:
+    """Whether the trial has finished, with as long a budget and as many sessions as are wanted now."""
+    from labrl.config.compose import to_plain
+
+    try:
+        run = RunFolder.open(before.trial_path(record))
+        if run.status != "finished":
+            return False
+        changed = changes(Past.of(run).config, to_plain(cfg))
+    except ConfigError:
+        return False
+    return {change.key for change in changed} <= {"seed"} and all(
+        change.key != "seed" or change.new is None for change in changed
+    )
+
+
+def _check_folders(records: Sequence[TrialRecord]) -> None:
+    folders: dict[str, TrialRecord] = {}
+    for record in records:
+        other = folders.setdefault(record.folder, record)
+        if other is not record:
+            raise ConfigError(
+                f"hydra.sweep.subdir gives trials {other.number} and {record.number} the same folder, "
+                f"{record.folder}: put ${{hydra.job.num}} into it"
+            )

@@ -1,0 +1,57 @@
+"""One trial of an experiment in a process that Hydra was not started in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.core.utils import run_job, setup_globals
+from hydra.types import HydraContext
+from omegaconf import DictConfig, open_dict
+
+from labrl.lab.outcome import Outcome
+
+
+@dataclass
+class HydraTrial:
+    """Composes the words of a trial as Hydra does, and runs the job in the folder that they name.
+
+    This is `labrl.lab.workers.RunTrial`: picklable by cloudpickle, with all that Hydra knows.
+    """
+
+    hydra_context: HydraContext
+    config: DictConfig
+    """Of the experiment."""
+    job: Callable[[DictConfig], Outcome]
+    state: Any
+    """Of Hydra's singletons and OmegaConf's resolvers in the process that Hydra was started in."""
+    ready: bool = False
+    """Whether this process has taken over `state`."""
+
+    @classmethod
+    def of(cls, hydra_context: HydraContext, config: DictConfig, job: Any) -> HydraTrial:
+        """With the state of this process."""
+        return cls(hydra_context, config, job, Singleton.get_state())
+
+    def __call__(self, number: int, words: list[str]) -> Outcome:
+        """Run it here. number: of the trial; words: all that compose it, those for Hydra included."""
+        if not self.ready:
+            setup_globals()
+            Singleton.set_state(self.state)
+            self.ready = True
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
+        with open_dict(config):
+            config.hydra.job.id = f"{config.hydra.job.name}_{number}"
+            config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)
+        ended = run_job(
+            hydra_context=self.hydra_context,
+            config=config,
+            task_function=self.job,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+        return ended.return_value

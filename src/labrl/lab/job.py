@@ -1,0 +1,138 @@
+"""What Hydra runs for each trial: one of its own, or one of an experiment's, in whatever process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labrl.config.compose import prepare, resolve, to_plain
+from labrl.config.errors import ConfigError
+from labrl.lab.experiment_again import ExperimentAgain
+from labrl.lab.outcome import DONE, FAILED, WRONG_INPUT, Outcome, recorded
+from labrl.storage.run_folder import MARKER, RunFolder
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from labrl.lab.again import Again
+
+
+class Job:
+    """The function that Hydra calls with the configuration of each trial; it may be sent to other processes.
+
+    It raises nothing but, where `raises_interruption`, the end that a signal asked for: a trial that fails
+    takes no other with it.
+    """
+
+    def __init__(
+        self, config_dir: str | None, full_error: bool, again: Again | ExperimentAgain | None = None
+    ) -> None:
+        """config_dir: with a user's own groups; full_error: whether to show tracebacks; again: the run or the
+        experiment to go back to, if any."""
+        self.config_dir = os.path.abspath(config_dir) if config_dir else None
+        self.full_error = full_error
+        self.again = None if isinstance(again, ExperimentAgain) else again
+        self.experiment = again if isinstance(again, ExperimentAgain) else None
+        """The experiment that is gone on with, if any."""
+        self.force = False
+        """Whether a trial that is resumed may have had another past."""
+        self.in_experiment = False
+        """Whether trials are part of one: then a folder that holds a run is the trial's own, broken off."""
+        self.raises_interruption = False
+        self.exit_code = DONE
+        """The largest of the trials that ran in this process, or what the experiment says."""
+
+    def __call__(self, cfg: DictConfig) -> Outcome:
+        """Run one trial in the folder that Hydra has made for it."""
+        outcome = self._outcome(cfg)
+        self.exit_code = max(self.exit_code, outcome.exit_code)
+        if self.raises_interruption and outcome.status == "interrupted":
+            raise SystemExit(outcome.exit_code)
+        return outcome
+
+    def _outcome(self, cfg: DictConfig) -> Outcome:
+        from hydra.core.hydra_config import HydraConfig
+
+        job = HydraConfig.get()
+        folder = job.runtime.output_dir
+        try:
+            prepare(self.config_dir)
+            return self._run(cfg, job, folder)
+        except ConfigError as error:
+            _remove_if_empty(folder)
+            if self._speaks(error):
+                refused(error, full_error=False)
+            return Outcome(status="failed", exit_code=WRONG_INPUT, error=str(error))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            if self._speaks(error):
+                print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
+                print("labrl: HYDRA_FULL_ERROR=1 before the command shows where", file=sys.stderr)
+            return Outcome(status="failed", exit_code=FAILED, error=told)
+
+    def _speaks(self, error: Exception) -> bool:
+        """Whether to say what went wrong: in an experiment, whoever counts the outcomes of all does."""
+        if self.full_error:
+            traceback.print_exception(error)
+        return not self.in_experiment
+
+    def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
+        broken_off = _broken_off(folder, self.force) if self.in_experiment else None
+        if broken_off is not None and cfg.seed is None:
+            cfg.seed = broken_off.seed
+        plain = to_plain(cfg)
+        config = resolve(plain)
+        # Imported late: a mistyped key must not wait for the rest.
+        from labrl.lab.resume import FinishedError
+        from labrl.lab.summary import print_summary
+        from labrl.lab.trial import run_trial
+        from labrl.storage.provenance import Command
+
+        command = Command.of(list(job.overrides.task), job, self.config_dir)
+        again = broken_off or self.again
+        if again is None:
+            result = run_trial(config, plain, folder, command)
+        else:
+            try:
+                result = again.run(cfg, config, plain, folder, command)
+            except FinishedError:
+                if broken_off is None:
+                    raise
+                # A cluster started it again after its end.
+                return recorded(RunFolder.open(folder)) or Outcome(status="finished", exit_code=DONE)
+        if not self.in_experiment:
+            print_summary(result)
+        return Outcome.of(result)
+
+
+def _broken_off(folder: str, force: bool) -> Again | None:
+    """The run that an earlier attempt at the trial left in its folder, or None."""
+    if not (Path(folder) / MARKER).exists():
+        return None
+    from labrl.lab.again import Again
+
+    run = RunFolder.open(folder)
+    if not run.provenance.exists():  # killed before it was recorded: it has done nothing
+        with run.lock():
+            (run.path / MARKER).unlink()
+        return None
+    return Again.on_trial(run, force)
+
+
+def refused(error: ConfigError, full_error: bool) -> int:
+    """Tell what is wrong with the input. Returns the exit code for that."""
+    if full_error:
+        traceback.print_exception(error)
+    print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
+    return WRONG_INPUT
+
+
+def _remove_if_empty(folder: str) -> None:
+    """Take away the folder that Hydra made for a trial that never started."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return

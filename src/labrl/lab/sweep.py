@@ -1,0 +1,91 @@
+"""A grid from its words to its end: plan, run, record."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+from labrl.lab.experiment import Experiment
+from labrl.lab.grid import combinations, plan_grid
+from labrl.lab.job import Job
+from labrl.lab.outcome import FAILED, INTERRUPTED, Outcome
+from labrl.lab.shares import Machine
+from labrl.lab.summary import say
+from labrl.lab.workers import Order
+from labrl.storage.experiment_folder import ExperimentFolder
+
+
+def sweep_grid(
+    words: Sequence[str], hydra_context: HydraContext, config: DictConfig, launcher: Launcher, job: Job
+) -> None:
+    """Run every combination of the values in `words`; the exit code is left in `job`.
+
+    config: of the experiment, with Hydra's node. Raises ConfigError for wrong input before any trial
+    starts, as far as it can be seen without building one.
+    """
+    again = job.experiment
+    path = Path(os.path.abspath(str(config.hydra.sweep.dir)))
+    before = ExperimentFolder.open(path) if again else None
+    compose = hydra_context.config_loader.load_sweep_config
+    machine = Machine()
+    plan = plan_grid(combinations(words), lambda trial: compose(config, trial), machine, before)
+    job.in_experiment, job.force = True, again is not None and again.force
+    job.raises_interruption = isinstance(launcher, BasicLauncher)
+    typed = _typed(config, job)
+    with Experiment.at_work(path, "grid", plan.records, again is not None, **typed) as experiment:
+        left = {order.number for order in plan.orders}
+        for record in plan.records:
+            if record.number not in left and record.status == "finished":
+                experiment.skipped(record.number)
+        _announce(plan.orders, experiment)
+        interrupted = _run(launcher, plan.orders, experiment) if plan.orders else None
+        job.exit_code = experiment.close(interrupted)
+
+
+def _typed(config: DictConfig, job: Job) -> dict[str, Any]:
+    """What `experiment.json` keeps of the command line."""
+    given = config.hydra.overrides
+    return {
+        "overrides": [str(word) for word in given.task],
+        "hydra_overrides": [str(word) for word in given.hydra if not str(word).startswith("hydra.mode=")],
+        "config_dir": job.config_dir,
+        "command": list(sys.orig_argv),
+    }
+
+
+def _announce(orders: Sequence[Order], experiment: Experiment) -> None:
+    done = len(experiment.outcomes)
+    if done:
+        say(f"Resuming {experiment.folder.path}: {done} trials have finished, {len(orders)} are left")
+    else:
+        say(f"{len(orders)} trials in {experiment.folder.path}")
+
+
+def _run(launcher: Launcher, orders: Sequence[Order], experiment: Experiment) -> int | None:
+    """Let `launcher` run the trials. Returns the exit code where a signal ended it, else None."""
+    launch_orders = getattr(launcher, "launch_orders", None)
+    if launch_orders is not None:
+        stopped: int | None = launch_orders(orders, experiment.started, experiment.ended)
+        return stopped
+    try:
+        with experiment.watched():
+            returns = launcher.launch([order.words for order in orders], initial_job_idx=orders[0].number)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as end:  # a trial in this process was interrupted
+        return end.code if isinstance(end.code, int) else FAILED
+    for order, returned in zip(orders, returns, strict=True):
+        try:
+            outcome = returned.return_value
+        except Exception as error:
+            outcome = Outcome(status="failed", exit_code=FAILED, error=f"{type(error).__name__}: {error}")
+        experiment.ended(order.number, outcome)
+    return None

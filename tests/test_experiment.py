@@ -1,0 +1,259 @@
+"""An experiment: every trial is accounted for, one that fails or is killed leaves the others, and what is
+missing or unfinished can be run later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exact_cases import differences
+from test_trial_processes import needs_proc
+
+from labrl.cli import main
+from labrl.storage.experiment_folder import ExperimentFolder
+
+QUICK = [
+    "agent=random",
+    "env.num_envs=1",
+    "env.max_frame=256",
+    "meta.log_frequency=128",
+    "meta.progress=false",
+    "meta.tensorboard=false",
+]
+ONE_PROCESS = "hydra/launcher=basic"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def the_experiment() -> Path:
+    (folder,) = Path("runs").glob("*_experiment_*")
+    return folder.resolve()
+
+
+def trials(folder: Path) -> dict[str, tuple[str, str]]:
+    """Folder and status of each trial by the words in which it differs."""
+    return {
+        " ".join(word for word in trial.overrides if word.startswith(("seed", "agent", "env=", "env.num"))): (
+            trial.folder,
+            trial.status,
+        )
+        for trial in ExperimentFolder.open(folder).trials()
+    }
+
+
+def statuses(folder: Path) -> list[str]:
+    return [trial.status for trial in ExperimentFolder.open(folder).trials()]
+
+
+def frame(folder: Path) -> int:
+    try:
+        return json.loads((folder / "session_0" / "progress.json").read_text())["frame"]
+    except FileNotFoundError:
+        return 0
+
+
+@contextmanager
+def started(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, as a terminal starts it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "labrl", "-m", "hydra.sweep.dir=e", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def worker_of(trial: Path) -> int:
+    """The process that runs a trial, as its lock says."""
+    return int((trial / ".lock").read_text().split()[1])
+
+
+def test_a_grid_runs_every_combination_in_a_folder_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "agent=random", "env=cartpole,acrobot", "seed=1,2"]) == 0
+    said = capsys.readouterr().out
+    folder = the_experiment()
+    info = json.loads((folder / "experiment.json").read_text())
+    assert (info["kind"], info["status"]) == ("grid", "finished")
+    assert "env=cartpole,acrobot" in info["overrides"]
+    for trial in info["trials"]:
+        assert trial["status"] == "finished"
+        run = folder / trial["folder"]
+        assert json.loads((run / "run.json").read_text())["status"] == "finished"
+        name = "cartpole" if "env=cartpole" in trial["overrides"] else "acrobot"
+        assert trial["folder"] == f"{trial['number']}_random_{name}"
+    assert len(info["trials"]) == 4
+    assert f"experiment folder: {folder}" in said
+    groups = said.split("groups (95 % intervals)")[1]
+    assert [line.split()[-2:] for line in groups.splitlines() if "env=" in line] == [
+        ["2", "env=cartpole"],
+    ] or groups.count("env=") == 2
+
+
+def test_workers_give_each_trial_what_it_gets_alone() -> None:
+    """Two processes at once, reused for the next trial: the same rows as in a run of its own."""
+    assert main(["-m", *QUICK, "hydra.launcher.n_jobs=2", "seed=1,2,3"]) == 0
+    for seed in (1, 2, 3):
+        assert main([*QUICK, f"seed={seed}", f"hydra.run.dir=alone_{seed}"]) == 0
+        assert differences(Path(f"alone_{seed}"), the_experiment() / f"{seed - 1}_random_cartpole") == []
+
+
+def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "breaking.py").write_text(
+        "from labrl.session.callbacks import Callback\n"
+        "class Break(Callback):\n"
+        "    def step(self, session):\n"
+        "        if session.config.seed == 1 and session.clock.frame == 100:\n"
+        "            raise RuntimeError('a wheel came off')\n"
+    )
+    words = ["+callbacks.breaking._target_=breaking.Break", "seed=0,1,2"]
+    assert main(["-m", *QUICK, *words]) == 1
+    said = capsys.readouterr()
+    assert "trial 1 failed: RuntimeError: a wheel came off" in said.out
+    assert f"labrl -m +resume={the_experiment()}" in said.out
+    assert statuses(the_experiment()) == ["finished", "failed", "finished"]
+    assert ExperimentFolder.open(the_experiment()).status == "failed"
+
+
+@needs_proc
+def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
+    words = [*QUICK[:-1], "meta.tensorboard=false", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+    first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
+    with started(*words, "env.max_frame=1e9") as process:
+        wait_for(lambda: frame(first) and frame(second), process)
+        os.kill(worker_of(first), signal.SIGKILL)
+        wait_for(lambda: frame(third), process)
+        reached = frame(second)
+        wait_for(lambda: frame(second) > reached, process)
+        assert statuses(tmp_path / "e") == ["failed", "running", "running"]
+        os.kill(process.pid, signal.SIGTERM)
+        said, _ = process.communicate()
+    assert process.returncode == 143
+    assert "its process was killed by SIGKILL, perhaps because memory ran out" in said
+    assert statuses(tmp_path / "e") == ["failed", "interrupted", "interrupted"]
+    assert json.loads((first / "run.json").read_text())["status"] == "failed"
+
+
+@needs_proc
+@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
+def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: Path) -> None:
+    words = [*QUICK, "hydra.launcher.n_jobs=2", "env.max_frame=20000", "seed=0,1,2"]
+    first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
+    with started(*words) as process:
+        wait_for(lambda: frame(first) and frame(second), process)
+        if how == "ctrl-c":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            os.kill(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()  # until the last worker has let go of its output
+    folder = ExperimentFolder.open("e")
+    if how == "ctrl-c":
+        assert process.returncode == 130
+        assert "Traceback" not in said
+        assert f"to go on: labrl -m +resume={tmp_path / 'e'}" in said
+        assert (folder.status, statuses(folder.path)) == (
+            "interrupted",
+            ["interrupted", "interrupted", "waiting"],
+        )
+    for run in (first, second):
+        assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
+        assert list((run / "session_0" / "checkpoints").glob("frame_*"))
+    assert main(["-m", f"+resume={tmp_path / 'e'}"]) == 0
+    assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
+    assert main([*QUICK, "env.max_frame=20000", "seed=1", "hydra.run.dir=whole"]) == 0
+    assert differences(Path("whole"), second) == []
+
+
+def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1"]) == 0
+    folder = the_experiment()
+    before = {path: path.read_bytes() for path in folder.glob("*/**/*") if path.is_file()}
+    assert main(["-m", "+resume=latest"]) == 0
+    assert "2 trials have finished, 0 are left" in capsys.readouterr().out
+
+    assert main(["-m", "+resume=latest", "seed=1,5,0"]) == 0
+    assert "2 trials have finished, 1 are left" in capsys.readouterr().out
+    after = {path: path.read_bytes() for path in before}
+    assert after == before
+    assert {words: found for words, found in trials(folder).items() if "seed=5" in words} == {
+        "agent=random env.num_envs=1 seed=5": ("2_random_cartpole", "finished")
+    }
+    assert len(statuses(folder)) == 3
+
+
+def test_resume_with_a_larger_budget_goes_on_with_every_trial(tmp_path: Path) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1", "hydra.sweep.dir=e"]) == 0
+    assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
+    assert statuses(Path("e")) == ["finished", "finished"]
+    assert [frame(tmp_path / "e" / f"{number}_random_cartpole") for number in (0, 1)] == [512, 512]
+
+
+def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "env.num_envs=1,2", "hydra.sweep.dir=e"]) == 0
+    seeds = [json.loads(path.read_text())["seed"] for path in sorted(Path("e").glob("*/provenance.json"))]
+    assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
+    again = [json.loads(path.read_text())["seed"] for path in sorted(Path("e").glob("*/resumes/1/*.json"))]
+    assert again == seeds
+    assert seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+resume=nowhere"], "nowhere holds no experiment of labrl"),
+        (["+resume=latest"], "there is no experiment under"),
+        (["+resume=alone"], "leave out -m to go on with it: labrl +resume=alone"),
+        (["+resume=e/0_random_cartpole"], "is one trial of an experiment: name the experiment, e"),
+        (["+rerun=e"], "+rerun takes one run"),
+        (["+resume=e", "hydra.sweep.dir=f"], "a resumed experiment goes on in its own folder"),
+        (["hydra.sweep.dir=e", *QUICK, "seed=1"], "already holds an experiment"),
+        ([*QUICK, "seed=interval(0,1)"], "a range is for a search"),
+        ([*QUICK, "seed=1,2", "hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs must be at least 1"),
+        ([*QUICK, "seed=1,2", "meta.num_gpus=99"], "meta.num_gpus=99: there are"),
+        ([*QUICK, "seed=1,2", "hydra.sweep.subdir=same"], "the same folder, same"),
+        ([*QUICK, "seed=1,2", "hydra/launcher=nonesuch"], "hydra/launcher=nonesuch: no such option"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_wrong_input_is_refused_before_any_trial(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if any("e" in word.split("=")[-1].split("/")[:1] for word in words):
+        assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=e"]) == 0
+    if "+resume=alone" in words:
+        assert main([*QUICK, "hydra.run.dir=alone"]) == 0
+    before = sorted(Path().rglob("*"))
+    capsys.readouterr()
+    assert main(["-m", *words]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert "Traceback" not in told.err + told.out
+    assert sorted(Path().rglob("*")) == before
