@@ -8,6 +8,7 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -52,14 +53,23 @@ def explain(
         return explained(error, overrides, GlobalHydra.instance().config_loader())
 
 
-def _hydra(config_dir: str | os.PathLike[str] | None) -> Any:
+@contextmanager
+def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     """Hydra with labrl's groups, then the user's; on leaving, what was there before is put back."""
     import hydra
+    from hydra.core.global_hydra import GlobalHydra
 
     sources = [CONFIG_MODULE]
     if config_dir is not None:
         sources.append(f"file://{os.path.abspath(config_dir)}")
-    return hydra.initialize_config_search_path(sources, job_name="labrl")
+    # Hydra refuses to begin inside a Hydra application, such as a search that composes its trials.
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_search_path(sources, job_name="labrl"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = before
 
 
 def prepare(config_dir: str | os.PathLike[str] | None = None) -> None:
@@ -76,6 +86,7 @@ def prepare(config_dir: str | os.PathLike[str] | None = None) -> None:
     OmegaConf.register_resolver("labrl.slug", _slug, replace=True)
     OmegaConf.register_resolver("labrl.product", lambda *factors: math.prod(factors), replace=True)
     OmegaConf.register_resolver("labrl.sum", lambda *terms: sum(terms), replace=True)
+    OmegaConf.register_resolver("labrl.first", _first, replace=True)
     # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
         if folder and str(folder) not in sys.path:
@@ -134,6 +145,11 @@ def _unset(node: Any, key: str = "") -> Iterator[str]:
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
         yield from _unset(value, f"{key}.{name}" if key else str(name))
+
+
+def _first(*values: Any) -> Any:
+    """The first of `values` that is not null."""
+    return next((value for value in values if value is not None), None)
 
 
 def _slug(name: Any) -> str:

@@ -34,8 +34,8 @@ Absent, so that nobody adds them lightly: `meta.precision` changes every number,
 column of the tables means.
 """
 
-HARMLESS_GROUPS = ("callbacks", "meta.profile", "wandb")
-"""Keys below these only watch."""
+HARMLESS_GROUPS = ("callbacks", "meta.profile", "search", "wandb")
+"""Keys below these only watch, or choose other trials."""
 
 ABSENT = object()
 """Stands for the value of a key that is not there."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from labrl.config.component import Component
+from labrl.config.search import SearchConfig
 from labrl.config.types import (
     Frequency,
     NonNegativeFloat,
@@ -64,7 +65,7 @@ class MetaConfig:
     max_session: PositiveInt = 1
     """Sessions of the trial, which differ only in the seed, >= 1."""
     max_trial: PositiveInt | None = None
-    """Trials of a search, >= 1; null: no limit."""
+    """Trials of a search in total, >= 1; null: 20."""
     episode_window: PositiveInt = 100
     """Finished episodes over which returns and lengths are averaged, >= 1."""
     keep_last: PositiveInt = 2
@@ -122,6 +123,8 @@ class TrialConfig:
     """How the trial is run."""
     wandb: WandbConfig
     """Whether and how it is shown on Weights & Biases."""
+    search: SearchConfig
+    """How an experiment looks for better values; a single trial takes no notice of it."""
     transforms: dict[str, Component | None]
     """The learner's view of observations and rewards, applied in order; null: off."""
     callbacks: dict[str, Component | None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-SessionStatus = Literal["finished", "failed", "interrupted"]
+SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
 
 
 @dataclass(kw_only=True)

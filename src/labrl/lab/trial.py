@@ -102,7 +102,7 @@ def run_sessions(
         for index in range(config.meta.max_session):
             result.sessions.append(_read_result(config, run, index, codes.get(index, 0)))
         sessions = [dataclasses.asdict(session) for session in result.sessions]
-        run.set_status(_run_status(result.exit_code), sessions=sessions)
+        run.set_status(_run_status(result), sessions=sessions)
     return result
 
 
@@ -181,7 +181,7 @@ def _trial_exit_code(codes: Collection[int]) -> int:
     return 1 if failed else max(codes)
 
 
-def _run_status(exit_code: int) -> RunStatus:
-    if exit_code == 0:
-        return "finished"
-    return "failed" if exit_code == 1 else "interrupted"
+def _run_status(result: TrialResult) -> RunStatus:
+    if result.exit_code:
+        return "failed" if result.exit_code == 1 else "interrupted"
+    return "pruned" if any(session.status == "pruned" for session in result.sessions) else "finished"

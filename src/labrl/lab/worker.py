@@ -47,8 +47,12 @@ def run_session(config: TrialConfig, index: int, folder: SessionFolder, num_thre
         with _warnings_kept(folder):
             session = restored_session(config, index, folder, num_threads)
             session.run()
-        result.status = "interrupted" if session.interrupted else "finished"
-        code = session.interruption.exit_code if session.interrupted else 0
+        if session.pruned:
+            result.status, code = "pruned", 0
+        elif session.interrupted:
+            result.status, code = "interrupted", session.interruption.exit_code
+        else:
+            result.status, code = "finished", 0
     except ConfigError:
         raise
     except NonFiniteError as error:

@@ -26,12 +26,18 @@ class Interruption:
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first signal that asked for the stop, or None."""
+        self.pruned = False
+        """Whether a search has seen enough of the run."""
         self._before: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
         """Whether the run is to stop after the present step."""
-        return self.signal is not None
+        return self.signal is not None or self.pruned
+
+    def give_up(self) -> None:
+        """Stop after the present step because the run is not worth its time."""
+        self.pruned = True
 
     @property
     def exit_code(self) -> int:

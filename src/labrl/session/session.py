@@ -130,6 +130,12 @@ class Session:
         return self.interruption.requested and not (self.clock.finished and not self._evaluate.owed)
 
     @property
+    def pruned(self) -> bool:
+        """Whether a search stopped it before its budget was spent."""
+        interruption = self.interruption
+        return interruption.pruned and interruption.signal is None and not self.clock.finished
+
+    @property
     def best_return(self) -> float | None:
         """The highest evaluation score so far, None before there is one."""
         return self._evaluate.best_return

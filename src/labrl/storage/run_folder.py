@@ -24,7 +24,8 @@ MARKER = "run.json"
 
 PROVENANCE = "provenance.json"
 
-RunStatus = Literal["running", "finished", "failed", "interrupted"]
+RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
+"""`pruned`: a search stopped it early."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class SessionFolder:
 class RunFolder:
     """One trial's folder; made by `create` or `open`.
 
-    `run.json` marks it: `format_version`, `status` (running, finished, failed, interrupted), times, the
-    sessions' results, and `resumes`, one entry for each time that the run went on.
+    `run.json` marks it: `format_version`, `status` (running, finished, pruned, failed, interrupted), times,
+    the sessions' results, and `resumes`, one entry for each time that the run went on.
     """
 
     def __init__(self, path: Path) -> None:

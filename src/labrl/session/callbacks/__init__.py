@@ -25,6 +25,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     from labrl.session.callbacks.evaluate import Evaluate
     from labrl.session.callbacks.log import LogTraining
     from labrl.session.callbacks.progress import Progress
+    from labrl.session.callbacks.search import search_callbacks
 
     meta = config.meta
     listeners: list[Callback] = [Progress(show=meta.progress and meta.max_session == 1)]
@@ -36,7 +37,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
         from labrl.session.callbacks.profile import Profile
 
         listeners.append(Profile(meta.profile))
-    listeners += _user_callbacks(config)
+    listeners += [*_user_callbacks(config), *search_callbacks()]
     evaluate = Evaluate(config.eval_frames, meta.rigorous_eval or 0, listeners)
     return [
         *listeners,

@@ -1,0 +1,1 @@
+"""labrl's sweeper for Hydra: `hydra/sweeper=optuna`."""

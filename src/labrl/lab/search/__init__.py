@@ -1,0 +1,1 @@
+"""Searching for good hyperparameters: what `hydra/sweeper=optuna` does."""

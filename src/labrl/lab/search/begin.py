@@ -1,0 +1,227 @@
+"""From the command line of a search to a search that can run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from labrl.config.compose import resolve
+from labrl.config.errors import ConfigError
+from labrl.config.schema import TrialConfig
+from labrl.config.search import Measure, NoPruner
+from labrl.lab.devices import available_cpus
+from labrl.lab.search.checks import check_pruner, check_space
+from labrl.lab.search.objective import Direction, direction_of
+from labrl.lab.search.outcome import conclude
+from labrl.lab.search.recipe import Recipe
+from labrl.lab.search.search import Search
+from labrl.lab.search.space import Space
+from labrl.lab.search.storage import StudyStorage, silence
+from labrl.lab.search.study import Plan, Study
+from labrl.lab.summary import say
+from labrl.storage.experiment_folder import ExperimentFolder
+
+OWN_STUDY = "labrl"
+"""Name of the study in a storage that holds no other."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`hydra.sweeper`, as hydra-optuna-sweeper has it."""
+
+    sampler: dict[str, Any]
+    direction: Any
+    storage: str | None
+    study_name: str | None
+    n_trials: int
+    n_jobs: int | None
+    max_failure_rate: float
+    params: Mapping[str, Any]
+
+
+def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
+    """Run the search that `cfg` and the `words` of the command line describe. Returns an exit code.
+
+    Raises ConfigError for wrong input, before any trial starts.
+    """
+    silence()
+    asked = resolve(cfg)
+    config_dir = _config_dir(cfg)
+    typed = _without_seed(words)
+    space = Space.of(asked.search.space, settings.params, typed)
+    base = check_space(space, config_dir)
+    plan = _plan(asked, base, space, settings)
+    recipe = Recipe(space, _choices(cfg), _how(base, typed, workers := _workers(base, settings)))
+    with _experiment(cfg, words) as experiment:
+        storage = StudyStorage(settings.storage, experiment.path)
+        study = Study(storage, plan, settings.sampler, experiment.path)
+        subfolder = f"{{number}}_{recipe.choices['agent']}_{_slug(base.env.config.name)}"
+        one = Search(study, asked.search, recipe, experiment, config_dir, workers, subfolder)
+        experiment.set_status("running", search=_facts(storage, study))
+        _announce(study, storage, workers, experiment)
+        code, confirmation = one.run()
+        return conclude(one, storage, code, confirmation)
+
+
+def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings) -> Plan:
+    search_config = asked.search
+    objective = search_config.objective
+    measures: list[Measure] = list(objective) if isinstance(objective, list) else [objective]
+    directions = _directions(settings.direction, measures)
+    pruner = search_config.pruner
+    if len(measures) > 1 and not isinstance(pruner, NoPruner):
+        say(f"several objectives: search.pruner={pruner.kind} cannot compare trials half way and is off")
+        pruner = NoPruner()
+    check_pruner(pruner, base)
+    if settings.n_trials < 1:
+        raise ConfigError(f"hydra.sweeper.n_trials={settings.n_trials}: must be at least 1")
+    if settings.storage is not None and settings.study_name is None:
+        raise ConfigError(
+            f"hydra.sweeper.storage={settings.storage}: such a storage may hold several studies, so give "
+            "this one a name, by which other machines join it: hydra.sweeper.study_name=<name>"
+        )
+    return Plan(
+        name=settings.study_name or OWN_STUDY,
+        space=space,
+        measures=measures,
+        directions=directions,
+        pruner=pruner,
+        total=settings.n_trials,
+        budget=base.env.config.max_frame,
+        num_sessions=base.meta.max_session,
+        seed=asked.seed,
+        retries=search_config.retries,
+        heartbeat=search_config.heartbeat,
+    )
+
+
+def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
+    if given is None:
+        return [direction_of(measure) for measure in measures]
+    names = [str(getattr(one, "name", one)) for one in (given if isinstance(given, list) else [given])]
+    if len(names) != len(measures) or any(name not in ("minimize", "maximize") for name in names):
+        raise ConfigError(
+            f"hydra.sweeper.direction={given}: must be minimize or maximize, one for each of "
+            f"search.objective={list(measures)}; null leaves it to the measure"
+        )
+    return ["maximize" if name == "maximize" else "minimize" for name in names]
+
+
+def _workers(config: TrialConfig, settings: Settings) -> int:
+    """Trials at once: as given, or as many as there are cores for."""
+    if settings.n_jobs is not None:
+        if settings.n_jobs < 1:
+            raise ConfigError(f"hydra.sweeper.n_jobs={settings.n_jobs}: must be at least 1, or null")
+        return min(settings.n_jobs, settings.n_trials)
+    each = config.meta.num_cpus or config.meta.max_session
+    return max(1, min(int(available_cpus() // each), settings.n_trials))
+
+
+def _how(config: TrialConfig, typed: Sequence[str], workers: int) -> list[str]:
+    """How a trial runs beside others, where nothing else was typed."""
+    words = ["meta.progress=false"]
+    if config.meta.num_cpus is None:
+        words.append(f"meta.num_cpus={max(1, available_cpus() // workers)}")
+    given = {word.partition("=")[0] for word in typed}
+    return [word for word in words if word.partition("=")[0] not in given]
+
+
+def _without_seed(words: Sequence[str]) -> list[str]:
+    """A number given as seed is that of the search; its trials have seeds that follow from it."""
+    return [word for word in words if not re.fullmatch(r"\+*seed=(\d+|null)", word)]
+
+
+def _choices(cfg: DictConfig) -> dict[str, str]:
+    options = cfg.hydra.runtime.choices.items()
+    return {
+        str(group): str(option)
+        for group, option in options
+        if not str(group).startswith(("hydra/", "search")) and option is not None
+    }
+
+
+def _config_dir(cfg: DictConfig) -> str | None:
+    sources = [one for one in cfg.hydra.runtime.config_sources if one.provider == "command-line"]
+    return str(sources[0].path) if sources else None
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
+
+
+@contextmanager
+def _experiment(cfg: DictConfig, words: Sequence[str]) -> Iterator[ExperimentFolder]:
+    """The folder of the experiment, new or gone on with, kept from others for as long as this lasts.
+
+    One that was made for a search which turns out to be wrong is taken away again.
+    """
+    folder = os.path.abspath(cfg.hydra.sweep.dir)
+    existed = ExperimentFolder(Path(folder)).marker.exists()
+    if existed:
+        experiment = ExperimentFolder.open(folder)
+        if experiment.info().get("kind") != "search":
+            raise ConfigError(f"{folder} holds an experiment that is no search: give another hydra.sweep.dir")
+    else:
+        experiment = ExperimentFolder.create(
+            folder,
+            "search",
+            [],
+            overrides=list(words),
+            hydra_overrides=list(cfg.hydra.overrides.hydra),
+            config_dir=_config_dir(cfg),
+            command=sys.orig_argv,
+        )
+    with experiment.lock():
+        try:
+            yield experiment
+        except ConfigError:
+            if not existed:
+                _take_away(experiment)
+            raise
+        except BaseException:
+            experiment.set_status("failed")
+            raise
+
+
+def _take_away(experiment: ExperimentFolder) -> None:
+    for path in experiment.path.iterdir():
+        if path.is_file():
+            path.unlink()
+    with contextlib.suppress(OSError):
+        experiment.path.rmdir()
+
+
+def _facts(storage: StudyStorage, study: Study) -> dict[str, Any]:
+    plan = study.plan
+    return {
+        "storage": storage.told,
+        "study_name": plan.name,
+        "objective": list(plan.measures),
+        "directions": list(plan.directions),
+        "sampler": study.sampler.name,
+        "pruner": {"kind": plan.pruner.kind, **vars(plan.pruner)},
+        "space": plan.space.as_json(),
+        "max_trial": study.total,
+        "seed": study.seed,
+    }
+
+
+def _announce(study: Study, storage: StudyStorage, workers: int, experiment: ExperimentFolder) -> None:
+    plan = study.plan
+    done = sum(trial.state.is_finished() for trial in study.trials())
+    already = f", {done} of them done" if done else ""
+    say(
+        f"searching {len(plan.space.distributions)} keys for the best {' and '.join(plan.measures)}: "
+        f"{study.total} trials{already}, {workers} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
+    )
+    say(f"experiment folder: {experiment.path}")
+    say(f"to watch: optuna-dashboard {storage.told}")

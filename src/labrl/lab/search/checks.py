@@ -1,0 +1,93 @@
+"""What is wrong with a search, found before its first trial."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.errors import ConfigError
+from labrl.config.schema import TrialConfig
+from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
+from labrl.lab.search.pruning import default_grace
+from labrl.lab.search.space import Space
+from labrl.lab.trial import check
+
+
+def check_space(space: Space, config_dir: str | None) -> TrialConfig:
+    """Compose what the space can come to. Returns the configuration without any searched value.
+
+    Raises ConfigError for a key or an option that does not exist, and for a range with a value in it that
+    its key can never have.
+    """
+    default = to_plain(compose(space.fixed, config_dir))
+    config = resolve(default)
+    check(config)
+    corners = space.corners()
+    first = {key: values[0] for key, values in corners.items()}
+    try:
+        compose(space.words(first), config_dir)
+    except ConfigError as error:
+        raise ConfigError(f"the search space does not fit: {error}") from error
+    for key, values in corners.items():
+        if not _is_key(default, key):
+            for value in values:
+                compose(space.words({key: value}), config_dir)
+            continue
+        for value in values:
+            _check_value(default, key, value, space.written[key])
+    return config
+
+
+def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
+    """Raises ConfigError for a pruner that would never hear of a trial before its end."""
+    budget, every = config.env.config.max_frame, config.eval_frames
+    if isinstance(pruner, NoPruner):
+        return
+    last = (budget - 1) // every * every
+    if last == 0:
+        raise ConfigError(
+            f"search.pruner={pruner.kind} is asked at evaluation checkpoints, and with meta.eval_frequency="
+            f"{every} the only one is the end of the budget of env.max_frame={budget} frames: "
+            f"set meta.eval_frequency=<less>, for instance {max(1, budget // 10)}, or search/pruner=none"
+        )
+    first = 0
+    if isinstance(pruner, AshaPruner | HyperbandPruner):
+        key, first = "search.pruner.grace_period", pruner.grace_period or default_grace(budget)
+    elif isinstance(pruner, MedianPruner):
+        key, first = "search.pruner.warmup", pruner.warmup
+    if first > last:
+        raise ConfigError(
+            f"{key}={first}: the last evaluation before the end of the budget is at frame {last} "
+            f"(meta.eval_frequency={every}, env.max_frame={budget}), so no trial would ever be stopped: "
+            f"set {key}=<at most {last}>, or search/pruner=none"
+        )
+
+
+def _is_key(plain: Mapping[str, Any], key: str) -> bool:
+    """Whether `key` is a value of the configuration, and no group or new key."""
+    node: Any = plain
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return False
+        node = node[name]
+    return "/" not in key and not (isinstance(node, Mapping) and "." not in key)
+
+
+def _check_value(default: Mapping[str, Any], key: str, value: Any, written: str) -> None:
+    """Raises ConfigError if `value` is none that `key` can have, whatever the others are."""
+    plain = copy.deepcopy(dict(default))
+    node = plain
+    *parents, leaf = key.split(".")
+    for name in parents:
+        node = node[name]
+    if isinstance(value, str):
+        return  # text is read by Hydra first
+    node[leaf] = value
+    try:
+        resolve(plain)
+    except ConfigError as error:
+        wrong = [line for line in str(error).splitlines() if line.startswith(key)]
+        if wrong:
+            raise ConfigError(f"{written}: {wrong[0]}") from error

@@ -1,0 +1,120 @@
+"""What a search hands back: files, and the last lines on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from optuna.trial import TrialState
+
+from labrl.lab.search.confirm import Candidate, Confirmation
+from labrl.lab.search.recipe import BEST
+from labrl.lab.search.storage import StudyStorage
+from labrl.lab.summary import say
+from labrl.storage.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from labrl.lab.search.search import Search
+
+RESULTS = "optimization_results.yaml"
+"""As hydra-optuna-sweeper writes it."""
+
+
+def conclude(search: Search, storage: StudyStorage, code: int, confirmation: Confirmation | None) -> int:
+    """Write the results and tell them. Returns the exit code of the command."""
+    study, experiment = search.study, search.experiment
+    search.record(interrupted=code in (130, 143))
+    if code in (130, 143):
+        experiment.set_status("interrupted")
+        say(f"interrupted; to go on: labrl -m +resume={experiment.path}")
+        return code
+    facts = dict(experiment.info().get("search", {}))
+    if confirmation is not None:
+        maximize = study.plan.directions[0] == "maximize"
+        facts["confirm"] = confirmation.as_json(experiment.path, maximize)
+        experiment.set_status("running", search=facts)
+    best = study.best()
+    if best:
+        _write_results(search)
+    if len(study.plan.measures) > 1:
+        _tell_front(search)
+    elif best:
+        _tell_best(search, confirmation)
+    else:
+        say("no trial has come to its end: there is no best one")
+    trials = study.trials()
+    failed = [trial for trial in trials if trial.state == TrialState.FAIL]
+    running = sum(not trial.state.is_finished() for trial in trials)
+    pruned = sum(trial.state == TrialState.PRUNED for trial in trials)
+    say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still run elsewhere")
+    code = 1 if code or not best else 0
+    experiment.set_status("failed" if code else "finished")
+    say(f"experiment folder: {experiment.path}")
+    storage.close()
+    return code
+
+
+def _write_results(search: Search) -> None:
+    """The file that users of Hydra's sweeper know."""
+    study = search.study
+    if len(study.plan.measures) == 1:
+        best = study.best()[0]
+        content: dict[str, Any] = {
+            "name": "optuna",
+            "best_params": dict(best.params),
+            "best_value": best.value,
+        }
+    else:
+        solutions = [{"params": dict(one.params), "values": list(one.values)} for one in study.best()]
+        content = {"name": "optuna", "solutions": solutions}
+    write_atomic(search.experiment.path / RESULTS, yaml.safe_dump(content, sort_keys=False))
+
+
+def _tell_front(search: Search) -> None:
+    plan = search.study.plan
+    say(f"{len(search.study.best())} trials that no other one beats in {' and '.join(plan.measures)}:")
+    for trial in search.study.best():
+        values = ", ".join(f"{value:,.1f}" for value in trial.values)
+        say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params, search.config_dir)}")
+
+
+def _tell_best(search: Search, confirmation: Confirmation | None) -> None:
+    study, home = search.study, search.experiment.path
+    measure = study.plan.measures[0]
+    first = study.best()[0]
+    chosen, told = dict(first.params), [f"trial {first.number}: {measure} {first.value:,.1f} in the search"]
+    winner = None
+    if confirmation is not None:
+        winner = confirmation.winner(study.plan.directions[0] == "maximize")
+        for one in confirmation.candidates:
+            say(f"  {_confirmed_line(one)}")
+        if winner is not None:
+            chosen = winner.params
+            told = [f"{winner.name}: {measure} {_confirmed_line(winner).partition(': ')[2]}"]
+    say(f"best in the search: trial {first.number} with {measure} {first.value:,.1f}")
+    if winner is not None and winner.number == first.number:
+        say("it held: on fresh seeds no other of the best came out better")
+    elif winner is not None:
+        say(f"it did not hold: on fresh seeds {winner.name} came out better, and is taken")
+    if winner is not None and confirmation is not None:
+        _warn_of_default(confirmation, winner, study.plan.directions[0] == "maximize")
+    path = home / BEST
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, search.recipe.as_yaml(chosen, search.config_dir, home, told))
+    say(f"best configuration, also in {path}:")
+    say(f"  {search.recipe.command(chosen, search.config_dir)}")
+
+
+def _confirmed_line(one: Candidate) -> str:
+    each = ", ".join("failed" if values is None else f"{values[0]:,.1f}" for values in one.values)
+    mean = "not defined" if one.mean is None else f"{one.mean:,.1f}"
+    before = "" if one.searched is None else f" (in the search {one.searched[0]:,.1f})"
+    return f"{one.name}: {mean} on fresh seeds{before}: {each}"
+
+
+def _warn_of_default(confirmation: Confirmation, winner: Candidate, maximize: bool) -> None:
+    default = next((one for one in confirmation.candidates if one.number is None), None)
+    if default is None or default.mean is None or winner.mean is None:
+        return
+    if default.mean == winner.mean or (default.mean > winner.mean) == maximize:
+        say(f"but the default is as good or better on the same seeds: {default.mean:,.1f}")

@@ -1,0 +1,240 @@
+"""A search from its first trial to its confirmed best: who runs what, what is written down, what is said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.trial import FrozenTrial, TrialState
+
+from labrl.config.search import SearchConfig
+from labrl.lab.search.channel import Hub
+from labrl.lab.search.confirm import Confirmation
+from labrl.lab.search.pool import Pool
+from labrl.lab.search.recipe import Recipe
+from labrl.lab.search.study import FACTS, Assignment, Study
+from labrl.lab.search.worker import Outcome, Task
+from labrl.lab.summary import say
+from labrl.session.interruption import Interruption
+from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord, TrialStatus
+
+STATUS: dict[TrialState, TrialStatus] = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+
+TICK = 1.0
+"""Seconds between two looks at what has changed."""
+
+
+@dataclass
+class Search:
+    """What one machine does for a study."""
+
+    study: Study
+    config: SearchConfig
+    recipe: Recipe
+    experiment: ExperimentFolder
+    config_dir: str | None
+    workers: int
+    """Trials at once on this machine."""
+    subfolder: str
+    """Name of a trial's run folder, with `{number}` in it."""
+
+    def __post_init__(self) -> None:
+        self._again: list[Assignment] = []
+        self._gave_up = False
+        self._last_beat = time.monotonic()
+
+    def run(self) -> tuple[int, Confirmation | None]:
+        """Run trials until the study has all of them, then confirm the best.
+
+        Returns 0, or 130 or 143 where a signal ended it, or 1 where too many trials failed; and the
+        confirmation, if this machine made one.
+        """
+        with (
+            Interruption() as interruption,
+            Hub(self._report) as hub,
+            Pool[Assignment](self.workers) as pool,
+        ):
+            self._run_trials(pool, hub, interruption)
+            self.record(interrupted=interruption.requested)
+            if interruption.requested:
+                return interruption.exit_code, None
+            if self._gave_up:
+                return 1, None
+            confirmation = self._confirmed(pool, interruption)
+            return (interruption.exit_code if interruption.requested else 0), confirmation
+
+    def record(self, interrupted: bool = False) -> None:
+        """Bring `experiment.json` up to what the study knows."""
+        self.experiment.set_trials(self._as_record(trial, interrupted) for trial in self.study.trials())
+
+    def _run_trials(self, pool: Pool[Assignment], hub: Hub, interruption: Interruption) -> None:
+        def task(one: Assignment) -> Task:
+            words = self.recipe.words(one.params, one.seed)
+            return Task(words, one.folder, self.config_dir, one.resume, hub.channel(one.number))
+
+        def following() -> Assignment | None:
+            if self._gave_up:
+                return None
+            return self._again.pop() if self._again else self.study.next(self.subfolder)
+
+        self._keep_busy(pool, interruption, following, task, self._trial_ended)
+
+    def _keep_busy(
+        self,
+        pool: Pool[Assignment],
+        interruption: Interruption,
+        following: Callable[[], Assignment | None],
+        task: Callable[[Assignment], Task],
+        ended: Callable[[Assignment, Outcome | int, bool], None],
+    ) -> None:
+        """Give tasks to free workers until none is left and the last has ended, or a signal came."""
+        told = False
+        while True:
+            while pool.has_room and not interruption.requested and (one := following()) is not None:
+                pool.give(one, task(one))
+                self.record()
+            if not pool.jobs:
+                return
+            for one, outcome in pool.ended(TICK):
+                ended(one, outcome, interruption.requested)
+            self._beat()
+            if interruption.requested and not told:
+                told = True
+                say("interrupted: the running trials save their state")
+                pool.terminate()
+
+    def _trial_ended(self, one: Assignment, outcome: Outcome | int, interrupted: bool) -> None:
+        died = isinstance(outcome, int) or outcome.status == "interrupted"
+        if died and interrupted:
+            return  # it stays this machine's to go on with
+        if died:
+            again = self.study.died(one)
+            if again is not None:
+                self._again.append(again)
+                say(f"trial {one.number}: its process died ({_how(outcome)}); it goes on from its checkpoint")
+                return
+            self.study.fail(one.number, f"its process died {one.attempts + 1} times ({_how(outcome)})")
+        elif isinstance(outcome, Outcome) and outcome.status == "failed":
+            self.study.fail(one.number, outcome.error or "it failed")
+        else:
+            self.study.finish(one.number, one.folder)
+        self.record()
+        self._tell(one.number)
+        self._count_failures()
+
+    def _count_failures(self) -> None:
+        failed = sum(trial.state == TrialState.FAIL for trial in self.study.trials())
+        if failed > self.config.max_failure_rate * self.study.total and not self._gave_up:
+            self._gave_up = True
+            say(
+                f"{failed} of {self.study.total} trials have failed, more than "
+                f"search.max_failure_rate={self.config.max_failure_rate:g} allows: the search gives up"
+            )
+
+    def _tell(self, number: int) -> None:
+        """One line about a trial that has ended."""
+        trials = self.study.trials()
+        trial, best = trials[number], self.study.best()
+        done = sum(one.state.is_finished() for one in trials)
+        match trial.state:
+            case TrialState.COMPLETE:
+                what = ", ".join(f"{value:,.1f}" for value in trial.values)
+            case TrialState.PRUNED:
+                what = f"{trial.value:,.1f}, pruned at frame {trial.last_step:,}"
+            case _:
+                what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
+        leader = ""
+        if best and len(self.study.plan.measures) == 1:
+            leader = f"   best {best[0].value:,.1f} (trial {best[0].number})"
+        params = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
+        say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {params}")
+
+    def _confirmed(self, pool: Pool[Assignment], interruption: Interruption) -> Confirmation | None:
+        """The best trials on fresh seeds, each a run of its own; None where that is not to be done here."""
+        config, study = self.config.confirm, self.study
+        best = study.best()
+        if config is None or not best or len(study.plan.measures) > 1 or not study.is_complete():
+            return None
+        if not study.claims_confirmation():
+            say("another machine runs the best trials once more")
+            return None
+        confirmation = Confirmation.of(config, study.plan, best, study.seed, self.experiment.path)
+        say(
+            f"the best {min(config.top, len(best))} once more"
+            f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
+        )
+        left = [
+            Assignment(-1 if one.number is None else one.number, one.params, folder, seed, resume=True)
+            for one in confirmation.candidates
+            for folder, seed in zip(one.folders, confirmation.seeds, strict=True)
+        ]
+        left.reverse()
+
+        def task(one: Assignment) -> Task:
+            words = self.recipe.words(one.params, one.seed, max_session=1)
+            return Task(words, one.folder, self.config_dir, one.resume, channel=None)
+
+        def ended(one: Assignment, outcome: Outcome | int, interrupted: bool) -> None:
+            if not isinstance(outcome, int) and outcome.error:
+                say(f"{one.folder.name} failed: {outcome.error}")
+
+        self._keep_busy(pool, interruption, lambda: left.pop() if left else None, task, ended)
+        if interruption.requested:
+            return None
+        confirmation.read(study.plan)
+        return confirmation
+
+    def _report(self, number: int) -> bool:
+        """Whether a trial, one of whose sessions has evaluated, is to stop."""
+        facts = self.study.trials()[number].user_attrs[FACTS]
+        return self.study.report(number, Path(facts["folder"]))
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._last_beat > self.study.plan.heartbeat:
+            self._last_beat = time.monotonic()
+            self.study.beat()
+
+    def _as_record(self, trial: FrozenTrial, interrupted: bool) -> TrialRecord:
+        own = trial.user_attrs.get(FACTS, {})
+        status = STATUS[trial.state]
+        is_mine = own.get("home") == str(self.experiment.path)
+        return TrialRecord(
+            number=trial.number,
+            overrides=self.recipe.words(trial.params, self.study.trial_seed(trial.number)),
+            folder=self._relative(own.get("folder", self.subfolder.format(number=trial.number))),
+            status="interrupted" if interrupted and status == "running" and is_mine else status,
+            error=own.get("error"),
+            facts={
+                "params": dict(trial.params),
+                "values": list(trial.values) if trial.values is not None else None,
+                "state": trial.state.name.lower(),
+                "intermediate": [
+                    [frame, value] for frame, value in sorted(trial.intermediate_values.items())
+                ],
+                "host": own.get("host"),
+            },
+        )
+
+    def _relative(self, folder: str) -> str:
+        """As `experiment.json` has it; of another machine's trial the whole path."""
+        path = Path(folder)
+        home = self.experiment.path
+        return str(path.relative_to(home)) if path.is_relative_to(home) else folder
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _how(outcome: Outcome | int) -> str:
+    if not isinstance(outcome, int):
+        return "it was told to stop"
+    return f"signal {-outcome}" if outcome < 0 else f"exit code {outcome}"

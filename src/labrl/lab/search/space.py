@@ -1,0 +1,135 @@
+"""What a search varies and what it holds fixed, from the words of its command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.errors import OverrideParseException
+from hydra_plugins.hydra_optuna_sweeper._impl import create_params_from_overrides
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
+
+from labrl.config.consistency import quoted
+from labrl.config.errors import ConfigError
+
+OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
+"""Words that say how a search goes and nothing about one of its trials."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Searched keys with their distributions, and the words that every trial has in common."""
+
+    distributions: dict[str, BaseDistribution]
+    """By full key, with the `+` of a key that is new."""
+    fixed: list[str]
+    """Words of the command line that every trial has, in their order."""
+    written: dict[str, str] = field(default_factory=dict)
+    """By key, how its range was written, for messages."""
+
+    @classmethod
+    def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], words: Sequence[str]) -> Space:
+        """From `search.space`, `hydra.sweeper.params` and the command line, of which the later wins.
+
+        Raises ConfigError for a range that is empty or cannot be read, and where nothing is searched.
+        """
+        searched: dict[str, tuple[str, BaseDistribution, str]] = {}
+        fixed: dict[str, str] = {}
+        own = [f"{key}={_as_word(value)}" for key, value in {**ready, **params}.items()]
+        for word in [*own, *(word for word in words if not OF_THE_SEARCH.match(word))]:
+            key = word.partition("=")[0].lstrip("+~").partition("@")[0]
+            searched.pop(key, None)
+            fixed.pop(key, None)
+            found = _parsed(word)
+            if found is None:
+                fixed[key] = word
+            else:
+                searched[key] = (*found, word)
+        written = {name: word for name, _, word in searched.values()}
+        if not searched:
+            raise ConfigError(
+                "there is nothing to search: choose a ready space, search=ppo, or give one, as in "
+                "'agent.lr=tag(log, interval(1e-5, 1e-2))'"
+            )
+        if "seed" in searched:
+            raise ConfigError(
+                f"{written['seed']}: a seed is nothing to be searched, a lucky one does not come again. "
+                "meta.max_session=<seeds> gives each trial the mean over several"
+            )
+        return cls({name: one for name, one, _ in searched.values()}, list(fixed.values()), written)
+
+    def words(self, params: Mapping[str, Any]) -> list[str]:
+        """The words of the trial with the values `params`."""
+        return [*self.fixed, *(f"{key}={_as_word(value)}" for key, value in params.items())]
+
+    def as_json(self) -> dict[str, Any]:
+        """Distributions by key, as plain data; equal for equal spaces."""
+        return {key: json.loads(distribution_to_json(one)) for key, one in self.distributions.items()}
+
+    def grid(self) -> dict[str, list[Any]]:
+        """All values of each key, for the grid sampler. Raises ConfigError for a continuous range."""
+        return {key: self._values(key, one) for key, one in self.distributions.items()}
+
+    def corners(self) -> dict[str, list[Any]]:
+        """For each key the values that stand for all others: the ends of a range, every choice."""
+        return {key: _ends(one) for key, one in self.distributions.items()}
+
+    def _values(self, key: str, distribution: BaseDistribution) -> list[Any]:
+        if isinstance(distribution, CategoricalDistribution):
+            return list(distribution.choices)
+        if isinstance(distribution, IntDistribution) and not distribution.log:
+            return list(range(distribution.low, distribution.high + 1, distribution.step))
+        if isinstance(distribution, FloatDistribution) and distribution.step is not None:
+            count = round((distribution.high - distribution.low) / distribution.step) + 1
+            return [distribution.low + index * distribution.step for index in range(count)]
+        raise ConfigError(
+            f"{self.written[key]}: a grid needs single values: {key}=choice(...) or {key}=range(...)"
+        )
+
+
+def _parsed(word: str) -> tuple[str, BaseDistribution] | None:
+    """Key and distribution of a word that searches, None for any other."""
+    try:
+        searched, _, _ = create_params_from_overrides([word])
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{word}: cannot be read. A searched key is written key=interval(1e-5,1e-2), "
+            "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)"
+        ) from error
+    except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
+        raise ConfigError(f"{word}: {_reason(error)}") from error
+    return next(iter(searched.items()), None)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    if "log" in text and "low" in text:
+        return "a range on a logarithmic scale begins above 0"
+    if ("low" in text and "high" in text) or "at least one value" in text:
+        return "the range is empty: its first end must lie below its second"
+    return text or "this is no range that can be searched"
+
+
+def _ends(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    return [distribution.low] if distribution.single() else [distribution.low, distribution.high]
+
+
+def _as_word(value: Any) -> str:
+    """As Hydra reads it. Text that begins with a bracket is a list or a group of keys."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str) and not re.match(r"[\[{]|\w[\w./()+, -]*$", value):
+        return quoted(value)
+    return str(value)

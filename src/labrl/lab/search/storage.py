@@ -1,0 +1,129 @@
+"""Where a study is kept: an SQLite file, a journal file, or a database that many machines reach."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from labrl.config.errors import ConfigError
+
+DEFAULT_FILE = "study.db"
+"""Of the SQLite storage in the experiment folder."""
+
+SECONDS_TO_CONNECT = 10
+SECONDS_TO_WAIT = 120
+"""For another process that writes to the same SQLite file."""
+
+
+class StudyStorage:
+    """An Optuna storage, and a lock that all processes that share it agree on."""
+
+    def __init__(self, url: str | None, folder: Path) -> None:
+        """url: as `hydra.sweeper.storage` has it; None: an SQLite file in `folder`.
+
+        Raises ConfigError where it cannot be reached, with the reason and what to do.
+        """
+        self.url = url or f"sqlite:///{folder / DEFAULT_FILE}"
+        self.is_shared = url is not None
+        kind, separator, rest = self.url.partition("://")
+        self._kind = kind.partition("+")[0]
+        if not separator or self._kind not in ("sqlite", "journal", "postgresql", "mysql"):
+            raise ConfigError(
+                f"hydra.sweeper.storage={self.url}: must be sqlite:///<file>, journal:///<file>, "
+                "postgresql://<user>@<host>/<database> or mysql://<user>@<host>/<database>"
+            )
+        self._file = Path(rest.removeprefix("/")) if self._kind in ("sqlite", "journal") else None
+        self.optuna: BaseStorage = self._opened()
+
+    @property
+    def told(self) -> str:
+        """The address without a password."""
+        return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", self.url)
+
+    def lock(self, name: str) -> AbstractContextManager[None]:
+        """Held by one process at a time, over all machines, for the study called `name`."""
+        if self._file is not None:
+            return _file_lock(self._file.with_name(f"{self._file.name}.lock"))
+        return self._database_lock(name)
+
+    def close(self) -> None:
+        """Give connections back."""
+        self.optuna.remove_session()
+
+    def _opened(self) -> BaseStorage:
+        try:
+            if self._file is not None:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+            if self._kind == "journal":
+                assert self._file is not None
+                lock = _JournalLock(self._file.with_name(f"{self._file.name}.writing"))
+                return JournalStorage(JournalFileBackend(str(self._file), lock_obj=lock))
+            waits = {"timeout": SECONDS_TO_WAIT}
+            if self._kind != "sqlite":
+                waits = {"connect_timeout": SECONDS_TO_CONNECT}
+            return RDBStorage(self.url, engine_kwargs={"connect_args": waits})
+        except Exception as error:
+            raise ConfigError(f"hydra.sweeper.storage={self.told}: {self._why(error)}") from error
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, ImportError):
+            how = "install its driver for SQLAlchemy"
+            if self._kind == "postgresql":
+                how = 'pip install "labrl[search]"'
+            return f"the driver of this database is missing ({error}): {how}"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"cannot be reached: {lines[0] if lines else type(error).__name__}"
+
+    @contextmanager
+    def _database_lock(self, name: str) -> Iterator[None]:
+        from sqlalchemy import text
+
+        assert isinstance(self.optuna, RDBStorage)
+        key = zlib.crc32(f"labrl {name}".encode())
+        take, give = ("SELECT pg_advisory_lock(:key)", "SELECT pg_advisory_unlock(:key)")
+        if self._kind == "mysql":
+            take, give = ("SELECT GET_LOCK(:key, -1)", "SELECT RELEASE_LOCK(:key)")
+        # One that is killed loses its connection, and with it the lock.
+        with self.optuna.engine.connect() as connection:
+            connection.execute(text(take), {"key": key})
+            try:
+                yield
+            finally:
+                connection.execute(text(give), {"key": key})
+
+
+class _JournalLock(JournalFileOpenLock):
+    """A lock that the system takes back from a killed process, unlike Optuna's links and files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: Any = None
+
+    def acquire(self) -> bool:
+        self._held = open(self._path, "ab")  # noqa: SIM115 (closed by release)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        self._held.close()
+
+
+@contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def silence() -> None:
+    """Only warnings of Optuna: what a search does it tells itself."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -1,0 +1,189 @@
+"""A process that runs one trial after the other for a search."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.consistency import quoted
+from labrl.config.errors import ConfigError
+from labrl.lab.again import Again
+from labrl.lab.past import Past
+from labrl.lab.request import Request
+from labrl.lab.result import TrialResult
+from labrl.lab.trial import run_trial
+from labrl.session.callbacks.search import CHANNEL
+from labrl.session.interruption import stop_with_the_parent
+from labrl.storage.provenance import Command
+from labrl.storage.run_folder import MARKER, RunFolder
+
+LOG = "trial.log"
+"""In the run folder: what the trial printed, and the traceback where it crashed."""
+
+PATIENCE = 60.0
+"""Seconds for sessions of a killed search to save and end, before their trial is resumed."""
+
+OutcomeStatus = Literal["finished", "pruned", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One trial for a worker."""
+
+    words: list[str]
+    folder: Path
+    config_dir: str | None
+    resume: bool
+    """Whether it may have been begun in its folder."""
+    channel: str | None
+    """Where its sessions report; None: nowhere."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended."""
+
+    status: OutcomeStatus
+    error: str | None = None
+
+
+def main(search: Connection) -> None:
+    """Entry point of the process: tasks come and outcomes go over `search` until it is closed."""
+    stop_with_the_parent()
+    while True:
+        try:
+            task = search.recv()
+        except EOFError:
+            return
+        outcome = perform(task)
+        try:
+            search.send(outcome)
+        except OSError:
+            return
+
+
+def perform(task: Task) -> Outcome:
+    """Run the trial, or go on with it; whatever goes wrong is told in the outcome."""
+    os.environ.pop(CHANNEL, None)
+    if task.channel:
+        os.environ[CHANNEL] = task.channel
+    try:
+        task.folder.mkdir(parents=True, exist_ok=True)
+        with _printing_to(task.folder / LOG):
+            try:
+                result = _resumed(task) if task.resume else None
+                return _outcome(task.folder, result or _fresh(task))
+            except ConfigError as error:
+                print(error)
+                return Outcome("failed", str(error))
+            except Exception as error:
+                traceback.print_exc()
+                return Outcome("failed", f"{type(error).__name__}: {error}")
+    except OSError as error:
+        return Outcome("failed", f"{task.folder} cannot be written ({error.strerror or error})")
+
+
+def _fresh(task: Task) -> TrialResult:
+    cfg = compose(
+        [*task.words, f"hydra.run.dir={quoted(str(task.folder))}"], task.config_dir, with_hydra=True
+    )
+    plain = to_plain(cfg)
+    command = Command.of(task.words, cfg.hydra, task.config_dir)
+    return run_trial(resolve(plain), plain, task.folder, command)
+
+
+def _resumed(task: Task) -> TrialResult | None:
+    """The trial gone on with where it has ended too; None where it has not really begun."""
+    if not (task.folder / MARKER).exists():
+        return None
+    run = RunFolder.open(task.folder)
+    _wait_for(run)
+    if _has_ended(run):
+        return TrialResult(folder=run.path, seed=0)
+    try:
+        past = Past.of(run)
+    except ConfigError:
+        # killed before its configuration was written
+        shutil.rmtree(task.folder)
+        task.folder.mkdir()
+        return None
+    again = Again(Request("resume", str(task.folder), force=False, edits=[]), past)
+    cfg = compose(again.words, task.config_dir, with_hydra=True)
+    plain = to_plain(cfg)
+    command = Command.of(task.words, cfg.hydra, task.config_dir)
+    return again.run(cfg, resolve(plain), plain, task.folder, command)
+
+
+def _wait_for(run: RunFolder) -> None:
+    """Until the last process of a killed search has saved the trial. Raises ConfigError if it does not."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with run.lock():
+                return
+        except ConfigError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)
+
+
+def _has_ended(run: RunFolder) -> bool:
+    """Whether nothing is left to be done, whatever the marker of a killed trial says."""
+    if run.status in ("finished", "pruned"):
+        return True
+    results = [session.result for session in run.sessions()]
+    expected = _sessions_of(run)
+    return len(results) == expected > 0 and all(_ended_well(path) for path in results)
+
+
+def _sessions_of(run: RunFolder) -> int:
+    try:
+        return int(Past.of(run).config["meta"]["max_session"])
+    except ConfigError:
+        return 0
+
+
+def _ended_well(result: Path) -> bool:
+    try:
+        return json.loads(result.read_text())["status"] in ("finished", "pruned")
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _outcome(folder: Path, result: TrialResult) -> Outcome:
+    if result.exit_code in (130, 143):
+        return Outcome("interrupted")
+    if result.exit_code:
+        errors = [session.error for session in result.sessions if session.error]
+        return Outcome("failed", errors[0] if errors else "a session failed")
+    return Outcome("pruned" if RunFolder.open(folder).status == "pruned" else "finished")
+
+
+@contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """What this process and its children print meanwhile goes to the end of a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(1), os.dup(2)]
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(before, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)

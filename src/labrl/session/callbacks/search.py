@@ -1,0 +1,67 @@
+"""Telling a search how a session does, and stopping where the search has seen enough."""
+
+from __future__ import annotations
+
+import logging
+import os
+from multiprocessing.connection import Client, Connection
+
+from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
+
+CHANNEL = "LABRL_SEARCH_CHANNEL"
+"""Variable in which a search tells the processes of its trials where it listens."""
+
+_log = logging.getLogger(__name__)
+
+
+def channel(address: str, key: bytes, trial: int) -> str:
+    """The content of CHANNEL for the sessions of trial number `trial`."""
+    return f"{trial} {key.hex()} {address}"
+
+
+class ReportToSearch(Callback):
+    """After each row of evaluation: tell the search, and give up if it says so.
+
+    Training waits for the answer, so that a search comes out the same however busy the machine is.
+    Nothing of this belongs to the session's state: whoever resumes a trial by hand runs it without.
+    """
+
+    def __init__(self, where: str) -> None:
+        """where: what `channel` made."""
+        self._where = where
+        self._search: Connection | None = None
+
+    def start(self, session: SessionView) -> None:
+        """Connect; without an answer the session goes its own way."""
+        trial, key, address = self._where.split(" ", 2)
+        try:
+            self._search = Client(address, authkey=bytes.fromhex(key))
+            self._search.send(int(trial))
+        except (OSError, EOFError) as error:
+            self._lose(error)
+
+    def row(self, session: SessionView, table: Table, row: Row) -> None:
+        """Ask whether to go on, of an evaluation."""
+        if table != "eval" or self._search is None:
+            return
+        try:
+            self._search.send(session.clock.frame)
+            if self._search.recv():
+                session.interruption.give_up()
+        except (OSError, EOFError) as error:
+            self._lose(error)
+
+    def finish(self, session: SessionView) -> None:
+        """Hang up."""
+        if self._search is not None:
+            self._search.close()
+
+    def _lose(self, error: Exception) -> None:
+        _log.warning("the search does not answer (%s): this session is not pruned", error)
+        self._search = None
+
+
+def search_callbacks() -> list[Callback]:
+    """The callback, if this process belongs to a trial of a search."""
+    where = os.environ.get(CHANNEL)
+    return [ReportToSearch(where)] if where else []

@@ -1,0 +1,94 @@
+"""A search space means what users of Hydra's sweeper know, and a wrong one is refused by its key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+
+from labrl.config.errors import ConfigError
+from labrl.lab.search.space import Space
+
+
+def space(*words: str, ready: dict[str, str] | None = None, params: dict[str, Any] | None = None) -> Space:
+    return Space.of(ready or {}, params or {}, words)
+
+
+def test_the_syntax_is_that_of_hydras_sweeper() -> None:
+    found = space(
+        "a=tag(log, interval(1e-5, 1e-2))",
+        "b=interval(0.0, 1.0)",
+        "c=choice(1, x)",
+        "d=range(2, 9, 3)",
+        "e=4,5",
+    ).distributions
+    assert found["a"] == optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)
+    assert found["b"] == optuna.distributions.FloatDistribution(0.0, 1.0)
+    assert found["c"] == optuna.distributions.CategoricalDistribution((1, "x"))
+    assert found["d"] == optuna.distributions.IntDistribution(2, 8, step=3)
+    assert found["e"] == optuna.distributions.CategoricalDistribution((4, 5))
+
+
+def test_the_command_line_wins_over_params_and_params_over_the_ready_space() -> None:
+    ready = {"a": "interval(0, 1)", "b": "interval(0, 1)", "c": "interval(0, 1)"}
+    found = space("a=7", "c=choice(1,2)", ready=ready, params={"b": "choice(3,4)"})
+    assert set(found.distributions) == {"b", "c"}
+    assert found.fixed == ["a=7"]
+    assert found.distributions["b"] == optuna.distributions.CategoricalDistribution((3, 4))
+
+
+def test_a_trial_gets_the_fixed_words_and_its_values_but_nothing_about_the_search() -> None:
+    found = space(
+        "env=pong",
+        "x=choice('a b', true)",
+        "~y",
+        "+z=1",
+        "search=ppo",
+        "search/pruner=none",
+        "meta.max_trial=3",
+    )
+    assert found.words({"x": "a b"}) == ["env=pong", "~y", "+z=1", "x='a b'"] or found.words(
+        {"x": "a b"}
+    ) == [
+        "env=pong",
+        "~y",
+        "+z=1",
+        "x=a b",
+    ]
+    assert found.words({"x": True})[-1] == "x=true"
+
+
+def test_a_new_key_keeps_its_plus() -> None:
+    assert space("+env.kwargs.gravity=interval(1.0, 9.0)").words({"+env.kwargs.gravity": 2.5}) == [
+        "+env.kwargs.gravity=2.5"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("a=interval(2, 1)", "empty"),
+        ("a=range(5, 5)", "empty"),
+        ("a=tag(log, interval(0, 1))", "above 0"),
+        ("a=choice()", "cannot be read"),
+        ("a=interval(1", "cannot be read"),
+        ("seed=choice(1, 2)", "meta.max_session"),
+        ("a=1", "nothing to search"),
+    ],
+)
+def test_a_wrong_space_is_refused_with_its_key(word: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        space(word)
+    assert says == "nothing to search" or word in str(refused.value)
+
+
+def test_a_grid_needs_single_values() -> None:
+    assert space("a=choice(1,2)", "b=range(0, 3)").grid() == {"a": [1, 2], "b": [0, 1, 2]}
+    with pytest.raises(ConfigError, match="a grid needs single values"):
+        space("a=interval(0.0, 1.0)").grid()
+
+
+def test_equal_spaces_are_equal_as_json_and_others_are_not() -> None:
+    assert space("a=choice(1,2)").as_json() == space("a=1,2").as_json()
+    assert space("a=choice(1,2)").as_json() != space("a=choice(1,3)").as_json()
