@@ -1,0 +1,61 @@
+"""The pages for users of other laboratories name keys, options and files that exist."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from labrl.config.compose import compose
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("coming-from-slm-lab.md", "coming-from-alf.md")
+TRIALS = (
+    ["env=pong"],
+    ["agent=dqn", "env=pong", "agent/memory=prioritized"],
+    ["agent=dqn", "agent/target=polyak"],
+)
+KEY = re.compile(r"(?:meta|agent|env|transforms)\.[a-z_]+(?:\.[a-z_]+)*")
+
+
+def spans(page: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", (DOCS / page).read_text())
+
+
+@functools.cache
+def composed() -> list[DictConfig]:
+    return [compose(words) for words in TRIALS]
+
+
+def has(node: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(node, DictConfig) or name not in node:
+            return False
+        node = node._get_node(name) if isinstance(node._get_node(name), DictConfig) else None
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_key_that_is_named_exists(page: str) -> None:
+    keys = {key for span in spans(page) for key in KEY.findall(span)}
+    assert len(keys) > 10
+    assert not [key for key in sorted(keys) if not any(has(config, key) for config in composed())]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_composes(page: str) -> None:
+    for command in spans(page):
+        if command.startswith("labrl ") and "..." not in command and "<" not in command:
+            words = [word for word in command.split()[1:] if not word.startswith(("+", "-", "hydra/"))]
+            compose([word.partition(",")[0] for word in words])  # of an experiment the first trial
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", (DOCS / page).read_text()):
+        assert (DOCS / target.partition("#")[0]).is_file(), target
