@@ -13,6 +13,7 @@ from gymnasium import spaces
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
+from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
 from labrl.networks.torso import MLP, Activation, Initialization, MLPConfig, NatureCNN, NatureCNNConfig
 
 ONE_ARRAY = [
@@ -79,3 +80,49 @@ def test_convolutions_alone_give_their_flattened_maps() -> None:
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     cnn = NatureCNN(NatureCNNConfig(features=None), space)
     assert cnn(torch.as_tensor(cnn.layout(space.sample()[None]))).shape == (1, 64 * 7 * 7)
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84), (17, 33, 3), (1, 16, 16)])
+def test_the_residual_network_reads_images_of_any_layout(shape: tuple[int, int, int]) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    space.seed(0)
+    torch.manual_seed(0)
+    torso = ImpalaCNN(ImpalaCNNConfig(channels=[4, 8], features=16), space)
+    images = torch.as_tensor(torso.layout(np.stack([space.sample() for _ in range(3)])))
+    features = torso(images)
+    assert features.shape == (3, 16)
+    assert len({tuple(row) for row in features.tolist()}) == 3
+    features.square().sum().backward()
+    assert all(weight.grad is not None for weight in torso.parameters())
+
+
+def test_residual_blocks_begin_as_the_identity() -> None:
+    block = Residual(4, "orthogonal")
+    x = torch.randn(2, 4, 5, 5)
+    assert torch.equal(block(x), x)
+
+
+def test_the_residual_network_is_the_one_of_the_paper() -> None:
+    torso = ImpalaCNN(ImpalaCNNConfig(), spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    convolutions = [layer for layer in torso.modules() if isinstance(layer, torch.nn.Conv2d)]
+    assert len(convolutions) == 15
+    assert [layer.out_channels for layer in torso.convolutions] == [16, 32, 32]  # type: ignore[union-attr]
+    assert torso.linear[0].in_features == 11 * 11 * 32  # type: ignore[index, union-attr]
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (15, 40, 3), np.uint8)], ids=str
+)
+def test_what_is_no_image_for_the_residual_network_is_refused(space: gym.Space) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ConfigError, match=r"agent\.network\.torso: ImpalaCNN needs images"):
+        ImpalaCNN.check(ImpalaCNNConfig(), space)
+
+
+def test_layers_can_be_normalized() -> None:
+    torch.manual_seed(0)
+    mlp = MLP(MLPConfig(hidden=[64], activation="ReLU", layer_norm=True), spaces.Box(-1, 1, (3,)))
+    before = []
+    mlp.norms[0].register_forward_hook(lambda module, inputs, output: before.append(output))
+    mlp(100 * torch.randn(5, 3))
+    assert before[0].mean(1).tolist() == pytest.approx([0] * 5, abs=1e-5)
+    assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)

@@ -32,6 +32,8 @@ class SessionResult:
     return_std: float | None = None
     best_return: float | None = None
     """The highest evaluation score of the session."""
+    networks: dict[str, int] = field(default_factory=dict)
+    """Learned parameters of each network of the agent."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of training by what they were spent on: act, env, learn, callbacks."""
     error: str | None = None

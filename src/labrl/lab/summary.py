@@ -55,6 +55,10 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
             console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if log.exists():
                 console.print(f"  log: {log}", markup=False, soft_wrap=True)
+    networks = next((session.networks for session in result.sessions if session.networks), {})
+    if networks:
+        told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
+        say(f"parameters: {told}", console)
     if len(result.sessions) > 1 and result.return_mean is not None:
         console.print(f"mean return over {len(result.sessions)} sessions: {result.return_mean:,.1f}")
     if result.comparison is not None:

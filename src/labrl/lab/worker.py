@@ -19,6 +19,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.lab.devices import available_cpus, keep_freed_memory
 from labrl.lab.result import SessionResult
+from labrl.networks.summary import count, summary
 from labrl.seeding import session_seed
 from labrl.session.interruption import stop_with_the_parent
 from labrl.session.session import Session
@@ -46,6 +47,7 @@ def run_session(config: TrialConfig, index: int, folder: SessionFolder, num_thre
     try:
         with _warnings_kept(folder):
             session = restored_session(config, index, folder, num_threads)
+            folder.networks.write_text(summary(session.agent.modules()))
             session.run()
         if session.pruned:
             result.status, code = "pruned", 0
@@ -130,6 +132,7 @@ def _fill(result: SessionResult, session: Session) -> None:
     clock = session.clock
     result.frame, result.opt_step, result.wall = clock.frame, clock.opt_step, clock.wall
     result.phases = dict(session.timers.seconds)
+    result.networks = {name: count(module) for name, module in session.agent.modules().items()}
     result.episodes = session.episodes.total
     if len(session.episodes):
         statistics = session.episodes.statistics()

@@ -74,6 +74,8 @@ class MLPConfig:
     """After each layer: an activation of torch.nn by its name."""
     initialization: Initialization = "orthogonal"
     """How weights begin."""
+    layer_norm: bool = False
+    """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
 class MLP(nn.Module):
@@ -91,6 +93,7 @@ class MLP(nn.Module):
         # Acting in a small environment is bound by calls of modules and look-ups of their parameters,
         # more than by the products: here are the same parameters without either.
         self._weights = [(layer.weight, layer.bias) for layer in layers]
+        self.norms = nn.ModuleList(nn.LayerNorm(n) for n in config.hidden if config.layer_norm)
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
@@ -103,16 +106,16 @@ class MLP(nn.Module):
         if observation.dtype != torch.float32:
             observation = observation.float()
         activation = self.activation.forward
+        if self.norms:
+            for (weight, bias), norm in zip(self._weights, self.norms, strict=True):
+                observation = activation(norm(nn.functional.linear(observation, weight, bias)))
+            return observation
         for weight, bias in self._weights:
             observation = activation(nn.functional.linear(observation, weight, bias))
         return observation
 
 
-SMALLEST_IMAGE = 36
-"""Pixels of height and width below which nothing is left after three convolutions."""
-
-
-def _image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
+def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
     """Height, width, channels, and whether the channels (or stacked frames) are the first axis.
 
     Their axis is the short one: ALE puts it first, Gymnasium last.
@@ -122,6 +125,54 @@ def _image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
     channels_first = shape[0] < shape[2]
     height, width, channels = (*shape[1:], shape[0]) if channels_first else shape
     return height, width, channels, channels_first
+
+
+class ImageTorso(nn.Module):
+    """What torsos for images share: how pixels are laid out, and how they become numbers."""
+
+    smallest: int
+    """Pixels of height and width below which nothing is left after the convolutions."""
+    channels_first: bool
+
+    @classmethod
+    def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
+        """Raises ConfigError for what is no image, or too small a one."""
+        if not is_image(observation_space):
+            raise ConfigError(
+                f"agent.network.torso: {cls.__name__} needs images (three axes of bytes), "
+                f"got {observation_space}. Use agent/network=auto or agent/network=mlp."
+            )
+        height, width, _, _ = image_shape(observation_space)
+        if min(height, width) < cls.smallest:
+            raise ConfigError(
+                f"agent.network.torso: {cls.__name__} needs images of at least {cls.smallest} pixels each "
+                f"way, got {height} x {width}. Use agent/network=mlp or a torso of your own."
+            )
+
+    def layout(self, observation: NDArray) -> NDArray:
+        """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels]."""
+        if not self.channels_first:
+            return observation
+        channels = observation.shape[1]
+        pixels = np.empty((len(observation), *observation.shape[2:], channels), observation.dtype)
+        for channel in range(channels):  # four times as fast as a copy of the transposed view
+            pixels[..., channel] = observation[:, channel]
+        return pixels
+
+    def first_convolution(self, layer: nn.Conv2d, observation: Tensor) -> Tensor:
+        """`layer` applied to pixels as shares of 255.
+
+        observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, maps, h, w].
+        """
+        # A permuted view of channels-last bytes is what the fast convolutions want, so that
+        # one pass makes floats of them (every byte is exact in bfloat16).
+        device = observation.device.type
+        mixed = torch.is_autocast_enabled(device)
+        pixels = observation.permute(0, 3, 1, 2).to(
+            torch.get_autocast_dtype(device) if mixed else torch.float32
+        )
+        # Scaling the few weights instead of the many pixels gives the same function for one pass less.
+        return nn.functional.conv2d(pixels, layer.weight / 255, layer.bias, layer.stride, layer.padding)
 
 
 @dataclass(kw_only=True)
@@ -134,15 +185,16 @@ class NatureCNNConfig:
     """How weights begin."""
 
 
-class NatureCNN(nn.Module):
+class NatureCNN(ImageTorso):
     """Three convolutions and a fully connected layer, for images of at least 36 x 36 pixels."""
 
     Config = NatureCNNConfig
+    smallest = 36
 
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self.check(config, observation_space)
-        height, width, channels, self.channels_first = _image_shape(observation_space)
+        height, width, channels, self.channels_first = image_shape(observation_space)
         kind = config.initialization
         self.first = initialized(nn.Conv2d(channels, 32, 8, stride=4), kind)
         self.convolutions = nn.Sequential(
@@ -159,43 +211,9 @@ class NatureCNN(nn.Module):
                 flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
             self.linear = nn.Sequential(initialized(nn.Linear(flat, config.features), kind), nn.ReLU())
 
-    @classmethod
-    def check(cls, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises ConfigError for what is no image, or too small a one."""
-        if not is_image(observation_space):
-            raise ConfigError(
-                "agent.network.torso: NatureCNN needs images (three axes of bytes), "
-                f"got {observation_space}. Use agent/network=auto or agent/network=mlp."
-            )
-        height, width, _, _ = _image_shape(observation_space)
-        if min(height, width) < SMALLEST_IMAGE:
-            raise ConfigError(
-                f"agent.network.torso: NatureCNN needs images of at least {SMALLEST_IMAGE} pixels each way, "
-                f"got {height} x {width}. Use agent/network=mlp or a torso of your own."
-            )
-
-    def layout(self, observation: NDArray) -> NDArray:
-        """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels]."""
-        if not self.channels_first:
-            return observation
-        channels = observation.shape[1]
-        pixels = np.empty((len(observation), *observation.shape[2:], channels), observation.dtype)
-        for channel in range(channels):  # four times as fast as a copy of the transposed view
-            pixels[..., channel] = observation[:, channel]
-        return pixels
-
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
-        # A permuted view of channels-last bytes is what the fast convolutions want, so that
-        # one pass makes floats of them (every byte is exact in bfloat16).
-        device = observation.device.type
-        mixed = torch.is_autocast_enabled(device)
-        pixels = observation.permute(0, 3, 1, 2).to(
-            torch.get_autocast_dtype(device) if mixed else torch.float32
-        )
-        # Scaling the few weights instead of the many pixels gives the same function for one pass less.
-        scaled = nn.functional.conv2d(pixels, self.first.weight / 255, self.first.bias, self.first.stride)
-        return self.linear(self.convolutions(scaled))
+        return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
 
 
 @dataclass(kw_only=True)
@@ -218,6 +236,6 @@ class AutoTorso:
 
     def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> MLP | NatureCNN:  # type: ignore[misc]
         """The torso that fits `observation_space`."""
-        if is_image(observation_space) and min(_image_shape(observation_space)[:2]) >= SMALLEST_IMAGE:
+        if is_image(observation_space) and min(image_shape(observation_space)[:2]) >= NatureCNN.smallest:
             return NatureCNN(config.cnn, observation_space)
         return MLP(config.mlp, observation_space)

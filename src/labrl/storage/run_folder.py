@@ -60,6 +60,11 @@ class SessionFolder:
         return [int(match[1]) for match in found if match]
 
     @property
+    def networks(self) -> Path:
+        """The networks' layers and parameters as text."""
+        return self.path / "networks.txt"
+
+    @property
     def crash(self) -> Path:
         """Folder of the state in which the session failed, where `meta.on_crash` asks for it."""
         return self.path / "crash"
