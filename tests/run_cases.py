@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from labrl.storage.atomic import write_json
+from labrl.storage.atomic import write_atomic, write_json
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.tables import CsvTable
@@ -98,13 +101,23 @@ def write_run(
     plain = copy.deepcopy(dict(config or CONFIG))
     plain["meta"]["max_session"] = max(plain["meta"]["max_session"], len(sessions))
     run = RunFolder.create(path)
-    write_provenance(run, plain, Command(["seed=1"], {"agent": agent, "env": plain["env"]["name"]}))
+    write_atomic(run.config, yaml.safe_dump(plain, sort_keys=False))
+    write_atomic(run.overrides, yaml.safe_dump(["seed=1"]))
+    choices = {"agent": agent, "env": plain["env"]["name"]}
+    write_json(run.provenance, {**_provenance(), "seed": plain["seed"], "choices": choices})
     run.set_status("running", seed=plain["seed"])
     for index, rows in enumerate(sessions):
         write_session(run, index, rows, session_status)
     facts = {"created": created} if created else {}
     write_json(path / MARKER, {**run.info(), "status": status, **facts})
     return path
+
+
+@functools.cache
+def _provenance() -> dict[str, Any]:
+    """Of this code and machine; asked once, because git takes its time."""
+    with tempfile.TemporaryDirectory() as folder:
+        return write_provenance(RunFolder.create(Path(folder) / "run"), CONFIG, Command(["seed=1"]))
 
 
 def rising(to: float, frames: int = 1000, rows: int = 10, noise: int | None = None) -> list[dict[str, Any]]:

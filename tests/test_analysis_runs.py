@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from run_cases import config_with, rising, rows_of, write_run
 
-from labrl.analysis.runs import EXPERIMENT, find_runs, load_experiment, load_run
+from labrl.analysis.runs import find_runs, load_experiment, load_run
 from labrl.config.errors import ConfigError
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 
 
@@ -197,14 +198,16 @@ def test_an_experiment_has_its_trials_in_order_and_tells_which_are_missing(tmp_p
     for number in (10, 2):
         write_run(tmp_path / str(number), [rising(1)])
     trials = [{"number": number, "folder": str(number), "status": "finished"} for number in (2, 3, 10)]
-    (tmp_path / EXPERIMENT).write_text(json.dumps({"kind": "grid", "status": "running", "trials": trials}))
+    (tmp_path / EXPERIMENT_MARKER).write_text(
+        json.dumps({"kind": "grid", "status": "running", "trials": trials})
+    )
     experiment = load_experiment(tmp_path)
     assert [run.name for run in experiment.runs] == ["2", "10"]
     assert experiment.warnings == ["trial 3 has no run folder"]
     assert experiment.status == "killed"
     with FolderLock(tmp_path):
         assert experiment.status == "running"
-    (tmp_path / EXPERIMENT).write_text("[")
+    (tmp_path / EXPERIMENT_MARKER).write_text("[")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_experiment(tmp_path)
 

@@ -1,4 +1,4 @@
-"""The commands `labrl`, `labrl-envs` and `labrl-wandb`. Nothing else reads the command line."""
+"""The commands `labrl`, `labrl-envs`, `labrl-runs` and `labrl-wandb`. Nothing else reads the command line."""
 
 from __future__ import annotations
 
@@ -114,6 +114,44 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
         return refused(error, full_error=False)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    return DONE
+
+
+def list_runs(argv: Sequence[str] | None = None) -> int:
+    """`labrl-runs [filters]`: the run folders as a table, the newest first. Returns the exit code."""
+    import argparse
+    import json
+    import shutil
+
+    parser = argparse.ArgumentParser(
+        prog="labrl-runs", description="List run folders, the newest first; an experiment is one line."
+    )
+    parser.add_argument(
+        "filters",
+        nargs="*",
+        metavar="filter",
+        help="status=finished, env=pong, agent='*dqn', agent.lr=1e-4, or a part of a folder's name",
+    )
+    parser.add_argument("--root", type=Path, default=Path("runs"), help="where to look (runs)")
+    parser.add_argument("--json", action="store_true", help="everything that is known, as a JSON list")
+    try:
+        words = parser.parse_args(argv)
+        from labrl.analysis.listing import as_plain, as_table, entries
+
+        found = entries(words.root, words.filters)
+        if words.json:
+            print(json.dumps([as_plain(entry) for entry in found], indent=2))
+        elif found:
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            print(as_table(found, width))
+        else:
+            print(f"labrl: no run in {words.root} agrees with {' '.join(words.filters)}", file=sys.stderr)
+    except ConfigError as error:
+        return refused(error, full_error=False)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     return DONE

@@ -14,12 +14,10 @@ from typing import Any
 
 from labrl.analysis.rows import Column, read_rows
 from labrl.config.errors import ConfigError
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 from labrl.storage.provenance import read_config, read_provenance
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
-
-EXPERIMENT = "experiment.json"
-"""The file whose existence says that a folder belongs to an experiment."""
 
 SAME_GROUP = (
     "seed",
@@ -90,6 +88,17 @@ class Run:
         return [self._session(folder) for folder in self._folder.sessions()]
 
     @cached_property
+    def outcomes(self) -> list[dict[str, Any]]:
+        """What each session that has started came to, without its rows: `frame`, `return_mean`, `status`, ...
+
+        Of a session that has not ended, how far it is.
+        """
+        return [
+            self._result(folder) or {**_json(folder.progress), "status": self._unfinished()}
+            for folder in self._folder.sessions()
+        ]
+
+    @cached_property
     def warnings(self) -> list[str]:
         """What is wrong with the run and its sessions, in words."""
         found = [] if self.config else [f"{self._folder.config.name} is missing or damaged"]
@@ -154,7 +163,7 @@ class Run:
     def _session(self, folder: SessionFolder) -> SessionRun:
         result = self._result(folder)
         alive = self.status == "running"
-        status = str(result.get("status") or ("running" if alive else "killed"))
+        status = str(result.get("status") or self._unfinished())
         train, evaluation = read_rows(folder.train_csv), read_rows(folder.eval_csv)
         warnings = train.warnings + evaluation.warnings
         if not alive and (train.cut or evaluation.cut):  # of a file that is being written it is no fault
@@ -176,13 +185,14 @@ class Run:
             warnings=warnings,
         )
 
+    def _unfinished(self) -> str:
+        """How a session without a result stands."""
+        return "running" if self.status == "running" else "killed"
+
     def _result(self, folder: SessionFolder) -> dict[str, Any]:
-        try:
-            content = json.loads(folder.result.read_text())
-            if isinstance(content, dict):
-                return content
-        except (OSError, ValueError):
-            pass
+        content = _json(folder.result)
+        if content:
+            return content
         if self.info.get("status") == "running":
             return {}  # what the marker says of sessions is from before the resume
         # of a process that died without a result its trial wrote one
@@ -236,7 +246,7 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
     Raises ConfigError where there is neither, and where `experiment.json` is damaged.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
-    marker = path / EXPERIMENT
+    marker = path / EXPERIMENT_MARKER
     if not marker.exists():
         return Experiment(path, {}, _runs_below(path), [])
     try:
@@ -324,6 +334,15 @@ def _no_run(path: Path) -> str:
         return f"{path} is not there: name a run folder, or a folder with runs below it"
     what = "is empty" if not any(path.iterdir()) else "holds no run of labrl"
     return f"{path} {what} (no {MARKER} in it or below): name a run folder, or a folder with runs below it"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What a file holds; empty where it is missing, damaged or holds something else."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _or_nothing(read: Any, folder: RunFolder) -> dict[str, Any]:

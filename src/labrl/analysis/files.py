@@ -1,0 +1,37 @@
+"""`statistics.json` and `statistics.csv` of a run folder or of a folder of several runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from labrl.analysis.comparison import compare
+from labrl.analysis.groups import grouped
+from labrl.analysis.runs import load_experiment, load_run
+from labrl.analysis.statistics import trial_statistics
+from labrl.analysis.tables import as_csv, comparison_rows
+from labrl.storage.atomic import write_atomic, write_json
+from labrl.storage.run_folder import MARKER
+
+STATISTICS_JSON = "statistics.json"
+STATISTICS_CSV = "statistics.csv"
+
+
+def write_statistics(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Write both files into `folder`, and return what the JSON holds.
+
+    Of a run: `trial_statistics`, in the CSV a row for each session. Of an experiment, or any folder with
+    runs below it: `compare` of its groups, in the CSV a row for each group. Raises ConfigError where there
+    is no run, OSError where the folder cannot be written.
+    """
+    path = Path(os.path.abspath(Path(folder).expanduser()))
+    if (path / MARKER).exists():
+        content = trial_statistics(load_run(path))
+        rows = content["sessions"]
+    else:
+        content = compare(grouped(load_experiment(path).runs))
+        rows = comparison_rows(content)
+    write_json(path / STATISTICS_JSON, content)
+    write_atomic(path / STATISTICS_CSV, as_csv(rows))
+    return content

@@ -1,0 +1,145 @@
+"""The random policy is measured once per environment, by whole episodes, and kept outside the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
+from run_cases import CONFIG, config_with, rising, write_run
+
+from labrl.analysis import baselines
+from labrl.envs.protocol import Transition
+from labrl.envs.vector import VectorEnv
+from labrl.lab.baseline import ensure_baseline, main, play_at_random
+
+ENV = {"_target_": "labrl.envs.gym.GymnasiumEnv", "id": "CartPole-v1", "name": "cartpole", "num_envs": 4}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def cartpole_run(path: Path, **changes: object) -> Path:
+    config = config_with(
+        env={**ENV, "max_frame": 1000},
+        agent={"_target_": "labrl.agents.random.RandomAgent"},
+        meta={"max_session": 1},
+        **changes,
+    )
+    return write_run(path, [rising(10)], config=config)
+
+
+class Counting:
+    """Environment i ends an episode every i + 1 steps, and pays 1 for each step."""
+
+    name, num_envs, frame_skip = "counting", 3, 1
+    observation_space, action_space = Box(-1, 1, ()), Discrete(2)
+
+    def __init__(self) -> None:
+        self.steps = np.zeros(3)
+
+    def reset(self, mask: NDArray, seeds: NDArray) -> NDArray:
+        self.steps = np.where(mask, 0, self.steps)
+        return np.zeros(3)
+
+    def step(self, actions: NDArray) -> Transition:
+        self.steps = self.steps + 1
+        ended = self.steps >= [1, 2, 3]
+        return Transition(np.zeros(3), np.ones(3), ended, np.zeros(3, bool), ended)
+
+    def close(self) -> None:
+        pass
+
+
+def test_short_episodes_do_not_count_more_than_long_ones() -> None:
+    returns = play_at_random(VectorEnv(Counting(), seed=0), seconds=60, episodes=6)
+    assert returns == [1, 1, 2, 2, 3, 3]
+
+
+def test_nothing_is_said_of_an_environment_that_did_not_end_in_time() -> None:
+    assert play_at_random(VectorEnv(Counting(), seed=0), seconds=0) == []
+
+
+def test_cartpole_is_measured_once_and_everybody_finds_it(tmp_path: Path, cache: Path) -> None:
+    path = ensure_baseline(cartpole_run(tmp_path / "a"), seconds=60)
+    assert path is not None
+    assert path.parent == cache / "random"
+    facts = json.loads(path.read_text())
+    assert facts["episodes"] == len(facts["returns"]) == 100
+    assert 18 < facts["mean"] < 27, "CartPole's random policy"
+    path.write_text(json.dumps({**facts, "mean": 3.5}))
+    assert ensure_baseline(cartpole_run(tmp_path / "b"), seconds=60) == path
+    other = {**ENV, "name": "my_pole", "num_envs": 64, "max_frame": 7}
+    assert baselines.random_baseline(other) == baselines.Baseline(3.5, facts["std"], 100, "measured")
+
+
+def test_two_measurements_are_equal(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = cartpole_run(tmp_path / "a")
+    first = ensure_baseline(run, seconds=60)
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "other"))
+    second = ensure_baseline(run, seconds=60)
+    assert first is not None
+    assert second is not None
+    assert json.loads(first.read_text())["returns"] == json.loads(second.read_text())["returns"]
+
+
+def test_what_decides_the_return_decides_the_file() -> None:
+    same = baselines.baseline_path(ENV)
+    assert baselines.baseline_path({**ENV, "max_frame": 5, "num_envs": 1, "vectorization": "async"}) == same
+    assert baselines.baseline_path({**ENV, "max_episode_steps": 10}) != same
+
+
+def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert baselines.cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("LABRL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert baselines.cache_folder() == Path("/somewhere/labrl")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert baselines.cache_folder() == Path.home() / ".cache" / "labrl"
+
+
+def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
+    path = baselines.baseline_path(ENV)
+    path.parent.mkdir(parents=True)
+    for content in ("", "[]", "{}", '{"mean": null, "std": 1, "episodes": 3}'):
+        path.write_text(content)
+        assert baselines.random_baseline(ENV) is None
+
+
+def test_published_scores_stand_in_for_a_game_that_was_not_measured() -> None:
+    assert baselines.random_baseline({"game": "pong"}) == baselines.Baseline(-20.7, None, None, "published")
+    assert baselines.human_range({"game": "pong"}) == (-20.7, 14.6)
+    assert baselines.random_baseline({"game": "air_raid"}) is None
+    assert baselines.threshold_of({"game": "pong"}) == baselines.Threshold(14.6, "human")
+    assert baselines.threshold_of({"id": "CartPole-v1"}) == baselines.Threshold(475.0, "gymnasium")
+    assert baselines.threshold_of({"id": "Pendulum-v1"}) is None
+
+
+def test_a_game_with_a_published_score_does_not_keep_a_short_trial_waiting(
+    tmp_path: Path, cache: Path
+) -> None:
+    game = config_with(env__game="pong", env__name="pong", env___target_="labrl.envs.atari.AtariEnv")
+    assert ensure_baseline(write_run(tmp_path / "a", [rising(1)], config=game)) is None
+    assert not cache.exists()
+
+
+def test_what_cannot_be_measured_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ensure_baseline(tmp_path / "nowhere") is None
+    gone = {**CONFIG["env"], "_target_": "gone.Env"}
+    assert ensure_baseline(write_run(tmp_path / "a", [], config=config_with(env=gone))) is None
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "file"))
+    assert ensure_baseline(cartpole_run(tmp_path / "b"), seconds=60) is None
+
+
+def test_it_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = cartpole_run(tmp_path / "a")
+    assert main([str(run), "--seconds", "60"]) == 0
+    assert Path(capsys.readouterr().out.strip()).exists()
+    assert main([str(tmp_path)]) == 1

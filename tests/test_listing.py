@@ -1,0 +1,146 @@
+"""`labrl-runs`: every run and experiment is found, told in a line, and picked by what it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from run_cases import config_with, rising, write_run
+
+from labrl.analysis.listing import as_table, entries
+from labrl.cli import list_runs
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.storage.lock import FolderLock
+
+
+def ago(**time: float) -> str:
+    return (datetime.now(UTC) - timedelta(**time)).isoformat()
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder `runs` in the working folder: two runs and an experiment of three trials."""
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "runs"
+    write_run(home / "old_ppo", [rising(100), rising(200)], created=ago(days=3))
+    pong = config_with(env__name="pong", agent__lr=1e-4)
+    write_run(
+        home / "new_dqn", [rising(-20)], status="failed", config=pong, agent="dqn", created=ago(minutes=5)
+    )
+    for number in range(3):
+        config = config_with(agent__lr=float(number))
+        path = home / "grid" / str(number)
+        write_run(path, [rising(10.0 * number)], config=config, agent="sac", created=ago(hours=2.2))
+    (home / "grid" / EXPERIMENT_MARKER).write_text(
+        json.dumps(
+            {
+                "kind": "grid",
+                "status": "finished",
+                "created": ago(hours=2.3),
+                "trials": [{"number": number, "folder": str(number)} for number in range(3)],
+            }
+        )
+    )
+    return home
+
+
+def test_the_table_has_the_newest_first_and_an_experiment_in_one_line(runs: Path) -> None:
+    assert as_table(entries(runs)).splitlines() == [
+        "status    agent  env       frames  return  seeds              age  folder",
+        "failed    dqn    pong       1k/1k   -20.0  1/1              5 min  new_dqn",
+        "finished  sac    cartpole   1k/1k    20.0  3/3 in 3 trials    2 h  grid",
+        "finished  ppo    cartpole   1k/1k   150.0  2/2                3 d  old_ppo",
+    ]
+
+
+def test_an_experiment_that_is_named_shows_its_trials(runs: Path) -> None:
+    assert [entry.folder for entry in entries(runs / "grid")] == ["2", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "folders"),
+    [
+        (["status=finished"], ["grid", "old_ppo"]),
+        (["env=pong"], ["new_dqn"]),
+        (["agent=*p*o"], ["old_ppo"]),
+        (["agent=PPO"], []),
+        (["agent.lr=1e-4"], ["new_dqn"]),
+        (["agent.lr=0.0001"], ["new_dqn"]),
+        (["agent.lr=2"], ["grid"]),
+        (["old"], ["old_ppo"]),
+        (["status=finished", "grid/1"], ["grid"]),
+        (["name=new*"], ["new_dqn"]),
+        (["seed=1", "env=pong"], ["new_dqn"]),
+    ],
+)
+def test_filters_pick_by_what_a_run_is(runs: Path, filters: list[str], folders: list[str]) -> None:
+    assert [entry.folder for entry in entries(runs, filters)] == folders
+
+
+def test_an_experiment_counts_only_its_trials_that_agree(runs: Path) -> None:
+    (entry,) = entries(runs, ["grid/1"])
+    assert (entry.trials, entry.sessions, entry.return_mean) == (1, 1, 10.0)
+
+
+def test_a_run_going_on_and_a_killed_one_say_how_far_they_are(runs: Path) -> None:
+    for name in ("alive", "dead"):
+        write_run(runs / name, [rising(5)], status="running", session_status=None)
+        (runs / name / "session_0" / "progress.json").write_text('{"frame": 700, "return_mean": 3.5}')
+    with FolderLock(runs / "alive"):
+        told = {entry.folder: entry for entry in entries(runs)}
+    assert (told["alive"].status, told["alive"].frames, told["alive"].return_mean) == ("running", 700, 3.5)
+    assert (told["dead"].status, told["dead"].frames) == ("killed", 700)
+
+
+def test_a_narrow_table_leaves_out_columns_and_then_the_middle_of_names(runs: Path) -> None:
+    write_run(runs / ("x" * 30 + "_end"), [rising(1)])
+    for width in (200, 80, 60, 40, 30):
+        lines = as_table(entries(runs), width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert lines[0].split()[0] == "status"
+        assert "_end" in lines[1]
+    assert "…" in lines[1]
+    assert "…" not in as_table(entries(runs))
+
+
+def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_runs(["env=pong"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("failed  dqn    pong")
+    assert list_runs(["--json", "--root", str(runs / "grid")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(entry["folder"], entry["kind"], entry["return_mean"]) for entry in told] == [
+        ("2", "run", 20.0),
+        ("1", "run", 10.0),
+        ("0", "run", 0.0),
+    ]
+    assert list_runs(["nobody"]) == 0
+    assert capsys.readouterr().err == "labrl: no run in runs agrees with nobody\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--root", "nowhere"], "nowhere is not there"),
+        (["agent.lx=3"], "no run has the key agent.lx.*Did you mean agent.lr"),
+        (["stats=failed"], "Did you mean status"),
+    ],
+)
+def test_wrong_words_are_refused(
+    runs: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert list_runs(words) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_the_list_needs_nothing_heavy(runs: Path) -> None:
+    code = (
+        "import sys; from labrl.cli import list_runs; code = list_runs([]); "
+        "heavy = {'torch', 'matplotlib', 'hydra', 'gymnasium', 'rich'} & set(sys.modules); "
+        "sys.exit(code or sorted(heavy) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,263 @@
+"""What a trial, a group and a comparison are said to be, whatever their sessions went through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from run_cases import config_with, rising, rows_of, write_run, write_session
+
+from labrl.analysis import intervals
+from labrl.analysis.baselines import baseline_path
+from labrl.analysis.comparison import compare
+from labrl.analysis.files import write_statistics
+from labrl.analysis.groups import grouped
+from labrl.analysis.runs import find_runs, load_run
+from labrl.analysis.statistics import group_statistics, trial_statistics
+from labrl.storage.lock import FolderLock
+from labrl.storage.run_folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing that this machine has measured counts."""
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def measured(config: dict[str, Any], mean: float) -> None:
+    """As if the random policy had been measured in the environment of `config`."""
+    path = baseline_path(config["env"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"mean": mean, "std": 1.0, "episodes": 100}))
+
+
+def reasons(statistics: dict[str, Any]) -> list[str]:
+    return [entry["reason"] for entry in statistics["left_out"]]
+
+
+def test_a_trial_is_measured_by_the_formulas(tmp_path: Path) -> None:
+    config = config_with()
+    measured(config, 1.0)
+    path = write_run(
+        tmp_path / "a",
+        [rows_of([100, 200, 300], [2.0, 5.0, 4.0]), rows_of([100, 200, 300], [4.0, 7.0, 6.0])],
+        config=config,
+    )
+    told = trial_statistics(load_run(path), threshold=5.0)
+    first, second = told["sessions"]
+    # strengths 1, 4, 3 at frames 100, 200, 300 and updates 10, 20, 30
+    assert first["strength"] == pytest.approx(8 / 3)
+    assert (first["max_strength"], first["final_strength"]) == (4, 3)
+    assert first["sample_efficiency"] == pytest.approx((1 / 100 + 4 / 200 + 3 / 300) / 8)
+    assert first["training_efficiency"] == pytest.approx((1 / 10 + 4 / 20 + 3 / 30) / 8)
+    assert first["stability"] == pytest.approx(1 - 1 / 5)
+    assert (first["final_return"], first["best_return"], first["best_frame"]) == (4, 5, 200)
+    assert (first["frames_to_threshold"], first["seconds_to_threshold"]) == (200, 2.0)
+    assert (first["frames"], first["opt_steps"], first["wall"], first["fps"]) == (300, 30, 3.0, 100.0)
+    assert second["frames_to_threshold"] == 200
+    # sessions differ by 2 at each checkpoint: sample deviation sqrt 2; mean strengths 2, 5, 4
+    assert told["consistency"] == pytest.approx(1 - 2 * 3 * np.sqrt(2) / 11)
+    assert told["measures"]["final_return"] == {"mean": 5, "std": pytest.approx(np.sqrt(2)), "n": 2}
+    assert told["baseline"] == {"mean": 1.0, "std": 1.0, "episodes": 100, "source": "measured"}
+    assert told["threshold"] == {"value": 5.0, "source": "given"}
+    assert told["curve"]["mean"] == [3, 6, 5]
+
+
+def test_estimates_are_those_of_the_sessions_final_returns(tmp_path: Path) -> None:
+    finals = [3.0, 1.0, 9.0, 4.0, 5.0]
+    path = write_run(tmp_path / "a", [rows_of([100], [score]) for score in finals])
+    told = trial_statistics(load_run(path))["estimates"]["final_return"]
+    assert told["iqm"] == intervals.aggregates(np.array(finals))["iqm"]._asdict()
+    assert told["iqm"]["low"] < told["iqm"]["value"] < told["iqm"]["high"]
+
+
+def test_without_a_baseline_what_needs_one_is_none_and_that_is_said(tmp_path: Path) -> None:
+    told = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10), rising(20)])))
+    assert told["baseline"] is None
+    assert {told["sessions"][0][name] for name in ("strength", "sample_efficiency", "stability")} == {None}
+    assert told["consistency"] is None
+    assert any("no random baseline" in text for text in told["warnings"])
+
+
+def test_worse_than_random_has_a_strength_but_no_efficiency(tmp_path: Path) -> None:
+    config = config_with()
+    measured(config, 100.0)
+    session = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10)], config=config)))["sessions"][
+        0
+    ]
+    assert session["strength"] < 0
+    assert {session[name] for name in ("sample_efficiency", "training_efficiency", "stability")} == {None}
+
+
+def test_a_game_is_measured_against_published_scores(tmp_path: Path) -> None:
+    config = config_with(env__name="pong", env__game="pong")
+    told = trial_statistics(load_run(write_run(tmp_path / "a", [rows_of([100], [14.6])], config=config)))
+    assert told["baseline"]["source"] == "published"
+    assert told["threshold"] == {"value": 14.6, "source": "human"}
+    assert told["sessions"][0]["human_normalized"] == pytest.approx(1)
+    assert told["estimates"]["human_normalized"]["optimality_gap"]["value"] == pytest.approx(0)
+
+
+def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    told = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10)])))
+    assert told["estimates"]["final_return"]["iqm"] == {"value": 10.0, "low": None, "high": None}
+    assert told["curve"]["iqm_low"] == [None] * 10
+    assert any("one seed only" in text for text in told["warnings"])
+
+
+def test_rows_without_a_return_are_passed_over(tmp_path: Path) -> None:
+    nan = float("nan")
+    rows = rows_of([100, 200, 300], [nan, 4.0, nan])
+    told = trial_statistics(load_run(write_run(tmp_path / "a", [rows, rows_of([100, 200, 300], [nan] * 3)])))
+    session = told["sessions"][0]
+    assert (session["rows"], session["final_return"], session["frames"]) == (1, 4, 300)
+    assert told["counted"] == 1
+    assert reasons(told) == ["no episode has ended"]
+
+
+def test_a_session_that_died_early_is_left_out_and_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(10), rising(10), rising(10, frames=400)], status="failed")
+    told = trial_statistics(load_run(path))
+    assert told["counted"] == 2
+    assert told["left_out"][0]["session"] == 2
+    assert reasons(told) == ["ended at frame 400 of 1,000 (finished)"]
+    assert any("session 2 is left out" in text for text in told["warnings"])
+
+
+def test_a_session_that_is_nearly_there_counts_and_the_curve_says_how_many_there_are(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(10), rising(9, frames=900, rows=9)])
+    told = trial_statistics(load_run(path))
+    assert told["counted"] == 2
+    assert told["curve"]["frame"] == list(range(100, 1001, 100))
+    assert told["curve"]["count"] == [2] * 9 + [1]
+    assert told["curve"]["iqm_low"][-1] is None
+
+
+def test_sessions_with_rows_elsewhere_are_compared_on_one_grid(tmp_path: Path) -> None:
+    config = config_with()
+    measured(config, 0.0)
+    path = write_run(
+        tmp_path / "a",
+        [rows_of([100, 300, 500], [1.0, 3.0, 5.0]), rows_of([200, 400, 500], [2.0, 4.0, 5.0])],
+        config=config,
+    )
+    told = trial_statistics(load_run(path))
+    assert told["curve"]["frame"] == [100, 200, 300, 400, 500]
+    assert told["curve"]["mean"] == [1, 2, 3, 4, 5]
+    assert told["consistency"] == 1, "on every frame that both have, they are equal"
+
+
+def test_a_run_that_goes_on_is_marked(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(10)], status="running", session_status=None)
+    write_session(RunFolder(path), 1, rising(10, frames=500), None)
+    with FolderLock(path):
+        told = trial_statistics(load_run(path))
+    assert told["status"] == "running"
+    assert reasons(told) == ["is still at frame 500 of 1,000 (running)"]
+    assert any("still going on" in text for text in told["warnings"])
+
+
+def test_a_run_without_any_row_has_statistics_too(tmp_path: Path) -> None:
+    for name, sessions in (("none", []), ("empty", [[]])):
+        told = trial_statistics(load_run(write_run(tmp_path / name, sessions, status="failed")))
+        assert (told["counted"], told["estimates"], told["curve"]["frame"]) == (0, {}, [])
+        json.dumps(told, allow_nan=False)
+
+
+def test_seeds_of_several_runs_are_one_sample_but_a_repetition_counts_once(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_run(tmp_path / str(seed), [rising(10), rising(20)], config=config_with(seed=seed))
+    write_run(tmp_path / "again", [rising(10), rising(20)], config=config_with(seed=1))
+    (group,) = grouped(find_runs([tmp_path / name for name in ("1", "2", "again")]))
+    told = group_statistics(group.runs)
+    assert told["counted"] == 4
+    assert reasons(told) == [f"the same seed and configuration as session {k} of 1" for k in (0, 1)]
+
+
+def test_evaluation_episodes_are_preferred_and_the_slm_score_is_of_training(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(10)], config=config_with(meta__rigorous_eval=5))
+    table = path / "session_0" / "eval.csv"
+    table.write_text("frame,return_mean\n500,70\n1000,90\n")
+    told = trial_statistics(load_run(path))
+    assert told["scores_of"] == "evaluation"
+    assert told["sessions"][0]["final_return"] == 90
+    assert told["sessions"][0]["slm_final"] == pytest.approx(5.5)
+
+
+def experiment(tmp_path: Path) -> Path:
+    """Two agents on two games and CartPole, three seeds each."""
+    for agent, level in (("ppo", 10.0), ("dqn", 6.0)):
+        for env in ("pong", "breakout", "cartpole"):
+            game = {"env__game": env} if env != "cartpole" else {}
+            config = config_with(env__name=env, agent___target_=f"x.{agent}", **game)
+            sessions = [rising(level + seed, noise=seed) for seed in range(3)]
+            write_run(tmp_path / f"{agent}_{env}", sessions, config=config, agent=agent)
+    return tmp_path
+
+
+def test_environments_are_compared_one_by_one_and_that_is_said(tmp_path: Path) -> None:
+    told = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
+    assert {env["env"]: [group["name"] for group in env["groups"]] for env in told["envs"]} == {
+        env: ["ppo", "dqn"] for env in ("pong", "breakout", "cartpole")
+    }
+    assert told["warnings"] == [
+        "3 environments (pong, breakout, cartpole): compared one by one, each on its own scale"
+    ]
+    (pair,) = told["envs"][0]["improvement"]
+    assert (pair["x"], pair["y"], pair["value"]) == ("ppo", "dqn", 1.0)
+    profile = told["envs"][0]["profile"]
+    assert profile["groups"]["ppo"]["value"][0] == 1.0
+    assert profile["groups"]["dqn"]["value"][-1] == 0.0
+    json.dumps(told, allow_nan=False)
+
+
+def test_games_are_also_compared_together_by_human_normalized_score(tmp_path: Path) -> None:
+    told = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
+    across = told["across"]
+    assert (across["envs"], across["left_out"]) == (["pong", "breakout"], ["cartpole"])
+    scores = {
+        env["env"]: {
+            group["name"]: [session["human_normalized"] for session in group["sessions"]]
+            for group in env["groups"]
+        }
+        for env in told["envs"]
+    }
+    by_hand = intervals.aggregates([scores[env]["ppo"] for env in ("pong", "breakout")], target=1.0)
+    ppo = next(group for group in across["groups"] if group["name"] == "ppo")
+    assert ppo["sessions"] == 6
+    assert ppo["human_normalized"]["iqm"] == by_hand["iqm"]._asdict()
+    assert compare(grouped(find_runs([tmp_path / "runs" / "ppo_pong"])))["across"] is None
+
+
+def test_groups_that_are_not_alike_are_compared_with_a_warning(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [rising(10)], agent="ppo")
+    config = config_with(meta__rigorous_eval=5, agent__lr=0.5)
+    write_run(tmp_path / "b", [rising(10, frames=500)], agent="dqn", config=config)
+    warnings = compare(grouped(find_runs([tmp_path])))["envs"][0]["warnings"]
+    assert any("not of one kind" in text for text in warnings)
+    assert any("different frames (ppo: 1,000, dqn: 500)" in text for text in warnings)
+
+
+def test_many_groups_are_compared_with_the_best_only(tmp_path: Path) -> None:
+    for number in range(12):
+        config = config_with(agent__lr=float(number))
+        write_run(tmp_path / f"{number:02}", [rows_of([100], [float(number)])], config=config)
+    pairs = compare(grouped(find_runs([tmp_path])))["envs"][0]["improvement"]
+    assert len(pairs) == 11
+    assert {pair["x"] for pair in pairs} == {"ppo lr=11"}
+
+
+def test_both_files_are_written_into_a_run_folder_and_into_one_of_several(tmp_path: Path) -> None:
+    home = experiment(tmp_path / "runs")
+    told = write_statistics(home)
+    assert json.loads((home / "statistics.json").read_text()) == told
+    lines = (home / "statistics.csv").read_text().splitlines()
+    assert lines[0].startswith("env,group,agent,runs,seeds,left_out,final_return_iqm,final_return_iqm_low")
+    assert len(lines) == 1 + 6
+    told = write_statistics(home / "ppo_pong")
+    assert json.loads((home / "ppo_pong" / "statistics.json").read_text()) == told
+    assert len((home / "ppo_pong" / "statistics.csv").read_text().splitlines()) == 1 + 3
