@@ -198,12 +198,14 @@ def test_an_experiment_has_its_trials_in_order_and_tells_which_are_missing(tmp_p
     for number in (10, 2):
         write_run(tmp_path / str(number), [rising(1)])
     trials = [{"number": number, "folder": str(number), "status": "finished"} for number in (2, 3, 10)]
+    trials += [{"number": 11, "folder": "11", "status": "failed", "error": "no such game"}]
+    trials += [{"number": 12, "folder": "12", "status": "waiting"}]
     (tmp_path / EXPERIMENT_MARKER).write_text(
         json.dumps({"kind": "grid", "status": "running", "trials": trials})
     )
     experiment = load_experiment(tmp_path)
     assert [run.name for run in experiment.runs] == ["2", "10"]
-    assert experiment.warnings == ["trial 3 has no run folder"]
+    assert experiment.warnings == ["trial 3 has no run folder", "trial 11 has no run folder: no such game"]
     assert experiment.status == "killed"
     with FolderLock(tmp_path):
         assert experiment.status == "running"

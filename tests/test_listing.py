@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,8 @@ from labrl.analysis.listing import as_table, entries
 from labrl.cli import list_runs
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
+
+PAGE = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
 
 
 def ago(**time: float) -> str:
@@ -144,3 +147,8 @@ def test_the_list_needs_nothing_heavy(runs: Path) -> None:
         "sys.exit(code or sorted(heavy) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    labrl-runs(.*?)(?:#.*)?$", PAGE, re.MULTILINE))
+def test_the_commands_of_the_page_are_understood(runs: Path, line: str) -> None:
+    assert list_runs([word.replace("<experiment>", "grid") for word in shlex.split(line)]) == 0

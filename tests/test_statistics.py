@@ -16,6 +16,7 @@ from labrl.analysis.comparison import compare
 from labrl.analysis.files import write_statistics
 from labrl.analysis.groups import grouped
 from labrl.analysis.runs import find_runs, load_run
+from labrl.analysis.scores import MEASURES
 from labrl.analysis.statistics import group_statistics, trial_statistics
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
@@ -261,3 +262,9 @@ def test_both_files_are_written_into_a_run_folder_and_into_one_of_several(tmp_pa
     told = write_statistics(home / "ppo_pong")
     assert json.loads((home / "ppo_pong" / "statistics.json").read_text()) == told
     assert len((home / "ppo_pong" / "statistics.csv").read_text().splitlines()) == 1 + 3
+
+
+def test_the_page_defines_every_measure() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
+    missing = [name for name in (*MEASURES, "consistency") if name != "fps" and f"`{name}`" not in page]
+    assert missing == []

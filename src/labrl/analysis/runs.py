@@ -251,18 +251,21 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
         return Experiment(path, {}, _runs_below(path), [])
     try:
         info = json.loads(marker.read_text())
-        trials = [(trial.get("number"), trial.get("folder")) for trial in info.get("trials", [])]
+        trials = [
+            (trial.get("number"), trial.get("folder"), trial.get("status"), trial.get("error"))
+            for trial in info.get("trials", [])
+        ]
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{marker} cannot be read: {error}") from error
     runs, warnings = [], []
-    for number, name in trials:
-        if name is None or not (path / name / MARKER).exists():
-            warnings.append(f"trial {number} has no run folder")
-            continue
-        try:
-            runs.append(load_run(path / name))
-        except ConfigError as error:
-            warnings.append(f"trial {number}: {error}")
+    for number, name, status, reason in trials:
+        if name is not None and (path / name / MARKER).exists():
+            try:
+                runs.append(load_run(path / name))
+            except ConfigError as damaged:
+                warnings.append(f"trial {number}: {damaged}")
+        elif status != "waiting":
+            warnings.append(f"trial {number} has no run folder" + (f": {reason}" if reason else ""))
     return Experiment(path, info, runs, warnings)
 
 
