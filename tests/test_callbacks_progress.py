@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from callback_cases import ToySession
 from rich.console import Console
 
+from labrl.session.callbacks.display import compact, spark_line
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.progress import Display, Progress, SessionProgress, TrialPanel, duration
 from labrl.storage.run_folder import RunFolder
@@ -27,9 +31,11 @@ def at(
 class Terminal:
     """A console that writes into a text, and a clock that is set by hand."""
 
-    def __init__(self, terminal: bool) -> None:
+    def __init__(self, terminal: bool, width: int = 120, height: int = 25) -> None:
         self.text = io.StringIO()
-        self.console = Console(file=self.text, force_terminal=terminal, width=120, color_system=None)
+        self.console = Console(
+            file=self.text, force_terminal=terminal, width=width, height=height, color_system=None
+        )
         self.now = 0.0
 
     def display(self, num_sessions: int = 1) -> Display:
@@ -71,6 +77,104 @@ def test_on_a_terminal_a_panel_shows_frames_return_speed_and_time_left() -> None
     for fact in ("2,500 / 10,000", "21.5", "25 min 0 s", "failed", "learn 75%", "time left"):
         assert fact in text
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
+
+
+def learning(index: int = 0) -> SessionProgress:
+    progress = at(1_250_000, index=index, fps=12_345.6)
+    progress.max_frame, progress.return_mean = 10_000_000, 1234.5
+    progress.returns, progress.losses = [1.0, 2.0, 4.0, 8.0], {"loss_policy": -0.0123, "entropy": 0.693}
+    return progress
+
+
+@pytest.mark.parametrize("sessions", [1, 4])
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_the_panel_fits_terminals_from_60_columns_on(sessions: int, width: int) -> None:
+    terminal = Terminal(True, width)
+    display = terminal.display(sessions)
+    display.show([learning(index) for index in range(sessions)])
+    display.close()
+    picture = terminal.text.getvalue().rpartition("\x1b[2K")[2]
+    lines = [line for line in re.sub(r"\x1b\[[\d?]*[A-Za-z]", "", picture).splitlines() if line.strip()]
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 1 + 2 * sessions
+    for fact in (
+        "1,234.5",
+        "12,346",
+        "11 min 49 s",
+        "1.25M / 10M" if width < 80 else "1,250,000 / 10,000,000",
+    ):
+        assert fact in lines[1], lines[1]
+    assert ("▁" in lines[1]) == (width >= 100)
+    assert "env 25% learn 75%  |  loss_policy -0.0123" in lines[-1]
+
+
+def test_details_are_left_out_where_they_would_not_fit() -> None:
+    terminal = Terminal(True, height=8)
+    display = terminal.display(4)
+    display.show([learning(index) for index in range(4)])
+    display.close()
+    assert "loss_policy" not in terminal.text.getvalue()
+
+
+def test_a_spark_line_goes_from_the_lowest_to_the_highest() -> None:
+    assert spark_line([0, 7, 3.5], 16) == "▁█▅"
+    assert spark_line([5, 5, 5], 16) == "▁▁▁"
+    assert spark_line(list(range(100)), 8) == "▁▂▃▄▅▆▇█"
+    assert spark_line([float("nan"), 1.0], 8) == spark_line([], 8) == ""
+
+
+def test_large_numbers_are_told_in_few_characters() -> None:
+    told = [compact(number) for number in (0, 999, 1000, 12_345, 2_500_000, 1e10)]
+    assert told == ["0", "999", "1k", "12.3k", "2.5M", "10G"]
+
+
+def test_what_is_logged_while_the_panel_stands_goes_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tty(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, stderr = Terminal(True), Tty()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    handler = logging.StreamHandler()
+    logging.getLogger("labrl").addHandler(handler)
+    try:
+        display = terminal.display()
+        display.show([at(10)])
+        logging.getLogger("labrl.test").warning("the disk is slow")
+        display.close()
+        assert "the disk is slow" in terminal.text.getvalue()
+        assert stderr.getvalue() == ""
+        logging.getLogger("labrl.test").warning("afterwards")
+        assert stderr.getvalue() == "afterwards\n"
+    finally:
+        logging.getLogger("labrl").removeHandler(handler)
+
+
+def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path)
+    terminal = Terminal(False)
+    log = run.session(1).log
+    log.write_text("2026-01-01 10:00:00,000 labrl.a: said before a resume\n")
+    with TrialPanel(run, 2, max_frame=100, console=terminal.console) as panel, open(log, "a") as file:
+        file.write(
+            "2026-01-01 10:00:01,000 labrl.b: no checkpoint at frame 7\nTraceback (most recent call la"
+        )
+        file.flush()
+        panel._next = 0.0
+        panel.update()
+        file.write("st):\n  File ...\n")
+    assert terminal.lines == ["session 1: labrl.b: no checkpoint at frame 7"]
+
+
+def test_the_spark_line_is_there_again_after_a_resume(tmp_path: Path) -> None:
+    progress = Progress(show=False)
+    ToySession(tmp_path, max_frame=100).run(progress, LogTraining(20, [progress]))
+    again = Progress(show=False)
+    again.load_state_dict(progress.state_dict())
+    session = ToySession(tmp_path / "on", max_frame=4).run(again)
+    returns = json.loads(session.folder.progress.read_text())["returns"]
+    assert len(returns) == 5
+    Progress(show=False).load_state_dict({})
 
 
 def test_progress_json_says_how_far_the_session_is(tmp_path: Path) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from callback_cases import ToySession
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from labrl.cli import main
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
+from labrl.storage.tables import CsvTable
 
 
 def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -50,3 +59,115 @@ def test_what_was_written_after_the_checkpoint_is_hidden_after_a_resume(tmp_path
     resumed.run(board, log)
     steps = [step for step, _ in scalars(resumed.folder.tensorboard)["train/return_mean"]]
     assert steps == [52, 100, 152, 200]
+
+
+class Weighted(ToySession):
+    """Its agent has one weight, which counts the frames."""
+
+    def __init__(self, path: Path, **facts: Any) -> None:
+        super().__init__(path, **facts)
+        self.net = torch.nn.Linear(1, 1, bias=False)
+        self.agent.modules = lambda: {"net": self.net}
+
+    def step(self) -> None:
+        torch.nn.init.constant_(self.net.weight, self.clock.frame + self.num_envs)
+        super().step()
+
+    def run_until(self, frame: int, *callbacks: Any) -> None:
+        self.callbacks = list(callbacks)
+        for part in callbacks:
+            part.start(self)
+        while self.clock.frame < frame:
+            self.step()
+
+
+def histograms(path: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(path), size_guidance={"histograms": 0})
+    events.Reload()
+    if "weights/net/weight" not in events.Tags()["histograms"]:
+        return []
+    return [(e.step, e.histogram_value.max) for e in events.Histograms("weights/net/weight")]
+
+
+def test_histograms_of_weights_come_with_each_evaluation_if_asked_for(tmp_path: Path) -> None:
+    for name, board in (("with", TensorBoard(histograms=True)), ("without", TensorBoard())):
+        session = Weighted(tmp_path / name, max_frame=200)
+        session.run_until(200, board, Evaluate(52, 0, [board]))
+        board.finish(session)
+    assert histograms(tmp_path / "with" / "tensorboard") == [(52, 52), (104, 104), (156, 156), (200, 200)]
+    assert histograms(tmp_path / "without" / "tensorboard") == []
+
+
+def test_histograms_are_whole_and_single_after_a_resume(tmp_path: Path) -> None:
+    board = TensorBoard(histograms=True)
+    session = Weighted(tmp_path, max_frame=200)
+    evaluate = Evaluate(20, 0, [board])
+    session.run_until(60, board, evaluate)
+    state = session.state_dict()
+    while session.clock.frame < 120:
+        session.step()  # undone by a kill
+
+    board = TensorBoard(histograms=True)
+    evaluate = Evaluate(20, 0, [board])
+    resumed = Weighted(tmp_path, max_frame=200)
+    resumed.load_state_dict(state, board, evaluate)
+    resumed.run_until(200, board, evaluate)
+    board.finish(resumed)
+    found = histograms(tmp_path / "tensorboard")
+    assert found == [(frame, frame) for frame in range(20, 201, 20)]
+
+
+def test_a_histogram_counts_the_finite_weights() -> None:
+    from labrl.session.callbacks.tensorboard import _histogram
+
+    values = np.array([0.0, 1.0, 1.0, np.nan, np.inf], dtype=np.float32)
+    found = _histogram(values)
+    assert (found.min, found.max, found.num, found.sum, found.sum_squares) == (0, 1, 3, 2, 2)
+    assert (found.bucket[0], found.bucket[-1], found.bucket_limit[-1]) == (1, 2, 1)
+    assert _histogram(np.array([np.nan])).num == 0
+
+
+def test_the_trials_of_an_experiment_show_what_was_typed_for_each(tmp_path: Path) -> None:
+    words = ["agent=random", "env.max_frame=64", "meta.progress=false", "wandb=disabled"]
+    (tmp_path / "experiment.json").write_text("{}")
+    run = tmp_path / "trial"
+    assert main([*words, "seed=3", "env.num_envs=4", f"hydra.run.dir={run}"]) == 0
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    events = EventAccumulator(str(run / "session_0" / "tensorboard"))
+    events.Reload()
+    content = events.PluginTagToContent("hparams")
+    started = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info
+    values = {name: value.number_value or value.string_value for name, value in started.hparams.items()}
+    assert values["env.num_envs"] == 4
+    assert values["env.max_frame"] == 64
+    assert values["seed"] == 3
+    assert values["agent"] == "random"
+    assert started.group_name == "trial"
+    ended = HParamsPluginData.FromString(content["_hparams_/session_end_info"]).session_end_info
+    assert ended.status == 1, "success"
+
+
+def test_scalars_are_those_of_the_tables_after_kill_9_and_resume(tmp_path: Path) -> None:
+    words = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "labrl", *words, "seed=5", "meta.progress=false", f"hydra.run.dir={run}"],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    checkpoints = run / "session_0" / "checkpoints"
+    while not list(checkpoints.glob("frame_*")) or newest(checkpoints) < 3000:
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert main([f"+resume={run}", f"env.max_frame={newest(checkpoints) + 2100}"]) == 0
+    found = scalars(run / "session_0" / "tensorboard")
+    for table in ("train", "eval"):
+        rows = CsvTable(run / "session_0" / f"{table}.csv").read_rows()
+        assert [step for step, _ in found[f"{table}/episode"]] == [row["frame"] for row in rows]
+        assert [value for _, value in found[f"{table}/episode"]] == [row["episode"] for row in rows]
+
+
+def newest(checkpoints: Path) -> int:
+    return max(int(path.name[6:]) for path in checkpoints.glob("frame_*"))

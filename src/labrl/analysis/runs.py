@@ -24,7 +24,10 @@ SAME_GROUP = (
     "wandb",
     *(
         f"meta.{key}"
-        for key in ("max_session", "max_trial", "keep_last", "tensorboard", "progress", "report")
+        for key in (
+            *("max_session", "max_trial", "keep_last", "progress", "report"),
+            *("tensorboard", "tensorboard_histograms"),
+        )
     ),
 )
 """Keys in which runs of one group may differ: none of them changes a row."""

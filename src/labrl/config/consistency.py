@@ -25,6 +25,7 @@ HARMLESS = frozenset(
         "meta.on_crash",
         "meta.profile",
         "meta.tensorboard",
+        "meta.tensorboard_histograms",
         "meta.progress",
     }
 )

@@ -85,6 +85,8 @@ class MetaConfig:
     """Which frames are profiled, call by call; null: none."""
     tensorboard: bool = True
     """Whether metrics are also written for TensorBoard."""
+    tensorboard_histograms: bool = False
+    """Whether TensorBoard also gets histograms of the weights at each evaluation checkpoint."""
     progress: bool = True
     """Whether a running trial shows a live panel, or lines where there is no terminal."""
 

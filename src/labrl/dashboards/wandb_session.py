@@ -16,6 +16,7 @@ from labrl.dashboards.login import Mode
 from labrl.dashboards.rows import rows_between
 from labrl.dashboards.transaction_log import last_step
 from labrl.storage.atomic import write_json
+from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import read_config, read_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
@@ -220,11 +221,6 @@ def group_of(run: Path) -> str:
     return f"{experiment.name}/{run.name}" if experiment else run.name
 
 
-def experiment_of(run: Path) -> Path | None:
-    """The folder of the experiment that the trial in folder `run` belongs to, or None."""
-    return next((parent for parent in run.parents if (parent / "experiment.json").exists()), None)
-
-
 def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     names = {"return_mean": "final_return", "return_std": "final_return_std"}
     keys = (
@@ -242,7 +238,7 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exit_code(status: str) -> int:
-    return {"finished": 0, "interrupted": 130}.get(status, 1)
+    return {"finished": 0, "pruned": 0, "interrupted": 130}.get(status, 1)
 
 
 def _known_id(state: Path) -> str | None:

@@ -30,11 +30,14 @@ from labrl.storage.run_folder import RunFolder, SessionFolder
 _log = logging.getLogger(__name__)
 
 
-def run_session(config: TrialConfig, index: int, folder: SessionFolder, num_threads: int) -> int:
+def run_session(
+    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, aloud: bool = True
+) -> int:
     """Run one session, from its newest checkpoint if there is one, and write its result.
 
-    num_threads: cores for a session that begins. Returns an exit code: 0, 1 where it failed, 130 or 143
-    where a signal ended it. Raises ConfigError for wrong input, and for checkpoints none of which is whole.
+    num_threads: cores for a session that begins; aloud: whether warnings are also printed. Returns an exit
+    code: 0, 1 where it failed, 130 or 143 where a signal ended it. Raises ConfigError for wrong input, and
+    for checkpoints none of which is whole.
     """
     assert config.seed is not None
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
@@ -45,7 +48,7 @@ def run_session(config: TrialConfig, index: int, folder: SessionFolder, num_thre
     keep_freed_memory()
     code = 1
     try:
-        with _warnings_kept(folder):
+        with _warnings_kept(folder, aloud):
             session = restored_session(config, index, folder, num_threads)
             folder.networks.write_text(summary(session.agent.modules()))
             session.run()
@@ -104,12 +107,12 @@ def restored_session(config: TrialConfig, index: int, folder: SessionFolder, num
 
 
 @contextmanager
-def _warnings_kept(folder: SessionFolder) -> Iterator[None]:
+def _warnings_kept(folder: SessionFolder, aloud: bool) -> Iterator[None]:
     """What is warned of meanwhile is also found in the session's log."""
     logger = logging.getLogger("labrl")
     handlers: list[logging.Handler] = [logging.FileHandler(folder.log, delay=True)]
     handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    if not logger.hasHandlers():  # then the one above would be all
+    if aloud and not logger.hasHandlers():  # then the one above would be all
         handlers.append(logging.StreamHandler())
     for handler in handlers:
         handler.setLevel(logging.WARNING)
@@ -146,7 +149,9 @@ def main(plain: Mapping[str, Any], index: int, folder: Path, num_threads: int) -
     session = RunFolder.open(folder).session(index)
     try:
         with session.lock():
-            code = run_session(resolve(plain), index, session, num_threads)
+            config = resolve(plain)
+            # A panel would be written across: the trial prints what stands in the logs.
+            code = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
     except ConfigError as error:
         seed = session_seed(plain["seed"], index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))

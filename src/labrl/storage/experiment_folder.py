@@ -31,6 +31,11 @@ TrialStatus = Literal["waiting", "running", "finished", "failed", "interrupted",
 """`running` is also what a killed experiment leaves behind; `pruned` is stopped early by a search."""
 
 
+def experiment_of(run: Path) -> Path | None:
+    """The folder of the experiment that the trial in folder `run` belongs to, or None."""
+    return next((parent for parent in run.parents if (parent / EXPERIMENT_MARKER).exists()), None)
+
+
 @dataclass(kw_only=True)
 class TrialRecord:
     """One trial as `experiment.json` has it."""

@@ -32,7 +32,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     if meta.tensorboard:
         from labrl.session.callbacks.tensorboard import TensorBoard
 
-        listeners.append(TensorBoard())
+        listeners.append(TensorBoard(meta.tensorboard_histograms))
     if meta.profile is not None:
         from labrl.session.callbacks.profile import Profile
 

@@ -1,64 +1,32 @@
-"""How far a trial is: a small file for each session, and what the person at the terminal sees of them."""
+"""How far a trial is: a small file for each session, and what is shown of them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import os
-import sys
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table as RichTable
 
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
+from labrl.session.callbacks.display import REFRESH_SECONDS, Display, SessionProgress, Terminal, duration
 from labrl.storage.atomic import write_json
 from labrl.storage.run_folder import RunFolder
 
-REFRESH_SECONDS = 1.0
-"""Shortest time between two writes of a session's file, and between two pictures on the terminal."""
-
-LINE_SECONDS = 10.0
-"""Longest time without a line about a running session, where there is no terminal."""
+__all__ = ["Display", "Progress", "SessionProgress", "Terminal", "TrialPanel", "duration"]
 
 _FPS_WINDOW = 10
-
-_WIDE = 110
-"""Columns of a terminal from which on the panel says where the time goes."""
-
-
-@dataclass
-class SessionProgress:
-    """How far one session is; what `progress.json` holds."""
-
-    index: int
-    frame: int
-    max_frame: int
-    episode: int
-    return_mean: float | None
-    """Over the last `meta.episode_window` episodes; None before the first has ended."""
-    fps: float | None
-    """Frames per second of late; None before there is a measurement."""
-    wall: float
-    """Seconds of training so far."""
-    rows: int
-    """Rows of training metrics written by this process."""
-    status: str
-    """starting, running, finished, interrupted, failed; ended where its process is gone without a word."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """Share of the time in `env`, `act`, `learn`, `callbacks`."""
-
-    @property
-    def seconds_left(self) -> float | None:
-        """At the present speed; None before there is a measurement."""
-        return (self.max_frame - self.frame) / self.fps if self.fps else None
+_RETURNS = 32
+_LOSSES = re.compile(r".*loss.*|entropy|td_error|q_mean|exploration")
+_NUM_LOSSES = 4
 
 
 class Progress(Callback):
@@ -70,6 +38,8 @@ class Progress(Callback):
         self._rows = 0
         self._next = 0.0
         self._points: deque[tuple[float, int]] = deque(maxlen=_FPS_WINDOW + 1)
+        self._returns: deque[float] = deque(maxlen=_RETURNS)
+        self._losses: dict[str, float] = {}
 
     def start(self, session: SessionView) -> None:
         """Show where the session begins."""
@@ -84,8 +54,14 @@ class Progress(Callback):
             self._tell(session, "running")
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Count rows: a line without a terminal follows each, seconds apart."""
-        self._rows += table == "train"
+        """Keep what the panel shows of a row, and count: a line without a terminal follows each."""
+        if table != "train":
+            return
+        self._rows += 1
+        if _is_finite(row.get("return_mean")):
+            self._returns.append(float(row["return_mean"]))
+        losses = [name for name, value in row.items() if _LOSSES.fullmatch(name) and _is_finite(value)]
+        self._losses = {name: float(row[name]) for name in losses[:_NUM_LOSSES]}
 
     def finish(self, session: SessionView) -> None:
         """Show how it ended."""
@@ -94,6 +70,14 @@ class Progress(Callback):
         self._tell(session, status)
         if self._display is not None:
             self._display.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the spark line is drawn from."""
+        return {"returns": list(self._returns)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; those of former versions had none."""
+        self._returns.extend(state.get("returns", ()))
 
     def _tell(self, session: SessionView, status: str) -> None:
         progress = self._progress(session, status)
@@ -120,13 +104,16 @@ class Progress(Callback):
             rows=self._rows,
             status=status,
             phases=phases,
+            returns=list(self._returns),
+            losses=self._losses,
         )
 
 
 class TrialPanel:
     """Shows the sessions of a trial that run in processes of their own, from their `progress.json`.
 
-    Use it as a context manager and call `update` as often as is convenient.
+    What they warn of, in their `session.log`, is printed here too: were each to print it, it would run
+    across the panel. Use it as a context manager and call `update` as often as is convenient.
     """
 
     def __init__(
@@ -138,7 +125,9 @@ class TrialPanel:
         console: Console | None = None,
     ) -> None:
         """max_frame: budget of each session; enabled: False shows nothing."""
-        self._files = [folder.path / f"session_{index}" / "progress.json" for index in range(num_sessions)]
+        sessions = [folder.path / f"session_{index}" for index in range(num_sessions)]
+        self._files = [session / "progress.json" for session in sessions]
+        self._warnings = [_Warnings(session / "session.log") for session in sessions]
         self._max_frame = max_frame
         self._ended: frozenset[int] = frozenset()
         self._display = Display(num_sessions, console) if enabled else None
@@ -152,7 +141,7 @@ class TrialPanel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._display is not None:
-            self._display.show(self._read())
+            self._show(self._display)
             self._display.close()
 
     def update(self, ended: Collection[int] = ()) -> None:
@@ -162,8 +151,14 @@ class TrialPanel:
         """
         self._ended = frozenset(ended)
         if self._display is not None and time.monotonic() >= self._next:
-            self._display.show(self._read())
+            self._show(self._display)
             self._next = time.monotonic() + REFRESH_SECONDS
+
+    def _show(self, display: Display) -> None:
+        for index, warnings in enumerate(self._warnings):
+            for text in warnings.new():
+                display.say(f"session {index}: {text}")
+        display.show(self._read())
 
     def _read(self) -> list[SessionProgress]:
         found = []
@@ -177,112 +172,29 @@ class TrialPanel:
         return found
 
 
-class Terminal(Console):
-    """Standard output; where its reader has gone away (`labrl | head`), silence, since training goes on."""
+class _Warnings:
+    """What has come to stand in a session's log; tracebacks, which have no time before them, left out."""
 
-    def on_broken_pipe(self) -> None:
-        """Print no more; rich would end the process."""
-        self.quiet = True
-        # The interpreter flushes standard output once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _WARNING = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (.*)")
 
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._read = log.stat().st_size if log.exists() else 0  # what was said before a resume is old
 
-class Display:
-    """A live panel on a terminal; elsewhere a line now and then."""
-
-    def __init__(
-        self, num_sessions: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        """num_sessions: of the trial; lines name their session where there are several."""
-        self._console = console or Terminal()
-        self._now = now
-        self._several = num_sessions > 1
-        self._live: Live | None = None
-        self._told: dict[int, tuple[float, int, str]] = {}  # session: when, rows and status of its last line
-
-    def show(self, sessions: Sequence[SessionProgress]) -> None:
-        """Show the sessions as they stand."""
-        if not self._console.is_terminal:
-            for progress in sessions:
-                self._line(progress)
+    def new(self) -> Iterator[str]:
+        """Each whole line since the last time."""
+        try:
+            with open(self._log, "rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except OSError:
             return
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
-            self._console.show_cursor(True)  # a second Ctrl-C leaves no time to bring it back
-        self._live.update(self._panel(sessions), refresh=True)
-
-    def close(self) -> None:
-        """Leave the last picture on the terminal and give it back."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _line(self, progress: SessionProgress) -> None:
-        """Print a line at the end, at a new row, or after a while; never two within a second."""
-        now = self._now()
-        if progress.frame == 0 and progress.status in ("starting", "running"):
-            return
-        told, rows, status = self._told.get(progress.index, (-math.inf, 0, "running"))
-        ended = progress.status != status
-        if ended or now - told >= (REFRESH_SECONDS if progress.rows > rows else LINE_SECONDS):
-            self._told[progress.index] = (now, progress.rows, progress.status)
-            prefix = f"session {progress.index}: " if self._several else ""
-            self._console.print(
-                prefix + ", ".join(_facts(progress)), markup=False, highlight=False, soft_wrap=True
-            )
-
-    def _panel(self, sessions: Sequence[SessionProgress]) -> RichTable:
-        table = RichTable(box=None, padding=(0, 1), collapse_padding=True)
-        width = self._console.width
-        if self._several:
-            table.add_column("session", justify="right", no_wrap=True)
-        table.add_column("", width=min(24, width // 8))
-        for name in ("frame", "return", "frames/s", "time left"):
-            table.add_column(name, justify="right", no_wrap=True)
-        if width >= _WIDE:
-            table.add_column("time goes to", style="dim", overflow="ellipsis", no_wrap=True)
-        for progress in sessions:
-            cells: list[str | ProgressBar] = [
-                ProgressBar(total=progress.max_frame, completed=min(progress.frame, progress.max_frame)),
-                f"{progress.frame:,} / {progress.max_frame:,}",
-                "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}",
-                "-" if progress.fps is None else f"{progress.fps:,.0f}",
-                _time_left(progress),
-            ]
-            if self._several:
-                cells.insert(0, str(progress.index))
-            if width >= _WIDE:
-                cells.append(" ".join(f"{name} {share:.0%}" for name, share in progress.phases.items()))
-            table.add_row(*cells)
-        return table
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if found := self._WARNING.fullmatch(line):
+                yield found[1]
 
 
-def _facts(progress: SessionProgress) -> list[str]:
-    facts = [
-        f"frame {progress.frame:,} of {progress.max_frame:,} ({progress.frame / progress.max_frame:.1%})"
-    ]
-    if progress.return_mean is not None:
-        facts.append(f"return {progress.return_mean:,.1f}")
-    if progress.fps is not None:
-        facts.append(f"{progress.fps:,.0f} frames/s")
-    left = _time_left(progress)
-    return [*facts, f"{left} left" if progress.status == "running" else left]
-
-
-def _time_left(progress: SessionProgress) -> str:
-    if progress.status != "running":
-        return progress.status
-    return "?" if progress.seconds_left is None else duration(progress.seconds_left)
-
-
-def duration(seconds: float) -> str:
-    """A time span in the two units that matter, such as `5 h 33 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,226 @@
+"""What the person at the terminal sees of sessions: a live panel, or lines where there is no terminal."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+REFRESH_SECONDS = 1.0
+"""Shortest time between two pictures on the terminal."""
+
+LINE_SECONDS = 10.0
+"""Longest time without a line about a running session, where there is no terminal."""
+
+_WIDE, _MEDIUM = 100, 80
+"""Columns of a terminal from which on there is room for the whole, and for a bar."""
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_PHASES = {"callbacks": "log"}
+
+
+@dataclass
+class SessionProgress:
+    """How far one session is; what `progress.json` holds."""
+
+    index: int
+    frame: int
+    max_frame: int
+    episode: int
+    return_mean: float | None
+    """Over the last `meta.episode_window` episodes; None before the first has ended."""
+    fps: float | None
+    """Frames per second of late; None before there is a measurement."""
+    wall: float
+    """Seconds of training so far."""
+    rows: int
+    """Rows of training metrics written by this process."""
+    status: str
+    """starting, running, finished, interrupted, failed; ended where its process is gone without a word."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Share of the time in `env`, `act`, `learn`, `callbacks`."""
+    returns: list[float] = field(default_factory=list)
+    """`return_mean` of the latest rows, oldest first."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """What the latest row says of learning, by column."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present speed; None before there is a measurement."""
+        return (self.max_frame - self.frame) / self.fps if self.fps else None
+
+
+class Terminal(Console):
+    """Standard output; where its reader has gone away (`labrl | head`), silence, since training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Print no more; rich would end the process."""
+        self.quiet = True
+        # The interpreter flushes standard output once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Display:
+    """A live panel on a terminal; elsewhere a line now and then."""
+
+    def __init__(
+        self, num_sessions: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """num_sessions: of the trial; lines name their session where there are several."""
+        self._console = console or Terminal()
+        self._now = now
+        self._several = num_sessions > 1
+        self._live: Live | None = None
+        self._width = 0
+        self._handlers: list[logging.StreamHandler] = []
+        self._told: dict[int, tuple[float, int, str]] = {}  # session: when, rows and status of its last line
+
+    def show(self, sessions: Sequence[SessionProgress]) -> None:
+        """Show the sessions as they stand."""
+        if not self._console.is_terminal:
+            for progress in sessions:
+                self._line(progress)
+            return
+        width = self._console.width
+        if self._live is not None and width < self._width:
+            self.close()  # what was drawn is wrapped by now: leave it, and draw anew below
+        if self._live is None:
+            self._open()
+        self._width = width
+        assert self._live is not None
+        self._live.update(self._panel(sessions), refresh=True)
+
+    def say(self, line: str) -> None:
+        """Print one line: above the panel, where there is one."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the last picture on the terminal and give it back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        for handler in self._handlers:
+            handler.setStream(sys.stderr)
+        self._handlers = []
+
+    def _open(self) -> None:
+        before, to_terminal = sys.stderr, sys.stderr.isatty()
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stderr=to_terminal)
+        self._live.start()
+        self._console.show_cursor(True)  # a second Ctrl-C leaves no time to bring it back
+        if to_terminal:
+            # Handlers that were set up with the terminal itself would write across the panel.
+            for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                    handler.setStream(sys.stderr)
+                    self._handlers.append(handler)
+
+    def _line(self, progress: SessionProgress) -> None:
+        """Print a line at the end, at a new row, or after a while; never two within a second."""
+        now = self._now()
+        if progress.frame == 0 and progress.status in ("starting", "running"):
+            return
+        told, rows, status = self._told.get(progress.index, (-math.inf, 0, "running"))
+        ended = progress.status != status
+        if ended or now - told >= (REFRESH_SECONDS if progress.rows > rows else LINE_SECONDS):
+            self._told[progress.index] = (now, progress.rows, progress.status)
+            prefix = f"session {progress.index}: " if self._several else ""
+            self.say(prefix + ", ".join(_facts(progress)))
+
+    def _panel(self, sessions: Sequence[SessionProgress]) -> RenderableType:
+        """A row for each session and, where there is room, a line on what it learns and spends time on."""
+        width, height = self._console.size
+        table = Table(box=None, padding=(0, 1), collapse_padding=True)
+        rows = [self._cells(progress, width) for progress in sessions]
+        for name in rows[0]:
+            # a bar takes all the room that it is not denied
+            table.add_column(name, justify="right", no_wrap=True, width=None if name else min(24, width // 8))
+        for cells in rows:
+            table.add_row(*cells.values())
+        if 2 * len(sessions) + 2 > height:
+            return table
+        details = [self._detail(progress) for progress in sessions]
+        return Group(table, *(detail for detail in details if detail))
+
+    def _cells(self, progress: SessionProgress, width: int) -> dict[str, RenderableType]:
+        """What the session has in each column; the bar's has no name."""
+        cells: dict[str, RenderableType] = {"session": str(progress.index)} if self._several else {}
+        if width >= _MEDIUM:
+            done = min(progress.frame, progress.max_frame)
+            cells[""] = ProgressBar(total=progress.max_frame, completed=done)
+            cells["frame"] = f"{progress.frame:,} / {progress.max_frame:,}"
+        else:
+            cells["frame"] = f"{compact(progress.frame)} / {compact(progress.max_frame)}"
+        score = "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}"
+        if width >= _WIDE and not self._console.options.ascii_only:
+            score = f"{spark_line(progress.returns, 16)} {score}"
+        cells["return"] = score
+        cells["frames/s"] = "-" if progress.fps is None else f"{progress.fps:,.0f}"
+        cells["time left"] = _time_left(progress)
+        return cells
+
+    def _detail(self, progress: SessionProgress) -> Text | None:
+        learning = "  ".join(f"{name} {value:.3g}" for name, value in progress.losses.items())
+        phases = {_PHASES.get(name, name): share for name, share in progress.phases.items()}
+        spent = " ".join(f"{name} {share:.0%}" for name, share in phases.items())
+        text = "  |  ".join(part for part in (spent, learning) if part)
+        label = f"{progress.index}: " if self._several else ""
+        return Text(f" {label}{text}", "dim", no_wrap=True, overflow="ellipsis") if text else None
+
+
+def spark_line(values: Sequence[float], width: int) -> str:
+    """The last `width` values as a row of bars, from the lowest to the highest of them."""
+    shown = [value for value in values if math.isfinite(value)][-width:]
+    if len(shown) < 2:
+        return ""
+    low, span = min(shown), max(shown) - min(shown)
+    steps = [round((value - low) / span * (len(_SPARKS) - 1)) if span else 0 for value in shown]
+    return "".join(_SPARKS[step] for step in steps)
+
+
+def compact(number: float) -> str:
+    """`number` in at most five characters, such as `2.5M`."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in the two units that matter, such as `5 h 33 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _facts(progress: SessionProgress) -> Iterator[str]:
+    yield f"frame {progress.frame:,} of {progress.max_frame:,} ({progress.frame / progress.max_frame:.1%})"
+    if progress.return_mean is not None:
+        yield f"return {progress.return_mean:,.1f}"
+    for name, value in list(progress.losses.items())[:1]:
+        yield f"{name} {value:.3g}"
+    if progress.fps is not None:
+        yield f"{progress.fps:,.0f} frames/s"
+    left = _time_left(progress)
+    yield f"{left} left" if progress.status == "running" else left
+
+
+def _time_left(progress: SessionProgress) -> str:
+    if progress.status != "running":
+        return progress.status
+    return "?" if progress.seconds_left is None else duration(progress.seconds_left)
