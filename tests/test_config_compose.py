@@ -22,7 +22,7 @@ from labrl.schedules import LinearSchedule
 
 CONFIGS = Path(labrl.configs.__file__).parent
 ENVS = [f.stem for f in sorted((CONFIGS / "env").glob("*.yaml")) if f.stem not in ("atari", "gymnasium")]
-CONTINUOUS = ("pendulum", "bipedal_walker")
+CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous")
 AGENTS = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))
 NETWORKS = sorted(f.stem for f in (CONFIGS / "agent" / "network").glob("*.yaml"))
 METAS = sorted(f.stem for f in (CONFIGS / "meta").glob("*.yaml"))

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from labrl.agents.dqn import DQN, first_update
+from labrl.agents.dqn import DQN
 from labrl.agents.errors import NonFiniteError
+from labrl.agents.experience import first_update
 from labrl.agents.value_learning import chosen
 from labrl.memory.replay import Sample
 
@@ -28,13 +29,13 @@ EARLY = ("agent.learning_starts=40", "agent.batch_size=16", "agent.updates_per_f
 def spy_on_samples(agent: DQN) -> list[Sample]:
     """A list that grows by each minibatch that the agent learns from."""
     seen: list[Sample] = []
-    sample = agent._memory.sample
+    sample = agent._experience.memory.sample
 
     def spy(batch_size: int, frame: int) -> Sample:
         seen.append(sample(batch_size, frame))
         return seen[-1]
 
-    agent._memory.sample = spy  # type: ignore[method-assign]
+    agent._experience.memory.sample = spy  # type: ignore[method-assign]
     return seen
 
 
@@ -52,7 +53,9 @@ def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(double: bool, memo
     world, target = Noise(VECTOR, 4), copy.deepcopy(agent.target)
     play(agent, clock, world, 10)
     if memory == "prioritized":
-        agent._memory.update_priorities(agent._memory.sample(30, 0).index, np.arange(30.0))
+        agent._experience.memory.update_priorities(
+            agent._experience.memory.sample(30, 0).index, np.arange(30.0)
+        )
     online, seen = copy.deepcopy(agent.network), spy_on_samples(agent)
     assert play(agent, clock, world, 1) == 1
 
@@ -150,8 +153,9 @@ def test_updates_per_frame_are_kept_exactly_for_any_number_of_environments(
     agent, clock = EXACT
     agent._num_envs = num_envs
     agent._config.learning_starts = starts
-    agent._first_update = first_update(agent._config, num_envs)
-    agent._ratio, agent._updates, clock.frame = Fraction(text), 0, 0
+    experience = agent._experience
+    experience.num_envs, experience.first_update = num_envs, first_update(agent._config, num_envs)
+    experience.ratio, experience.updates, clock.frame = Fraction(text), 0, 0
     done = 0
     while clock.frame < 1500:
         done += agent.learn()
@@ -164,7 +168,7 @@ def _counting_agent() -> tuple[DQN, Any]:
     agent, clock, _ = build(copy.deepcopy(config_of("dqn", *EARLY)), VECTOR)
 
     def update() -> None:
-        agent._updates += 1
+        agent._experience.updates += 1
 
     agent._update = update  # type: ignore[method-assign]
     return agent, clock
@@ -243,7 +247,7 @@ def test_two_workers_find_the_gradient_of_one(agent: str) -> None:
     for num_threads in (1, 2):
         player, clock, _ = build(config_of(agent, *EARLY), IMAGE, num_threads=num_threads)
         play(player, clock, Noise(IMAGE, 4), 11)
-        player._gradient(player._memory.sample(16, 0))
+        player._gradient(player._experience.memory.sample(16, 0))
         assert player._weights.grad is not None
         gradients.append(player._weights.grad.clone())
         rows.append(player._rows.clone())
@@ -266,8 +270,8 @@ def test_noise_is_new_in_each_step_and_each_update_and_not_the_targets() -> None
     look = np.zeros((4, 3), np.float32)
     agent.act(look)
     agent.act(look)
-    agent._gradient(agent._memory.sample(16, 0))
-    agent._gradient(agent._memory.sample(16, 0))
+    agent._gradient(agent._experience.memory.sample(16, 0))
+    agent._gradient(agent._experience.memory.sample(16, 0))
     # One for each environment; for online network, target network and choice of the next action.
     assert [len(rows) for rows in drawn] == [4, 4, 3, 3]
     assert len(torch.cat(drawn)[:, 0].unique()) == 14
@@ -327,7 +331,9 @@ def test_priorities_follow_the_errors_of_the_last_update() -> None:
     world = Noise(VECTOR, 4)
     play(agent, clock, world, 18)
     seen, given = spy_on_samples(agent), {}
-    agent._memory.update_priorities = lambda index, error: given.update(zip(index, error, strict=True))  # type: ignore[method-assign]
+    agent._experience.memory.update_priorities = lambda index, error: given.update(
+        zip(index, error, strict=True)
+    )  # type: ignore[method-assign]
     online, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target)
     play(agent, clock, world, 1)
     (sample,) = seen

@@ -107,15 +107,21 @@ def test_epsilon_with_a_noisy_network_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "actions",
-    [gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.MultiDiscrete([2, 3]), gym.spaces.MultiBinary(3)],
+    ("actions", "fits"),
+    [
+        (gym.spaces.Box(-1, 1, (2,), np.float32), "agent=ppo"),
+        (gym.spaces.MultiDiscrete([2, 3]), "agent=ppo"),
+        (gym.spaces.MultiBinary(3), "agent=ppo"),
+    ],
     ids=["box", "multi-discrete", "multi-binary"],
 )
-def test_actions_that_cannot_be_listed_are_refused_with_an_agent_that_fits(actions: gym.Space) -> None:
+def test_actions_that_cannot_be_listed_are_refused_with_an_agent_that_fits(
+    actions: gym.Space, fits: str
+) -> None:
     config = resolve(compose(["agent=dqn"])).agent.config
     observation = gym.spaces.Box(-1, 1, (3,), np.float32)
     DQN.check(config, Spaces(observation, gym.spaces.Discrete(3), 1))
-    with pytest.raises(ConfigError, match=r"values of Discrete actions; .*agent=ppo"):
+    with pytest.raises(ConfigError, match=rf"agent: dqn acts in Discrete spaces; .*{fits}"):
         DQN.check(config, Spaces(observation, actions, 1))
 
 

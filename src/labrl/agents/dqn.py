@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,23 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from labrl.agents.action_spaces import check_actions
 from labrl.agents.action_values import ActionValues
 from labrl.agents.errors import NonFiniteError
+from labrl.agents.experience import Experience, ExperienceConfig, check_experience
 from labrl.agents.exploration import Exploration, epsilon_greedy
 from labrl.agents.target_network import TargetUpdate
 from labrl.agents.value_learning import chosen
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
-from labrl.config.types import (
-    NonNegativeInt,
-    NonNegativeSchedule,
-    PositiveFloat,
-    PositiveInt,
-    PositiveRatio,
-    Probability,
-)
-from labrl.memory.replay import Replay, Sample, check_capacity
+from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
+from labrl.memory.replay import Sample
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers, joined
 from labrl.networks.noisy import factor_noise
@@ -48,7 +43,7 @@ from labrl.step import Step
 
 
 @dataclass(kw_only=True)
-class DQNConfig:
+class DQNConfig(ExperienceConfig):
     """Options of the DQN family."""
 
     network: QNetworkConfig
@@ -57,24 +52,10 @@ class DQNConfig:
     """What the outputs mean: an expected return, a distribution, quantiles."""
     target: Component
     """How the target network follows."""
-    memory: Component
-    """Where transitions are kept and how they are sampled."""
     exploration: Component
     """How actions are chosen while experience is collected."""
     double: bool = False
     """Whether the online network picks the next action that the target network values."""
-    n_step: PositiveInt = 1
-    """Rewards in a target before the bootstrap, >= 1."""
-    discount: Probability = 0.99
-    """Weight of the next step's value, gamma, in [0, 1]."""
-    batch_size: PositiveInt = 32
-    """Transitions in a minibatch, >= 1."""
-    learning_starts: NonNegativeInt = 1000
-    """Frames before the first update, >= 0; a whole minibatch is waited for in any case."""
-    warmup_actions: Literal["random", "policy"] = "random"
-    """Who acts during these frames: chance alone, or the exploring policy."""
-    updates_per_frame: PositiveRatio
-    """Updates for each frame from then on, > 0, kept exactly: 0.25, 4 or "1/3"."""
     lr: NonNegativeSchedule = 1e-4
     """Learning rate of Adam."""
     adam_eps: PositiveFloat = 1e-8
@@ -83,11 +64,6 @@ class DQNConfig:
     """Gradients are scaled down to this Euclidean norm; null: never."""
     evaluation_epsilon: Probability = 0.0
     """Probability of a random action under evaluation, in [0, 1]; the network is without noise there."""
-
-
-def first_update(config: DQNConfig, num_envs: int) -> int:
-    """Frame from which on updates fall due: the memory can give a minibatch then."""
-    return max(config.learning_starts, config.batch_size + config.n_step * num_envs)
 
 
 class DQN:
@@ -107,7 +83,6 @@ class DQN:
         self._config, self._clock = config, clock
         self._num_envs, self._num_actions = spaces.num_envs, int(spaces.action.n)
         self._first_action = int(spaces.action.start)
-        self._first_update, self._ratio = first_update(config, spaces.num_envs), config.updates_per_frame
         self._value: ActionValues = config.value.build(device=compute.device)
         self._exploration: Exploration = config.exploration.build()
         self._following: TargetUpdate = config.target.build()
@@ -129,39 +104,14 @@ class DQN:
         self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
-        self._memory: Replay = config.memory.build(
-            observation_space=spaces.observation,
-            action_space=spaces.action,
-            num_envs=spaces.num_envs,
-            n_step=config.n_step,
-            discount=config.discount,
-            workspace=compute.workspace,
-            generator=streams.numpy("replay"),
-        )
-        self._updates = 0
+        self._experience = Experience(config, spaces, clock, streams, compute)
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
         self._average, self._average_norm = self._rows.clone(), math.nan
 
     @classmethod
     def check_config(cls, config: DQNConfig, env: Any) -> None:
         """Raises ConfigError where memory, minibatch, budget and exploration contradict each other."""
-        capacity = getattr(config.memory.config, "capacity", None)
-        if capacity is not None:
-            check_capacity(config.memory.config, env.num_envs, config.n_step)
-            for name in ("batch_size", "learning_starts"):
-                if capacity < getattr(config, name):
-                    raise ConfigError(
-                        f"agent.memory.capacity must be at least agent.{name} {getattr(config, name)}, got "
-                        f"{capacity} (set agent.memory.capacity={getattr(config, name)} or more)."
-                    )
-        start = first_update(config, env.num_envs)
-        if env.max_frame <= start:
-            raise ConfigError(
-                f"agent.learning_starts must be less than env.max_frame {env.max_frame}, or nothing is "
-                f"learned: got {config.learning_starts}, and with agent.batch_size {config.batch_size} the "
-                f"first update is after frame {start} (set env.max_frame={2 * start} or more, or a smaller "
-                "agent.learning_starts)."
-            )
+        check_experience(config, env)
         if getattr(config.exploration.load(), "noisy", False) and config.network.noisy is None:
             raise ConfigError(
                 "agent.exploration: NetworkNoise explores by the noise of the network's weights, and "
@@ -172,11 +122,7 @@ class DQN:
     @classmethod
     def check(cls, config: DQNConfig, spaces: Spaces) -> None:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
-        if not isinstance(spaces.action, gym.spaces.Discrete):
-            raise ConfigError(
-                "agent: DQN and its kin choose among the values of Discrete actions; this environment's "
-                f"actions are {spaces.action}. For continuous actions there is agent=ppo."
-            )
+        check_actions("dqn", spaces.action)
         torso = config.network.torso
         if hasattr(torso.load(), "check"):
             torso.load().check(torso.config, spaces.observation)
@@ -184,7 +130,7 @@ class DQN:
     def act(self, observation: NDArray) -> NDArray:
         """Exploring actions for the environments. [num_envs]"""
         frame, shape = self._clock.frame, (len(observation), self._num_actions)
-        if frame < self._config.learning_starts and self._config.warmup_actions == "random":
+        if self._experience.acts_at_random:
             action = self._policy_stream.integers(shape[1], size=shape[0])
         else:
             action = self._exploration.choose(
@@ -210,15 +156,14 @@ class DQN:
 
     def observe(self, step: Step) -> None:
         """Remember the outcome of the last actions."""
-        self._memory.add(self._observation, self._action, step)
+        self._experience.add(self._observation, self._action, step)
 
     def learn(self) -> int:
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
         now = before + self._num_envs  # the clock ticks afterwards
         self._following.frames_passed(self._target_weights, self._weights, before, now)
-        due = max(now - self._first_update, 0) * self._ratio.numerator // self._ratio.denominator
-        count = max(due - self._updates, 0)
+        count = self._experience.due()
         for _ in range(count):
             self._update()
         return count
@@ -232,8 +177,8 @@ class DQN:
             "grad_norm": self._average_norm,
             "exploration": self._exploration.strength(frame),
             "lr": value_at(self._config.lr, frame),
-            "updates": self._updates,
-            "memory_size": len(self._memory),
+            "updates": self._experience.updates,
+            "memory_size": len(self._experience.memory),
             "target_distance": float((self._weights.detach() - self._target_weights).norm()),
             "weight_norm": float(self._weights.detach().norm()),
         }
@@ -248,8 +193,7 @@ class DQN:
             "network": self.network.state_dict(),
             "target": self.target.state_dict(),
             "optimizer": self._descent.state_dict(),
-            "memory": self._memory.state_dict(),
-            "updates": self._updates,
+            "experience": self._experience.state_dict(),
             "rows": self._rows,
             "average": self._average,
             "average_norm": self._average_norm,
@@ -260,8 +204,7 @@ class DQN:
         self.network.load_state_dict(state["network"])
         self.target.load_state_dict(state["target"])
         self._descent.load_state_dict(state["optimizer"])
-        self._memory.load_state_dict(state["memory"])
-        self._updates = int(state["updates"])
+        self._experience.load_state_dict(state["experience"])
         self._rows.copy_(state["rows"])
         self._average.copy_(state["average"])
         self._average_norm = float(state["average_norm"])
@@ -269,7 +212,7 @@ class DQN:
     def close(self) -> None:
         """End the worker threads and let go of the memory."""
         self._workers.close()
-        self._memory.close()
+        self._experience.close()
 
     def _to_env(self, action: NDArray) -> NDArray:
         return action + self._first_action if self._first_action else action
@@ -306,20 +249,21 @@ class DQN:
     def _update(self) -> None:
         """One step of Adam on one minibatch. Raises NonFiniteError."""
         config, frame = self._config, self._clock.frame
-        sample = self._memory.sample(config.batch_size, frame)
+        sample = self._experience.sample()
         self._gradient(sample)
         norm = self._descent.step(value_at(config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
             raise NonFiniteError("grad_norm" if finite_loss else "loss", frame)
-        if self._updates:
+        if self._experience.updates:
             self._average.lerp_(self._rows, self.AVERAGING)
             self._average_norm += self.AVERAGING * (norm - self._average_norm)
         else:
             self._average.copy_(self._rows)
             self._average_norm = norm
-        self._updates += 1
-        self._memory.update_priorities(sample.index, self._rows[self.ROWS.index("td_error")].cpu().numpy())
+        self._experience.updates += 1
+        error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
+        self._experience.memory.update_priorities(sample.index, error)
         self._following.updated(self._target_weights, self._weights)
 
     def _gradient(self, sample: Sample) -> None:

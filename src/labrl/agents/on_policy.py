@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from labrl.agents.action_spaces import check_actions
 from labrl.agents.errors import NonFiniteError
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
@@ -113,6 +114,7 @@ class OnPolicyAgent(ABC):
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
         """Raises ConfigError for options that the environment's spaces leave without a meaning."""
+        check_actions(cls.NAME.lower(), spaces.action)
         distribution_for(spaces.action, cls.NAME, config.action_bounds)
         torso = config.network.torso
         if hasattr(torso.load(), "check"):

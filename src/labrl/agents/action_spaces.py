@@ -1,0 +1,49 @@
+"""Which agent acts in which kind of action space: the one list that every refusal names its way out from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from labrl.config.errors import ConfigError
+
+DQN_FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "rainbow_lite")
+
+ANY = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
+
+ACTS_IN: dict[str, tuple[str, ...]] = {
+    "ppo": ANY,
+    **dict.fromkeys(DQN_FAMILY, ("Discrete",)),
+    "random": ANY,
+}
+"""Of each `agent=`, the kinds of action spaces that it acts in, by the names of Gymnasium's classes."""
+
+_SAID_FIRST = ("ppo", "dqn", "sac", "td3")
+"""Of many that fit, these are named."""
+
+
+def fitting_agents(space: gym.Space[Any]) -> list[str]:
+    """The agents that act in `space`, those that one would try first before the others."""
+    fitting = [agent for agent in ACTS_IN if _fits(agent, space)]
+    return sorted(
+        fitting, key=lambda agent: _SAID_FIRST.index(agent) if agent in _SAID_FIRST else len(fitting)
+    )
+
+
+def check_actions(agent: str, space: gym.Space[Any]) -> None:
+    """Raises ConfigError, with the agents that fit, where `agent` (as in `agent=`) cannot act in `space`."""
+    if _fits(agent, space):
+        return
+    kinds = ACTS_IN[agent]
+    listed = " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
+    others = ", ".join(f"agent={name}" for name in fitting_agents(space))
+    raise ConfigError(
+        f"agent: {agent} acts in {listed} spaces; this environment's actions are {space}. "
+        + (f"Agents that fit: {others}." if others else "No agent of labrl's fits them.")
+    )
+
+
+def _fits(agent: str, space: gym.Space[Any]) -> bool:
+    """By the names of the classes that it is derived from, so that a user's own Box is a Box."""
+    return any(kind.__name__ in ACTS_IN[agent] for kind in type(space).__mro__)

@@ -1,0 +1,125 @@
+"""Learning from a replay memory: what is remembered, and how many updates are due when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+from numpy.typing import NDArray
+
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
+from labrl.memory.replay import Replay, Sample, check_capacity
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
+from labrl.step import Step
+
+
+@dataclass(kw_only=True)
+class ExperienceConfig:
+    """Options of every agent that learns from a replay memory."""
+
+    memory: Component
+    """Where transitions are kept and how they are sampled."""
+    n_step: PositiveInt = 1
+    """Rewards in a target before the bootstrap, >= 1."""
+    discount: Probability = 0.99
+    """Weight of the next step's value, gamma, in [0, 1]."""
+    batch_size: PositiveInt = 32
+    """Transitions in a minibatch, >= 1."""
+    learning_starts: NonNegativeInt = 1000
+    """Frames before the first update, >= 0; a whole minibatch is waited for in any case."""
+    warmup_actions: Literal["random", "policy"] = "random"
+    """Who acts during these frames: chance alone, or the exploring policy."""
+    updates_per_frame: PositiveRatio
+    """Updates for each frame from then on, > 0, kept exactly: 0.25, 4 or "1/3"."""
+
+
+def first_update(config: ExperienceConfig, num_envs: int) -> int:
+    """Frame from which on updates fall due: the memory can give a minibatch then."""
+    return max(config.learning_starts, config.batch_size + config.n_step * num_envs)
+
+
+def check_experience(config: ExperienceConfig, env: Any) -> None:
+    """Raises ConfigError where memory, minibatch and budget contradict each other; env: its configuration."""
+    capacity = getattr(config.memory.config, "capacity", None)
+    if capacity is not None:
+        check_capacity(config.memory.config, env.num_envs, config.n_step)
+        for name in ("batch_size", "learning_starts"):
+            if capacity < getattr(config, name):
+                raise ConfigError(
+                    f"agent.memory.capacity must be at least agent.{name} {getattr(config, name)}, got "
+                    f"{capacity} (set agent.memory.capacity={getattr(config, name)} or more)."
+                )
+    start = first_update(config, env.num_envs)
+    if env.max_frame <= start:
+        raise ConfigError(
+            f"agent.learning_starts must be less than env.max_frame {env.max_frame}, or nothing is "
+            f"learned: got {config.learning_starts}, and with agent.batch_size {config.batch_size} the "
+            f"first update is after frame {start} (set env.max_frame={2 * start} or more, or a smaller "
+            "agent.learning_starts)."
+        )
+
+
+class Experience:
+    """A replay memory, and the clock's word on when to learn from it."""
+
+    def __init__(
+        self,
+        config: ExperienceConfig,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+        stored_action: gym.Space[Any] | None = None,
+    ) -> None:
+        """stored_action: actions as the agent remembers them; None: as the environment takes them."""
+        self.config, self._clock, self.num_envs = config, clock, spaces.num_envs
+        self.first_update, self.ratio = first_update(config, spaces.num_envs), config.updates_per_frame
+        self.updates = 0
+        """Updates so far; whoever makes one counts it."""
+        self.memory: Replay = config.memory.build(
+            observation_space=spaces.observation,
+            action_space=spaces.action if stored_action is None else stored_action,
+            num_envs=spaces.num_envs,
+            n_step=config.n_step,
+            discount=config.discount,
+            workspace=compute.workspace,
+            generator=streams.numpy("replay"),
+        )
+
+    @property
+    def acts_at_random(self) -> bool:
+        """Whether chance alone acts now."""
+        return self._clock.frame < self.config.learning_starts and self.config.warmup_actions == "random"
+
+    def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
+        """Remember what `action`, chosen at `observation`, led to. [num_envs, ...] each"""
+        self.memory.add(observation, action, step)
+
+    def due(self) -> int:
+        """Updates that fall due by the vector step that is being taken in: the clock ticks afterwards."""
+        frames = max(self._clock.frame + self.num_envs - self.first_update, 0)
+        return max(frames * self.ratio.numerator // self.ratio.denominator - self.updates, 0)
+
+    def sample(self) -> Sample:
+        """A minibatch."""
+        return self.memory.sample(self.config.batch_size, self._clock.frame)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory and the number of updates."""
+        return {"memory": self.memory.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state."""
+        self.memory.load_state_dict(state["memory"])
+        self.updates = int(state["updates"])
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.memory.close()
