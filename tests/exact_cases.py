@@ -35,14 +35,17 @@ TASKS: dict[str, list[str]] = {
 }
 """Environments with budgets of a second or two, twelve rows, and evaluations that do not fall together."""
 
+REPLAY = [
+    "agent.learning_starts=60",
+    "agent.memory.capacity=96",
+    "agent.batch_size=8",
+    "agent.updates_per_frame=0.25",
+]
+
 SMALL: dict[str, list[str]] = {
     "labrl.agents.ppo.PPO": ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"],
-    "labrl.agents.dqn.DQN": [
-        "agent.learning_starts=60",
-        "agent.memory.capacity=96",
-        "agent.batch_size=8",
-        "agent.updates_per_frame=0.25",
-    ],
+    "labrl.agents.dqn.DQN": REPLAY,
+    **{f"labrl.agents.{name}": REPLAY for name in ("sac.SAC", "crossq.CrossQ", "td3.TD3", "ddpg.DDPG")},
     "labrl.agents.random.RandomAgent": [],
 }
 """Words by agent that let it learn, and its memory wrap, within those budgets."""

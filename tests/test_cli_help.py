@@ -41,7 +41,7 @@ def test_help_config_and_misspelling_wait_for_nothing_heavy(words: list[str], tm
 def test_help_names_every_option_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    parts = [f"agent/{part}" for part in ("memory", "exploration", "value", "target")]
+    parts = [f"agent/{part}" for part in ("memory", "exploration", "value", "target", "noise")]
     for group in ("agent", "agent/network", *parts, "env", "meta"):
         for file in (CONFIGS / group).glob("*.yaml"):
             assert file.stem in text or file.stem == "atari"

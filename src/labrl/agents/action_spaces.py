@@ -15,6 +15,10 @@ ANY = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
 ACTS_IN: dict[str, tuple[str, ...]] = {
     "ppo": ANY,
     **dict.fromkeys(DQN_FAMILY, ("Discrete",)),
+    "sac": ("Discrete", "Box"),
+    "crossq": ("Discrete", "Box"),
+    "td3": ("Box",),
+    "ddpg": ("Box",),
     "random": ANY,
 }
 """Of each `agent=`, the kinds of action spaces that it acts in, by the names of Gymnasium's classes."""

@@ -49,6 +49,14 @@ class FlatParameters:
         self._bind(twin, copy_values=False)
         return twin, self.bind_gradients(twin)
 
+    def frozen(self, module: Network) -> Network:
+        """A copy of `module` that shares its weights and buffers and gathers no gradients."""
+        twin = copy.deepcopy(module)
+        self._bind(twin, copy_values=False)
+        for own, buffer in zip(twin.buffers(), module.buffers(), strict=True):
+            own.data = buffer.data
+        return twin.requires_grad_(False)
+
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
@@ -147,10 +155,12 @@ class Descent:
     and keeps books at every step (half as long as the update of a small network itself).
     """
 
-    def __init__(self, vector: nn.Parameter, eps: float, max_grad_norm: float | None) -> None:
-        """vector: parameters with a gradient, [size]; eps: of Adam; max_grad_norm: None never cuts."""
+    def __init__(
+        self, vector: nn.Parameter, eps: float, max_grad_norm: float | None, beta1: float = 0.9
+    ) -> None:
+        """vector: parameters with a gradient, [size]; eps, beta1: of Adam; max_grad_norm: None never cuts."""
         self._vector = vector
-        self._eps = eps
+        self._eps, self._beta1 = eps, beta1
         self._max_grad_norm = max_grad_norm
         self._moments = {
             "mean": torch.zeros_like(vector.data),
@@ -174,7 +184,7 @@ class Descent:
             [self._moments["updates"]],
             fused=True,
             amsgrad=False,
-            beta1=0.9,
+            beta1=self._beta1,
             beta2=0.999,
             lr=lr,
             weight_decay=0.0,

@@ -55,13 +55,24 @@ def initialized(layer: Layer, kind: Initialization) -> Layer:
     return orthogonal(layer, 2**0.5) if kind == "orthogonal" else layer
 
 
-def _choices(space: gym.Space[Any]) -> list[tuple[int, int]]:
+def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
     """(first value, number of values) of each choice that makes an observation; none for numbers."""
     if isinstance(space, gym.spaces.Discrete):
         return [(int(space.start), int(space.n))]
     if isinstance(space, gym.spaces.MultiDiscrete):
         return [(int(first), int(n)) for first, n in zip(space.start.flat, space.nvec.flat, strict=True)]
     return []
+
+
+def vectors(observation: Tensor, choices: list[tuple[int, int]]) -> Tensor:
+    """Observations as rows of numbers, one-hot where `choices` make them. [batch, *obs] -> [batch, size]"""
+    if choices:
+        columns = observation.long().reshape(len(observation), -1).unbind(1)
+        pairs = zip(columns, choices, strict=True)
+        observation = torch.cat([nn.functional.one_hot(c - first, n) for c, (first, n) in pairs], dim=1)
+    if observation.dim() != 2:
+        observation = observation.reshape(len(observation), -1)
+    return observation if observation.dtype == torch.float32 else observation.float()
 
 
 @dataclass(kw_only=True)
@@ -85,7 +96,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
-        self._choices = _choices(observation_space)
+        self._choices = choices_of(observation_space)
         self.activation: nn.Module = getattr(nn, config.activation)()
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
@@ -97,14 +108,7 @@ class MLP(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
-        if self._choices:
-            columns = observation.long().reshape(len(observation), -1).unbind(1)
-            choices = zip(columns, self._choices, strict=True)
-            observation = torch.cat([nn.functional.one_hot(c - first, n) for c, (first, n) in choices], dim=1)
-        if observation.dim() != 2:
-            observation = observation.reshape(len(observation), -1)
-        if observation.dtype != torch.float32:
-            observation = observation.float()
+        observation = vectors(observation, self._choices)
         activation = self.activation.forward
         if self.norms:
             for (weight, bias), norm in zip(self._weights, self.norms, strict=True):

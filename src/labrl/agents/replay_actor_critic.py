@@ -1,0 +1,307 @@
+"""What agents with a policy, critics and a replay memory do alike: act, remember, update when it is time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labrl.agents.action_spaces import check_actions
+from labrl.agents.errors import NonFiniteError
+from labrl.agents.experience import Experience, ExperienceConfig, check_experience
+from labrl.agents.target_network import TargetUpdate
+from labrl.clock import Clock
+from labrl.config.errors import ConfigError
+from labrl.config.types import NonNegativeSchedule, PositiveFloat
+from labrl.memory.replay import Sample
+from labrl.networks.box_actions import BoxActions
+from labrl.networks.compute import Compute
+from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
+from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.trained import Averages, Trained
+from labrl.schedules import value_at
+from labrl.seeding import Streams, derived_seed
+from labrl.step import Step
+
+
+@dataclass(kw_only=True)
+class ReplayActorCriticConfig(ExperienceConfig):
+    """Options of every off-policy actor-critic."""
+
+    network: PolicyAndCriticsConfig
+    """Policy and critics."""
+    lr: NonNegativeSchedule = 3e-4
+    """Learning rate of Adam."""
+    critic_lr: NonNegativeSchedule | None = None
+    """Learning rate of the critics; null: as the policy's."""
+    adam_eps: PositiveFloat = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: PositiveFloat | None = None
+    """Gradients of policy and critics are each scaled down to this Euclidean norm; null: never."""
+
+
+class Batch(NamedTuple):
+    """A minibatch as tensors; columns as in `memory.Sample`."""
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    next_observation: Tensor
+    discount: Tensor
+    weight: Tensor
+
+
+class Actions(Protocol):
+    """How outputs of a policy network become actions."""
+
+    num_outputs: int
+    """Numbers that the network gives."""
+    stored: gym.Space[Any]
+    """The space of what a memory keeps."""
+
+    def best(self, outputs: NDArray) -> NDArray:
+        """Actions under evaluation. [n, num_outputs] -> [n, *stored]"""
+        ...
+
+    def random(self, count: int, generator: np.random.Generator) -> NDArray:
+        """Uniform actions. [count, *stored]"""
+        ...
+
+    def to_env(self, action: NDArray) -> NDArray:
+        """As the environment takes them. [n, *stored] -> [n, *action]"""
+        ...
+
+
+class Delayed:
+    """The twin of a network that follows it, in the way of `agent/target`."""
+
+    def __init__(self, trained: Trained[Any], following: TargetUpdate) -> None:
+        self.network, self._vector = trained.twin()
+        self._weights, self._following = trained.weights, following
+
+    def frames_passed(self, before: int, now: int) -> None:
+        """To be called once a vector step; frames of the run."""
+        self._following.frames_passed(self._vector, self._weights, before, now)
+
+    def updated(self) -> None:
+        """To be called after the updates that it follows."""
+        self._following.updated(self._vector, self._weights)
+
+    @property
+    def distance(self) -> float:
+        """Euclidean distance of the weights."""
+        return float((self._weights.detach() - self._vector).norm())
+
+
+class ReplayActorCritic(ABC):
+    """Holds the parts and calls `_learn_from` for each minibatch; all else that differs is in the parts."""
+
+    NUM_CRITICS = 2
+    CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean", "grad_norm_critic")
+    """Averaged over some 100 updates of the critics; td_error is what priorities follow."""
+    POLICY_STATISTICS: tuple[str, ...] = ("loss_policy", "grad_norm_policy")
+    """Averaged over some 100 updates of the policy."""
+
+    def __init__(
+        self,
+        config: ReplayActorCriticConfig,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+        actions: Actions,
+        beta1: float = 0.9,
+    ) -> None:
+        """actions: of the policy; beta1: of Adam."""
+        self._clock, self._actions = clock, actions
+        self._lr = config.lr
+        self._critic_lr = config.lr if config.critic_lr is None else config.critic_lr
+        images = is_image(spaces.observation)
+        # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
+        self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(streams.seed, "initialization"))
+            policy = PolicyNetwork(config.network.torso, spaces.observation, actions.num_outputs)
+            critics = Critics(config.network, spaces, self.NUM_CRITICS)
+        if images:
+            for network in (policy, critics):
+                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing there
+        options = (config.batch_size, config.adam_eps, config.max_grad_norm, beta1)
+        self._policy = Trained(policy, compute, *options)
+        self._critics = Trained(critics, compute, *options)
+        self._judges = self._critics.frozen()
+        """The critics themselves, for a policy that learns by them."""
+        self._policy_stream = streams.numpy("policy")
+        self._noise_stream = streams.torch("noise", compute.device)
+        self._experience = Experience(config, spaces, clock, streams, compute, actions.stored)
+        self._errors = torch.zeros(config.batch_size, device=compute.device)
+        """Of each sample of a minibatch, the mean over the critics. [batch_size]"""
+        self._critic_averages = Averages(self.CRITIC_STATISTICS, compute.device)
+        self._policy_averages = Averages(self.POLICY_STATISTICS, compute.device)
+
+    @classmethod
+    def check_config(cls, config: ReplayActorCriticConfig, env: Any) -> None:
+        """Raises ConfigError where memory, minibatch and budget contradict each other."""
+        check_experience(config, env)
+
+    @classmethod
+    def check_spaces(cls, agent: str, config: ReplayActorCriticConfig, spaces: Spaces) -> None:
+        """Raises ConfigError for spaces in which `agent` cannot act or that its networks cannot read."""
+        check_actions(agent, spaces.action)
+        if isinstance(spaces.action, gym.spaces.Box):
+            BoxActions.check(spaces.action, agent)
+        torso, other = config.network.torso, config.network.critic_torso
+        for part in (torso, other or torso):
+            if hasattr(part.load(), "check"):
+                part.load().check(part.config, spaces.observation)
+        if other is not None and other.target != torso.target and is_image(spaces.observation):
+            raise ConfigError(
+                f"agent.network.critic_torso must be of the kind of agent.network.torso {torso.target}, got "
+                f"{other.target}: images are laid out once for both. Set agent.network.critic_torso=null."
+            )
+
+    @property
+    def _delayed(self) -> Mapping[str, Delayed]:
+        """Twins that follow, by name."""
+        return {}
+
+    @abstractmethod
+    def _explore(self, outputs: NDArray) -> NDArray:
+        """Actions that collect experience, from outputs of the policy. [num_envs, *stored]"""
+
+    @abstractmethod
+    def _learn_from(self, batch: Batch, update: int) -> None:
+        """Update number `update`, counted from 1; the critics' errors go to `_errors`."""
+
+    def act(self, observation: NDArray) -> NDArray:
+        """Exploring actions for the environments. [num_envs, ...]"""
+        if self._experience.acts_at_random:
+            action = self._actions.random(len(observation), self._policy_stream)
+        else:
+            action = self._explore(self._outputs(observation))
+        self._observation, self._action = observation, action
+        return self._actions.to_env(action)
+
+    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+        """The best actions: those of the policy without its noise. [num_envs, ...]"""
+        return self.greedy_action(observation)
+
+    def greedy_action(self, observation: NDArray) -> NDArray:
+        """The best actions. [num_envs, ...]"""
+        return self._actions.to_env(self._actions.best(self._outputs(observation)))
+
+    def observe(self, step: Step) -> None:
+        """Remember the outcome of the last actions."""
+        self._experience.add(self._observation, self._action, step)
+
+    def learn(self) -> int:
+        """Make the updates that fell due by this vector step. Returns how many."""
+        before = self._clock.frame
+        for twin in self._delayed.values():
+            twin.frames_passed(before, before + self._experience.num_envs)  # the clock ticks afterwards
+        count = self._experience.due()
+        for _ in range(count):
+            sample = self._experience.sample()
+            self._learn_from(self._batch(sample), self._experience.updates + 1)
+            self._experience.updates += 1
+            self._experience.memory.update_priorities(sample.index, self._errors.cpu().numpy())
+        return count
+
+    def metrics(self) -> dict[str, float]:
+        """Averages over some 100 updates; coefficients at this frame."""
+        frame = self._clock.frame
+        return {
+            **self._critic_averages.named(),
+            **self._policy_averages.named(),
+            "lr": value_at(self._lr, frame),
+            "critic_lr": value_at(self._critic_lr, frame),
+            "updates": self._experience.updates,
+            "memory_size": len(self._experience.memory),
+            "weight_norm": self._policy.norm,
+            "weight_norm_critic": self._critics.norm,
+            **{f"{name}_distance": twin.distance for name, twin in self._delayed.items()},
+        }
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks that learn, and those that follow."""
+        twins = {name: twin.network for name, twin in self._delayed.items()}
+        return {"policy": self._policy.network, "critics": self._critics.network, **twins}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, memory, and the averages of the next metrics row."""
+        return {
+            "policy": self._policy.state_dict(),
+            "critics": self._critics.state_dict(),
+            "delayed": {name: twin.network.state_dict() for name, twin in self._delayed.items()},
+            "experience": self._experience.state_dict(),
+            "critic_averages": self._critic_averages.state_dict(),
+            "policy_averages": self._policy_averages.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state."""
+        self._policy.load_state_dict(state["policy"])
+        self._critics.load_state_dict(state["critics"])
+        for name, twin in self._delayed.items():
+            twin.network.load_state_dict(state["delayed"][name])
+        self._experience.load_state_dict(state["experience"])
+        self._critic_averages.load_state_dict(state["critic_averages"])
+        self._policy_averages.load_state_dict(state["policy_averages"])
+
+    def close(self) -> None:
+        """End the worker threads and let go of the memory."""
+        self._policy.close()
+        self._critics.close()
+        self._experience.close()
+
+    def _tensor(self, array: NDArray) -> Tensor:
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        return torch.from_numpy(array).to(self._compute.device)
+
+    def _outputs(self, observation: NDArray) -> NDArray:
+        """Of the policy. [n, *obs] -> [n, num_outputs]"""
+        with torch.inference_mode(), self._compute.autocast():
+            network = self._policy.network
+            return network.forward(self._tensor(network.layout(observation))).cpu().numpy()
+
+    def _batch(self, sample: Sample) -> Batch:
+        layout = self._policy.network.layout
+        return Batch(
+            self._tensor(layout(sample.observation)),
+            self._tensor(sample.action),
+            self._tensor(sample.reward),
+            self._tensor(layout(sample.next_observation)),
+            self._tensor(sample.discount),
+            self._tensor(sample.weight),
+        )
+
+    def _step(
+        self, trained: Trained[Any], averages: Averages, statistics: Tensor, lr: NonNegativeSchedule
+    ) -> None:
+        """Adam on the gradient that was just computed. Raises NonFiniteError."""
+        frame = self._clock.frame
+        norm = trained.step(value_at(lr, frame))
+        if not math.isfinite(norm):
+            finite_loss = math.isfinite(float(statistics[0]))
+            raise NonFiniteError(averages.names[-1 if finite_loss else 0], frame)
+        averages.add(torch.cat([statistics, statistics.new_tensor([norm])]))
+
+    def _critic_statistics(self, share: slice, loss: Tensor, values: Tensor, target: Tensor) -> Tensor:
+        """All but the last of CRITIC_STATISTICS as means of a share; each sample's error to its place.
+
+        values: of the actions taken, [critics, share]; target: [share].
+        """
+        with torch.no_grad():
+            error = torch.sub(values, target).abs_().mean(0)
+            self._errors[share] = error
+            return torch.stack((loss, error.mean(), values.mean()))

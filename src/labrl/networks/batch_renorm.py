@@ -1,0 +1,116 @@
+"""Batch renormalization (Ioffe, 2017, arXiv:1702.03275), and a torso that is made with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from labrl.networks.torso import Activation, Initialization, choices_of, initialized, vectors
+
+
+@dataclass(kw_only=True)
+class BatchRenormConfig:
+    """How a layer's features are normalized."""
+
+    momentum: Fraction = 0.01
+    """Share of a minibatch in the running mean and variance, in (0, 1]."""
+    warmup: NonNegativeInt = 100_000
+    """Minibatches in which the minibatch alone counts, as in batch normalization, >= 0."""
+    r_max: PositiveFloat = 3.0
+    """Largest correction of a minibatch's deviation, as a factor and as its inverse."""
+    d_max: PositiveFloat = 5.0
+    """Largest correction of its mean, in running deviations."""
+    eps: PositiveFloat = 1e-3
+    """Added to every variance."""
+
+
+class BatchRenorm(nn.Module):
+    """Features with mean 0 and variance 1, then scaled and shifted, the same in training as afterwards.
+
+    In training x is normalized by the minibatch and corrected by r and d, through which no gradient flows
+    (algorithm 1): x_hat = (x - mu_B) / sigma_B r + d with r = clip(sigma_B / sigma, 1/r_max, r_max) and
+    d = clip((mu_B - mu) / sigma, -d_max, d_max). In evaluation it is (x - mu) / sigma. The paper widens the
+    clips step by step; here, as in CrossQ (Bhatt et al., 2024), r = 1 and d = 0 until the warm-up ends.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    minibatches: Tensor
+
+    def __init__(self, config: BatchRenormConfig, num_features: int) -> None:
+        super().__init__()
+        self._config = config
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("variance", torch.ones(num_features))
+        self.register_buffer("minibatches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, num_features], in training at least two rows. Returns the same shape."""
+        config = self._config
+        if not self.training:
+            scale = self.weight * torch.rsqrt(self.variance + config.eps)
+            return torch.addcmul(self.bias - self.mean * scale, x, scale)
+        variance, mean = torch.var_mean(x, dim=0, correction=0)
+        inverse = torch.rsqrt(variance + config.eps)
+        correction: tuple[Tensor, Tensor] | None = None
+        with torch.no_grad():
+            if int(self.minibatches) >= config.warmup:
+                running = torch.rsqrt(self.variance + config.eps)
+                r = (running / inverse).clamp_(1 / config.r_max, config.r_max)
+                d = ((mean - self.mean) * running).clamp_(-config.d_max, config.d_max)
+                correction = r, d
+            self.minibatches += 1
+            self.mean.lerp_(mean, config.momentum)
+            # The variance of all data, of which a minibatch has a little less.
+            self.variance.lerp_(variance * (len(x) / max(len(x) - 1, 1)), config.momentum)
+        if correction is None:
+            scale = self.weight * inverse
+            return torch.addcmul(self.bias - mean * scale, x, scale)
+        r, d = correction
+        scale = self.weight * inverse * r
+        return torch.addcmul(self.bias + self.weight * d - mean * scale, x, scale)
+
+
+@dataclass(kw_only=True)
+class RenormalizedMLPConfig:
+    """Fully connected layers, their inputs normalized."""
+
+    hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
+    """Units of each layer."""
+    activation: Activation = "ReLU"
+    """After each layer: an activation of torch.nn by its name."""
+    initialization: Initialization = "uniform"
+    """How weights begin."""
+    renorm: BatchRenormConfig = field(default_factory=BatchRenormConfig)
+    """Of the observation and of what each layer gives."""
+
+
+class RenormalizedMLP(nn.Module):
+    """A perceptron with batch renormalization before each layer and of its features (Bhatt et al., 2024)."""
+
+    Config = RenormalizedMLPConfig
+    batch_statistics = True
+    """What it makes of one sample depends, in training, on the others of the minibatch."""
+
+    def __init__(self, config: RenormalizedMLPConfig, observation_space: gym.Space) -> None:
+        super().__init__()
+        self._choices = choices_of(observation_space)
+        self.activation: nn.Module = getattr(nn, config.activation)()
+        sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
+        layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
+        self.layers = nn.ModuleList(layers)
+        self.norms = nn.ModuleList([BatchRenorm(config.renorm, size) for size in sizes])
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
+        x = self.norms[0](vectors(observation, self._choices))
+        for layer, norm in zip(self.layers, self.norms[1:], strict=True):
+            x = norm(self.activation(layer(x)))
+        return x

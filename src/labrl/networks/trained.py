@@ -1,0 +1,109 @@
+"""A network that learns: flat weights, gradients by one or several workers, Adam."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from labrl.networks.compute import Compute
+from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers
+
+Network = TypeVar("Network", bound=nn.Module)
+
+WORTH_SHARING = 2**23
+"""Products of a weight and a sample in a minibatch from which on two threads gain more than they cost."""
+
+
+class Trained(Generic[Network]):
+    """A network, who computes its gradient, and its optimizer."""
+
+    def __init__(
+        self,
+        network: Network,
+        compute: Compute,
+        batch_size: int,
+        adam_eps: float,
+        max_grad_norm: float | None,
+        beta1: float = 0.9,
+        separable: bool = True,
+    ) -> None:
+        """batch_size: rows of a minibatch; separable: whether shares of it may be computed apart."""
+        self.network = network.to(compute.device)
+        products = batch_size * sum(weight.numel() for weight in network.parameters())
+        shared = separable and compute.device.type == "cpu" and products >= WORTH_SHARING
+        self._workers = GradientWorkers(self.network, compute.num_threads if shared else 1)
+        self.weights = self._workers.flat.vector
+        """All of them, [size]; `weights.grad` is their gradient."""
+        self._descent = Descent(self.weights, adam_eps, max_grad_norm, beta1)
+
+    def twin(self) -> tuple[Network, Tensor]:
+        """A copy with weights of its own that has no gradient, and these weights. [size]"""
+        other = copy.deepcopy(self.network)
+        vector = FlatParameters(other).vector.detach()
+        return other.requires_grad_(False), vector
+
+    def frozen(self) -> Network:
+        """The same network, in the same memory, for those who differentiate through it and not by it."""
+        return self._workers.flat.frozen(self.network)
+
+    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
+        """As GradientWorkers.backward: the gradient into `weights.grad`, mean statistics returned."""
+        return self._workers.backward(loss, size)
+
+    def step(self, lr: float) -> float:
+        """One step of Adam. Returns the gradient's norm before the cut, not finite where weights broke."""
+        return self._descent.step(lr)
+
+    @property
+    def norm(self) -> float:
+        """Euclidean norm of the weights."""
+        return float(self.weights.detach().norm())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, buffers and optimizer."""
+        return {"network": self.network.state_dict(), "optimizer": self._descent.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a saved state."""
+        self.network.load_state_dict(state["network"])
+        self._descent.load_state_dict(state["optimizer"])
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._workers.close()
+
+
+class Averages:
+    """Exponential averages over updates: they reach some 100 back."""
+
+    RATE = 0.01
+
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names = names
+        self._values = torch.zeros(len(names), device=device)
+        self._begun = False
+
+    def add(self, values: Tensor) -> None:
+        """Take in those of one update, [names]; the first are the averages themselves."""
+        self._values.lerp_(values, self.RATE if self._begun else 1.0)
+        self._begun = True
+
+    def named(self) -> dict[str, float]:
+        """By name; nan before the first update."""
+        if not self._begun:
+            return dict.fromkeys(self.names, math.nan)
+        return dict(zip(self.names, self._values.tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages."""
+        return {"values": self._values.clone(), "begun": self._begun}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with saved averages."""
+        self._values.copy_(state["values"])
+        self._begun = bool(state["begun"])

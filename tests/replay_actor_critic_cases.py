@@ -1,0 +1,90 @@
+"""Off-policy actor-critics as their YAML makes them, and minibatches of made-up transitions."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from labrl.agents.replay_actor_critic import Batch, ReplayActorCritic
+from labrl.clock import Clock
+from labrl.config.compose import compose, resolve
+from labrl.config.schema import TrialConfig
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
+
+VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
+BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+CHOICE = gym.spaces.Discrete(3)
+CONTINUOUS = ("sac", "crossq", "td3", "ddpg")
+KINDS = [*((agent, BOX) for agent in CONTINUOUS), ("sac", CHOICE), ("crossq", CHOICE)]
+"""Every agent with every kind of action."""
+
+
+@cache
+def config_of(agent: str, *words: str) -> TrialConfig:
+    """As `labrl agent=<agent> <words>` would run, but small."""
+    hidden = "hidden" if agent == "crossq" else "mlp.hidden"
+    small = ["preset=none", f"agent.network.torso.{hidden}=[16,16]", "agent.memory.capacity=5000"]
+    return resolve(
+        compose([f"agent={agent}", *small, "agent.batch_size=16", "agent.learning_starts=40", *words])
+    )
+
+
+def build(
+    config: TrialConfig,
+    action: gym.Space = BOX,
+    observation: gym.Space = VECTOR,
+    num_envs: int = 4,
+    num_threads: int = 1,
+) -> tuple[Any, Clock, Streams]:
+    """The agent of a configuration for these spaces, with its clock and its streams."""
+    clock, streams = Clock(10**6), Streams(3)
+    agent = config.agent.build(
+        spaces=Spaces(observation, action, num_envs),
+        clock=clock,
+        streams=streams,
+        compute=Compute.choose("cpu", "fp32", num_threads),
+    )
+    return agent, clock, streams
+
+
+def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Batch:
+    """A minibatch with weights, rewards of any sign, and some ends."""
+    draw = torch.Generator().manual_seed(seed)
+    if isinstance(action, gym.spaces.Discrete):
+        actions = torch.randint(int(action.n), (size,), generator=draw)
+    else:
+        actions = torch.rand((size, 2), generator=draw) * 2 - 1
+    return Batch(
+        torch.randn((size, 3), generator=draw),
+        actions,
+        torch.randn(size, generator=draw),
+        torch.randn((size, 3), generator=draw),
+        0.9 * (torch.rand(size, generator=draw) > 0.3).float(),
+        torch.rand(size, generator=draw),
+    )
+
+
+def disturb(agent: ReplayActorCritic) -> None:
+    """Move all weights, each network's in its own way: targets are no copies any more."""
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in agent.modules().values():
+            for weight in module.parameters():
+                weight.add_(0.1 * torch.randn(weight.shape, generator=draw))
+
+
+def play(agent: Any, clock: Clock, world: Any, steps: int) -> int:
+    """Let the agent act and learn in a `world` with `observation` and `step`. Returns the updates made."""
+    updates = 0
+    for _ in range(steps):
+        step = world.step(agent.act(world.observation))
+        agent.observe(step)
+        updates += agent.learn()
+        clock.tick(len(step.reward))
+    return updates

@@ -1,0 +1,245 @@
+"""On the same weights and the same minibatch, losses and gradients are those of Stable-Baselines3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from dqn_cases import build as build_dqn
+from dqn_cases import config_of as dqn_config
+from replay_actor_critic_cases import build, config_of, disturb, made_up
+from torch import Tensor, nn
+
+from labrl.agents.ppo import Batch as Rollout
+from labrl.agents.ppo import Coefficients
+from labrl.config.compose import compose, resolve
+from labrl.memory.replay import Sample
+
+sb3 = pytest.importorskip("stable_baselines3", reason="pip install 'labrl[bench]' brings Stable-Baselines3")
+from stable_baselines3.common.logger import configure  # noqa: E402
+from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBufferSamples  # noqa: E402
+
+BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
+CHOICE = gym.spaces.Discrete(3)
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class Spaces(gym.Env):
+    """Nothing but spaces: no step is made."""
+
+    observation_space = gym.spaces.Box(-5, 5, (3,), np.float32)
+
+    def __init__(self, action_space: gym.Space) -> None:
+        self.action_space = action_space
+
+
+def theirs(kind: Any, action: gym.Space, hidden: Any, **options: Any) -> Any:
+    """Their agent, whose learning rate of 0 leaves all weights as they are."""
+    env: Any = sb3.common.vec_env.DummyVecEnv([lambda: Spaces(action)])
+    model = kind(
+        "MlpPolicy",
+        env,
+        learning_rate=0.0,
+        device="cpu",
+        policy_kwargs={"net_arch": hidden, **options.pop("policy", {})},
+        **options,
+    )
+    model.set_logger(configure(format_strings=[]))
+    return model
+
+
+def said(model: Any, name: str) -> float:
+    return float(model.logger.name_to_value[f"train/{name}"])
+
+
+def copy_layers(own: list[nn.Module], other: nn.Module) -> None:
+    """Weights of `own` layers, in order, into the linear ones of `other`."""
+    layers = [module for module in other.modules() if isinstance(module, nn.Linear)]
+    for mine, yours in zip(own, layers, strict=True):
+        yours.load_state_dict(mine.state_dict())
+
+
+def linear(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if isinstance(part, nn.Linear)]
+
+
+def gradients_at_steps(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
+    """A list that grows by the gradients at each step of `optimizer`."""
+    seen: list[list[Tensor]] = []
+
+    def keep(*_: Any) -> None:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        seen.append([weight.grad.clone() for weight in weights])
+
+    optimizer.register_step_pre_hook(keep)
+    return seen
+
+
+def assert_gradients(own: list[nn.Module], given: list[Tensor]) -> None:
+    mine = [weight.grad for layer in own for weight in (layer.weight, layer.bias)]
+    for one, other in zip(mine, given, strict=True):
+        assert isinstance(one, Tensor)
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def as_replay(batch: Any, action: Tensor) -> ReplayBufferSamples:
+    ended = (batch.discount == 0).float().unsqueeze(1)
+    return ReplayBufferSamples(
+        batch.observation, action, batch.next_observation, ended, batch.reward.unsqueeze(1)
+    )
+
+
+@pytest.fixture
+def batch() -> Any:
+    whole = made_up(BOX)
+    return whole._replace(weight=torch.ones_like(whole.weight))
+
+
+def twins(agent: Any, model: Any) -> None:
+    """Copy both critics, and those that follow them."""
+    for name, other in (("critics", model.critic), ("target", model.critic_target)):
+        modules = agent.modules()
+        own = modules[name] if name in modules else modules["target_critics"]
+        for i in range(len(own.torsos)):
+            copy_layers(linear(own.torsos[i]) + linear(own.heads[i]), getattr(other, f"qf{i}"))
+
+
+def critic_layers(agent: Any) -> list[nn.Module]:
+    critics = agent.modules()["critics"]
+    return [
+        part
+        for i in range(len(critics.torsos))
+        for m in (critics.torsos[i], critics.heads[i])
+        for part in linear(m)
+    ]
+
+
+def test_sac(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, _, _ = build(config_of("sac", "agent.initial_temperature=0.7"), BOX)
+    disturb(agent)
+    model = theirs(sb3.SAC, BOX, [16, 16], ent_coef="auto_0.7", gamma=0.9)
+    twins(agent, model)
+    policy = agent.modules()["policy"]
+    copy_layers(linear(policy.torso), model.actor.latent_pi)
+    last = linear(policy.outputs)[0]
+    with torch.no_grad():
+        for rows, head in ((slice(0, 2), model.actor.mu), (slice(2, 4), model.actor.log_std)):
+            head.weight.copy_(last.weight[rows])
+            head.bias.copy_(last.bias[rows])
+    monkeypatch.setattr(model.actor.action_dist, "epsilon", 0.0)  # theirs is not quite the density
+    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action))
+    of_critics, of_policy = (
+        gradients_at_steps(model.critic.optimizer),
+        gradients_at_steps(model.actor.optimizer),
+    )
+    torch.manual_seed(0)
+    model.train(1, batch_size=16)
+
+    torch.manual_seed(0)
+    here, following = (torch.normal(torch.zeros(16, 2), torch.ones(16, 2)) for _ in range(2))
+    statistics = agent._critic_gradient(batch, following, agent.temperature)
+    assert float(statistics[0]) == pytest.approx(said(model, "critic_loss"), rel=1e-5)
+    assert_gradients(critic_layers(agent), of_critics[0])
+    loss, entropy = agent._policy_gradient(batch, here, agent.temperature).tolist()
+    assert loss == pytest.approx(said(model, "actor_loss"), rel=1e-5)
+    weight, bias = (torch.cat([of_policy[0][4 + i], of_policy[0][6 + i]]) for i in (0, 1))
+    assert_gradients([*linear(policy.torso), last], [*of_policy[0][:4], weight, bias])
+    assert model.target_entropy == agent._target_entropy == -2
+    temperature_loss = float(model.log_ent_coef.detach()) * (entropy - agent._target_entropy)
+    assert temperature_loss == pytest.approx(said(model, "ent_coef_loss"), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+def test_td3_and_ddpg(name: str, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, _, _ = build(config_of(name), BOX)
+    disturb(agent)
+    options = {"policy_delay": 1} if name == "td3" else {}
+    model = theirs(getattr(sb3, name.upper()), BOX, [16, 16], gamma=0.9, **options)
+    twins(agent, model)
+    for own, other in (("policy", model.actor), ("target_policy", model.actor_target)):
+        copy_layers(linear(agent.modules()[own]), other.mu)
+    monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action))
+    of_critics, of_policy = (
+        gradients_at_steps(model.critic.optimizer),
+        gradients_at_steps(model.actor.optimizer),
+    )
+    torch.manual_seed(0)
+    model.train(1, batch_size=16)
+
+    torch.manual_seed(0)
+    noise = torch.empty(16, 2).normal_(0, 0.2).clamp(-0.5, 0.5) if name == "td3" else None
+    statistics = agent._critic_gradient(batch, noise)
+    assert float(statistics[0]) == pytest.approx(said(model, "critic_loss"), rel=1e-5)
+    assert_gradients(critic_layers(agent), of_critics[0])
+    assert float(agent._policy_gradient(batch)[0]) == pytest.approx(said(model, "actor_loss"), rel=1e-5)
+    assert_gradients(linear(agent.modules()["policy"]), of_policy[0])
+
+
+def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dqn_config("dqn", "agent.batch_size=16")
+    agent, _, _ = build_dqn(config, Spaces.observation_space, actions=3)
+    model = theirs(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
+    with torch.no_grad():
+        agent._target_weights.add_(0.1)
+    for own, other in ((agent.network, model.q_net), (agent.target, model.q_net_target)):
+        copy_layers(linear(own), other)
+    batch = made_up(CHOICE)
+    monkeypatch.setattr(
+        model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action.unsqueeze(1))
+    )
+    seen = gradients_at_steps(model.policy.optimizer)
+    model.train(1, batch_size=16)
+    ones, index = np.ones(16, np.float32), np.arange(16)
+    columns = {name: column.numpy() for name, column in batch._asdict().items()} | {"weight": ones}
+    agent._gradient(Sample(**columns, index=index))
+    assert float(agent._rows[0].mean()) == pytest.approx(said(model, "loss"), rel=1e-5)
+    assert_gradients(linear(agent.network), seen[0])
+
+
+@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
+def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["agent=ppo", "preset=none", "agent/network=mlp", "agent.network.torso.hidden=[16,16]"]
+    words += ["agent.network.shared=false", "agent.batch_size=16", "agent.horizon=4", "env.num_envs=4"]
+    agent, _, _ = build(resolve(compose(words)), action)
+    disturb(agent)
+    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "normalize_advantage": False}
+    options |= {"clip_range": 0.2, "ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 1e9}
+    model = theirs(sb3.PPO, action, {"pi": [16, 16], "vf": [16, 16]}, **options)
+    network = agent.modules()["actor_critic"]
+    copy_layers(linear(network.policy_torso), model.policy.mlp_extractor.policy_net)
+    copy_layers(linear(network.value_torso), model.policy.mlp_extractor.value_net)
+    copy_layers(linear(network.policy_head), model.policy.action_net)
+    copy_layers(linear(network.value_head), model.policy.value_net)
+    if action is BOX:
+        model.policy.log_std.data.copy_(network.policy_head.log_std[0])
+    draw = made_up(action, seed=2)
+    old_value, advantage, target, old_log_prob = (torch.randn(16) for _ in range(4))
+    old_log_prob = old_log_prob - 1
+
+    def minibatches(size: int) -> Iterator[RolloutBufferSamples]:
+        yield RolloutBufferSamples(draw.observation, draw.action, old_value, old_log_prob, advantage, target)
+
+    monkeypatch.setattr(model.rollout_buffer, "get", minibatches)
+    seen = gradients_at_steps(model.policy.optimizer)
+    model._current_progress_remaining = 1.0
+    model.train()
+
+    columns = torch.stack([advantage, target, old_value, old_log_prob], dim=1)
+    rollout = Rollout(draw.observation, draw.action, columns, None)
+    coefficients = Coefficients(0.2, None, 0.01)
+    statistics = agent._gradient(rollout, torch.arange(16), draw.action, columns, coefficients)
+    own = dict(zip(agent.STATISTICS, statistics.tolist(), strict=True))
+    assert own["loss_policy"] == pytest.approx(said(model, "policy_gradient_loss"), rel=1e-5)
+    assert 2 * own["loss_value"] == pytest.approx(said(model, "value_loss"), rel=1e-5)
+    assert -own["entropy"] == pytest.approx(said(model, "entropy_loss"), rel=1e-5)
+    assert own["clip_fraction"] == pytest.approx(said(model, "clip_fraction"))
+    assert own["kl"] == pytest.approx(said(model, "approx_kl"), rel=1e-4)
+    if action is BOX:
+        log_std = network.policy_head.log_std.grad
+        torch.testing.assert_close(log_std[0], seen[0].pop(0), **CLOSE)
+    parts = (network.policy_torso, network.value_torso, network.policy_head, network.value_head)
+    assert_gradients([layer for part in parts for layer in linear(part)], seen[0])

@@ -1,0 +1,345 @@
+"""SAC, CrossQ, TD3 and DDPG: each update is the paper's, actions fit their box, all of it goes on exactly."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from dqn_cases import Noise
+from replay_actor_critic_cases import (
+    BOX,
+    CHOICE,
+    CONTINUOUS,
+    KINDS,
+    VECTOR,
+    build,
+    config_of,
+    disturb,
+    made_up,
+    play,
+)
+from torch import Tensor
+
+from labrl.agents.errors import NonFiniteError
+from labrl.agents.replay_actor_critic import Batch
+from labrl.networks.critics import Critics
+
+LR, TAU = 1e-2, 0.05
+IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
+
+
+class World(Noise):
+    """As for DQN, with actions of any shape."""
+
+    def step(self, action: np.ndarray) -> Any:
+        return super().step(action.reshape(len(action), -1).sum(1))
+
+
+def gaussian(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """tanh of a sample and its log-density, by torch's own distributions."""
+    mean, log_std = outputs.chunk(2, dim=1)
+    base = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+    squashed = torch.distributions.TransformedDistribution(
+        base, torch.distributions.TanhTransform(cache_size=1)
+    )
+    action = torch.tanh(base.loc + base.scale * noise)
+    return action, squashed.log_prob(action).sum(1)
+
+
+def softly(policy: Any, critics: Critics, observation: Tensor, noise: Tensor, alpha: float) -> Tensor:
+    """The soft value of each state, min Q - alpha log pi, sampled or as a sum over all actions. [batch]"""
+    outputs = policy(observation)
+    if noise.shape[1] == 0:
+        probability = torch.softmax(outputs, 1)
+        values = critics(observation, probability)
+        smaller = torch.minimum(values[0], values[1])
+        return (probability * (smaller - alpha * probability.log())).sum(1)
+    action, log_prob = gaussian(outputs, noise)
+    values = critics(observation, action)
+    return torch.minimum(values[0], values[1]) - alpha * log_prob
+
+
+def mean_entropy(policy: Any, observation: Tensor, noise: Tensor) -> float:
+    outputs = policy(observation)
+    if noise.shape[1] == 0:
+        probability = torch.softmax(outputs, 1)
+        return float(-(probability * probability.log()).sum(1).mean())
+    return float(-gaussian(outputs, noise)[1].detach().mean())
+
+
+def taken(critics: Critics, batch: Batch) -> Tensor:
+    values = critics(batch.observation, batch.action)
+    if values.dim() == 3:
+        return torch.stack([value[torch.arange(len(value)), batch.action] for value in values])
+    return values
+
+
+def adam(module: torch.nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(module.parameters(), lr=LR, eps=1e-8)
+
+
+def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
+def test_an_update_of_sac_is_the_papers(action: gym.Space) -> None:
+    """Two updates, computed here from the equations alone, with torch's Adam."""
+    agent, _, streams = build(config_of("sac", f"agent.lr={LR}", f"agent.target.tau={TAU}"), action)
+    disturb(agent)
+    nets = copy.deepcopy(agent.modules())
+    policy, critics, target = nets["policy"], nets["critics"], nets["target"]
+    log_alpha = torch.zeros(1, requires_grad=True)
+    optimizers = adam(policy), adam(critics), torch.optim.Adam([log_alpha], lr=LR)
+    aim = -2.0 if action is BOX else 0.6 * math.log(3)
+    noises = copy.deepcopy(streams.torch("noise"))
+    for update in (1, 2):
+        batch = made_up(action, seed=update)
+        noise = torch.randn((2, 16, 2), generator=noises) if action is BOX else torch.empty((2, 16, 0))
+        alpha = float(log_alpha.detach().exp())
+        agent._learn_from(batch, update)
+
+        with torch.no_grad():
+            value = softly(policy, target, batch.next_observation, noise[0], alpha)
+            goal = batch.reward + batch.discount * value
+        error = taken(critics, batch) - goal
+        optimizers[1].zero_grad()
+        (0.5 * error.square().sum(0) * batch.weight).mean().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        (-softly(policy, critics, batch.observation, noise[1], alpha).mean()).backward()
+        entropy = mean_entropy(nets["policy"], batch.observation, noise[1])
+        optimizers[0].step()
+        optimizers[2].zero_grad()
+        (log_alpha * (entropy - aim)).sum().backward()
+        optimizers[2].step()
+        with torch.no_grad():
+            for slow, fast in zip(target.parameters(), critics.parameters(), strict=True):
+                slow.lerp_(fast, TAU)
+        torch.testing.assert_close(agent._errors, error.detach().abs().mean(0), rtol=1e-3, atol=1e-4)
+    for name, module in agent.modules().items():
+        assert_same(module, nets[name])
+    assert agent.temperature == pytest.approx(float(log_alpha.detach().exp()), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+def test_an_update_of_td3_and_ddpg_is_the_papers(name: str) -> None:
+    """The first updates, in which TD3 leaves policy and targets alone every other time."""
+    words = (f"agent.lr={LR}", f"agent.target.tau={TAU}")
+    agent, _, streams = build(config_of(name, *words))
+    disturb(agent)
+    nets = copy.deepcopy(agent.modules())
+    policy, critics = nets["policy"], nets["critics"]
+    slow_policy, slow_critics = nets["target_policy"], nets["target_critics"]
+    optimizers = adam(policy), adam(critics)
+    noises = copy.deepcopy(streams.torch("noise"))
+    for update in (1, 2, 3):
+        batch = made_up(BOX, seed=update)
+        agent._learn_from(batch, update)
+        with torch.no_grad():
+            action = torch.tanh(slow_policy(batch.next_observation))
+            if name == "td3":
+                noise = (0.2 * torch.randn((16, 2), generator=noises)).clamp(-0.5, 0.5)
+                action = (action + noise).clamp(-1, 1)
+            values = slow_critics(batch.next_observation, action)
+            goal = batch.reward + batch.discount * values.min(0).values
+        error = critics(batch.observation, batch.action) - goal
+        assert len(error) == (2 if name == "td3" else 1)
+        optimizers[1].zero_grad()
+        (error.square().sum(0) * batch.weight).mean().backward()
+        optimizers[1].step()
+        if name == "ddpg" or update % 2 == 0:
+            optimizers[0].zero_grad()
+            chosen = torch.tanh(policy(batch.observation))
+            (-critics(batch.observation, chosen)[0].mean()).backward()
+            optimizers[0].step()
+            with torch.no_grad():
+                for slow, fast in ((slow_policy, policy), (slow_critics, critics)):
+                    for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
+                        old.lerp_(new, TAU)
+    for module_name, module in agent.modules().items():
+        assert_same(module, nets[module_name])
+
+
+@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
+def test_crossqs_critics_see_both_halves_in_one_pass_and_are_their_own_target(action: gym.Space) -> None:
+    agent, _, streams = build(config_of("crossq", f"agent.lr={LR}"), action)
+    disturb(agent)
+    assert set(agent.modules()) == {"policy", "critics"}
+    critics, policy = (copy.deepcopy(agent.modules()[name]) for name in ("critics", "policy"))
+    batch, optimizer = made_up(action), torch.optim.Adam(critics.parameters(), lr=LR, betas=(0.5, 0.999))
+    noise = torch.randn((2, 16, 2), generator=copy.deepcopy(streams.torch("noise")))
+    agent._learn_from(batch, 1)
+    with torch.no_grad():
+        outputs = policy(batch.next_observation)
+        if action is BOX:
+            choice, log_prob = gaussian(outputs, noise[0])
+            actions = torch.cat([batch.action, choice])
+        else:
+            choice, actions = torch.softmax(outputs, 1), batch.action
+            log_prob = (choice * choice.log()).sum(1)
+    values = critics(torch.cat([batch.observation, batch.next_observation]), actions)
+    now, following = values[:, :16], values[:, 16:].detach()
+    smaller = torch.minimum(following[0], following[1])
+    if action is CHOICE:
+        now = now[:, torch.arange(16), batch.action]
+        smaller = (smaller * choice).sum(1)
+    goal = batch.reward + batch.discount * (smaller - log_prob)
+    (0.5 * (now - goal).square().sum(0) * batch.weight).mean().backward()
+    optimizer.step()
+    assert_same(agent.modules()["critics"], critics)
+    assert_same(agent.modules()["policy"], policy)  # every third update only
+    for own, other in zip(agent.modules()["critics"].buffers(), critics.buffers(), strict=True):
+        torch.testing.assert_close(own, other)
+    agent._learn_from(batch, 3)
+    with pytest.raises(AssertionError):
+        assert_same(agent.modules()["policy"], policy)
+
+
+def test_crossqs_policy_learns_by_values_that_the_minibatch_does_not_change() -> None:
+    agent, clock, _ = build(config_of("crossq"))
+    play(agent, clock, World(VECTOR, 4), 30)
+    before = copy.deepcopy(agent.modules()["critics"].state_dict())
+    agent._policy_gradient(made_up(BOX), torch.zeros((16, 2)), 1.0)
+    after = agent.modules()["critics"].state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not agent._judges.training
+    for own, shared in zip(agent._judges.buffers(), agent.modules()["critics"].buffers(), strict=True):
+        assert own.data_ptr() == shared.data_ptr()
+
+
+@pytest.mark.parametrize(("name", "action"), KINDS)
+def test_a_restored_agent_goes_on_to_the_bit(name: str, action: gym.Space) -> None:
+    words = ("agent/memory=prioritized", "agent.n_step=2")
+    agent, clock, streams = build(config_of(name, *words), action)
+    world = World(VECTOR, 4)
+    play(agent, clock, world, 25)
+    state, drawn = copy.deepcopy(agent.state_dict()), copy.deepcopy(streams.state_dict())
+    frame, same_world = clock.frame, copy.deepcopy(world)
+    assert play(agent, clock, world, 10) == 40
+
+    restored, clock, streams = build(config_of(name, *words), action)
+    restored.load_state_dict(state)
+    streams.load_state_dict(drawn)
+    clock.tick(frame)
+    play(restored, clock, same_world, 10)
+    for module, other in zip(agent.modules().values(), restored.modules().values(), strict=True):
+        own = other.state_dict()
+        assert all(torch.equal(value, own[key]) for key, value in module.state_dict().items())
+    assert agent.metrics() == pytest.approx(restored.metrics(), rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize(("name", "action"), KINDS)
+def test_metrics_have_the_same_keys_before_and_after_learning_and_change_nothing(
+    name: str, action: gym.Space
+) -> None:
+    agent, clock, _ = build(config_of(name), action)
+    before = agent.metrics()
+    assert math.isnan(before["loss_critic"])
+    play(agent, clock, World(VECTOR, 4), 30)
+    after = agent.metrics()
+    assert list(after) == list(before)
+    assert all(np.isfinite(value) for value in after.values())
+    assert after["updates"] == 120 - 40
+    assert agent.metrics() == after
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_actions_fill_the_box_and_stay_inside(name: str) -> None:
+    """At random, exploring and at their best; what is learned from lies in (-1, 1)."""
+    agent, clock, _ = build(config_of(name))
+    disturb(agent)
+    agent._policy.weights.data.mul_(100)  # far into the tails of tanh
+    look = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    kinds = []
+    for frame in (0, 10_000):
+        clock.tick(frame)
+        kinds.append(np.concatenate([agent.act(look) for _ in range(200)]))
+        assert np.abs(agent._action).max() <= 1
+    kinds.append(agent.evaluation_action(look, np.random.default_rng(0)))
+    for actions in kinds:
+        assert actions.dtype == np.float32
+        assert all(BOX.contains(action) for action in actions)
+    assert np.allclose([kinds[0].min(0), kinds[0].max(0)], [BOX.low, BOX.high], atol=0.2)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_two_workers_find_the_gradient_of_one(name: str) -> None:
+    gradients = []
+    for num_threads in (1, 2):
+        words = (
+            "agent.network.torso.mlp.hidden=[512,512]",
+            "agent.batch_size=64",
+            "agent.network.torso.cnn.features=8",
+        )
+        agent, _, _ = build(config_of(name, *words), num_threads=num_threads)
+        assert agent._critics._workers.num_workers == num_threads
+        batch = made_up(BOX, 64)
+        noise = torch.ones((64, 2))
+        agent._critic_gradient(batch, noise, *([0.5] if name == "sac" else []))
+        policy = (batch, noise, 0.5) if name == "sac" else (batch,)
+        agent._policy_gradient(*policy)
+        gradients.append(torch.cat([agent._critics.weights.grad, agent._policy.weights.grad, agent._errors]))
+        agent.close()
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("sac", BOX), ("td3", BOX)])
+def test_images_are_learned_from(name: str, action: gym.Space) -> None:
+    agent, clock, _ = build(
+        config_of(name, "agent.network.torso.cnn.features=16"), action, IMAGE, num_threads=2
+    )
+    assert play(agent, clock, World(IMAGE, 4), 11) == 4
+    assert np.isfinite(agent.metrics()["grad_norm_critic"])
+    agent.close()
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "crossq"])
+def test_choices_as_observations_are_learned_from(name: str) -> None:
+    class Doors(World):
+        def _look(self) -> np.ndarray:
+            return self._rng.integers(5, size=self._num_envs)
+
+    agent, clock, _ = build(config_of(name), BOX, gym.spaces.Discrete(5))
+    assert play(agent, clock, Doors(gym.spaces.Discrete(5), 4), 15) == 20
+    assert np.isfinite(agent.metrics()["grad_norm_critic"])
+
+
+def test_the_first_actions_are_by_chance_or_by_the_policy() -> None:
+    look = np.zeros((4, 3), np.float32)
+    by_chance, _, streams = build(config_of("td3"))
+    expected = streams.numpy("policy").bit_generator.state
+    by_chance.act(look)
+    assert streams.numpy("policy").bit_generator.state != expected
+    by_policy, _, _ = build(config_of("td3", "agent.warmup_actions=policy", "agent.noise.std=0.0"))
+    best = by_policy.evaluation_action(look, np.random.default_rng(0))
+    np.testing.assert_array_equal(by_policy.act(look), best)
+
+
+def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
+    agent, clock, _ = build(config_of("td3", "agent.lr=1e30"))
+    with pytest.raises(NonFiniteError, match=r"not finite at frame \d+") as caught:
+        play(agent, clock, World(VECTOR, 4), 40)
+    assert caught.value.term in ("loss_critic", "grad_norm_critic", "loss_policy", "grad_norm_policy")
+
+
+def test_schedules_follow_the_clock() -> None:
+    falling = "{kind: linear, start: 1.0, end: 0.0, horizon: 100}"
+    words = ("~agent.lr", f"+agent.lr={falling}", "~agent.temperature", f"+agent.temperature={falling}")
+    agent, clock, _ = build(config_of("sac", *words, "agent.critic_lr=0.5"))
+    clock.tick(25)
+    metrics = agent.metrics()
+    assert (metrics["lr"], metrics["temperature"], metrics["critic_lr"]) == (0.75, 0.75, 0.5)
+    assert math.isnan(metrics["target_entropy"])
+
+
+def test_a_fixed_temperature_is_not_learned() -> None:
+    agent, clock, _ = build(config_of("sac", "agent.temperature=0.3"))
+    play(agent, clock, World(VECTOR, 4), 20)
+    assert agent.temperature == 0.3
