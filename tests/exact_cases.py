@@ -22,8 +22,10 @@ from labrl.config.compose import compose
 from labrl.config.consistency import override, quoted
 from labrl.envs.repeatability import same
 from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.episodes import read_episode, recorded_names
+from labrl.storage.run_folder import SessionFolder
 
-QUIET = ["meta.progress=false", "meta.tensorboard=false", "wandb=disabled", "seed=5"]
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "wandb=disabled", "seed=5"]
 
 VECTOR = ["env.max_frame=2400", "meta.log_frequency=200", "meta.eval_frequency=280"]
 IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.eval_frequency=28"]
@@ -135,6 +137,20 @@ def differences(one: Path, other: Path) -> list[str]:
         tables = [f"{session}/{table}.csv" for table in ("train", "eval")]
         found += [table for table in tables if rows(one / table) != rows(other / table)]
         found += [f"{session}: {place}" for place in unequal(*(state(f / session) for f in (one, other)))]
+    return found
+
+
+def recorded_differences(one: Path, other: Path) -> list[str]:
+    """Where two run folders have recorded different episodes."""
+    return unequal(*({path.name: episodes(path) for path in run.glob("session_*")} for run in (one, other)))
+
+
+def episodes(session: Path) -> dict[str, Any]:
+    """What a session recorded, but for the budget it had."""
+    folder = SessionFolder(session).episodes
+    found = {name: read_episode(folder / f"{name}.npz").plain() for name in recorded_names(folder)}
+    for plain in found.values():
+        plain["env"] = {key: value for key, value in plain["env"].items() if key != "max_frame"}
     return found
 
 

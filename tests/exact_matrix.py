@@ -21,7 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from exact_cases import TASKS, Moment, broken_off, differences, folder_word, newest_checkpoint, small
+from exact_cases import (
+    TASKS,
+    Moment,
+    broken_off,
+    differences,
+    folder_word,
+    newest_checkpoint,
+    recorded_differences,
+    small,
+)
 
 import labrl.configs
 from labrl.cli import main as labrl_main
@@ -149,6 +158,7 @@ def report(name: str, way: Callable[[Case], str], case: Case) -> bool:
     try:
         where = way(case)
         found = differences(case.unbroken, case.folder)
+        found += recorded_differences(case.unbroken, case.folder)
     except (RuntimeError, AssertionError) as error:
         where, found = "", [str(error)]
     verdict = f"DIFFERENT: {', '.join(found[:5])}" if found else "equal"

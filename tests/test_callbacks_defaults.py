@@ -32,7 +32,8 @@ def names(config: Any) -> list[str]:
 def test_listeners_start_first_and_the_checkpoint_sees_what_all_others_did() -> None:
     mine = Component("test_callbacks_defaults.Mine", {})
     assert names(config(mine=mine, off=None)) == [
-        *("Progress", "TensorBoard", "Mine", "LogTraining", "Evaluate", "Checkpoint")
+        *("Progress", "TensorBoard", "Mine"),
+        *("LogTraining", "Evaluate", "RecordEpisodes", "Checkpoint"),
     ]
 
 

@@ -30,8 +30,11 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
             f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
         )
     from labrl.lab.again import Again
+    from labrl.lab.showing import enjoy_request
 
     words = list(overrides)
+    if enjoy_request(words) is not None:
+        raise ConfigError("+enjoy trains nothing: call labrl.cli.main([...]) with the same words")
     again = Again.asked_for(words)
     if again is not None:
         words, config_dir = again.words, config_dir or again.config_dir

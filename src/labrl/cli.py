@@ -47,8 +47,14 @@ def _run(arguments: list[str], full_error: bool) -> int:
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
     from labrl.lab.again import Again
     from labrl.lab.experiment_again import ExperimentAgain
+    from labrl.lab.showing import enjoy_request
 
     words = get_args(arguments)
+    asked = None if words.help else enjoy_request(words.overrides, words.multirun)
+    if asked is not None:
+        from labrl.lab.enjoy import enjoy
+
+        return enjoy(asked)
     again: Again | ExperimentAgain | None = None
     if not words.help:
         asked_for = ExperimentAgain.asked_for if words.multirun else Again.asked_for
@@ -155,6 +161,36 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     return DONE
+
+
+def replay(argv: Sequence[str] | None = None) -> int:
+    """`labrl-replay <run folder> [episode=...] [session=...]`: an episode again. Returns the exit code."""
+    import argparse
+
+    from labrl.lab.showing import replay_request
+
+    parser = argparse.ArgumentParser(
+        prog="labrl-replay",
+        description="Play a recorded episode again, check it, and write a video of it.",
+        epilog="Recorded are the best and the latest evaluation episode; with meta.record_episodes=each "
+        "also one of every evaluation, by its frame.",
+    )
+    parser.add_argument("run", help="a run folder, or latest")
+    parser.add_argument(
+        "words", nargs="*", metavar="word", help="episode=best|last|<frame>, session=<number>, render=human"
+    )
+    try:
+        given = parser.parse_args(argv)
+        request = replay_request(given.run, given.words)
+        from labrl.lab.replay import replay as replay_episode
+
+        return replay_episode(request)
+    except ConfigError as error:
+        return refused(error, os.environ.get("HYDRA_FULL_ERROR") == "1")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
 
 
 def _print_version() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from labrl.config.errors import ConfigError, did_you_mean
@@ -42,6 +42,10 @@ class Component:
         except InvalidError as invalid:
             raise ConfigError(invalid.told(key)) from None
 
+    def plain(self) -> dict[str, Any]:
+        """The node that `parse` makes this component from."""
+        return {"_target_": self.target, **_plain(self.config)}
+
     def load(self) -> Any:
         """The imported class or function."""
         return load_target(self.target)
@@ -52,6 +56,17 @@ class Component:
         if isinstance(self.config, dict):
             return target(**runtime, **self.config)
         return target(self.config, **runtime)
+
+
+def _plain(value: Any) -> Any:
+    """Settings as YAML has them."""
+    if isinstance(value, Component):
+        return value.plain()
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def load_target(path: str) -> Any:

@@ -24,6 +24,8 @@ HARMLESS = frozenset(
         "meta.device",
         "meta.on_crash",
         "meta.profile",
+        "meta.record_episodes",
+        "meta.videos",
         "meta.tensorboard",
         "meta.tensorboard_histograms",
         "meta.progress",

@@ -83,6 +83,11 @@ class MetaConfig:
     """Whether a session that fails also saves the state in which it did, in its folder `crash`."""
     profile: ProfileConfig | None = None
     """Which frames are profiled, call by call; null: none."""
+    record_episodes: Literal["none", "best_last", "each"] = "best_last"
+    """Which episodes are kept as seed and actions: the best and the latest of those that evaluation is made
+    of, a few KB; each: also the latest at every evaluation."""
+    videos: bool = True
+    """Whether the recorded best and latest episode of the best session become videos at the end."""
     tensorboard: bool = True
     """Whether metrics are also written for TensorBoard."""
     tensorboard_histograms: bool = False

@@ -25,8 +25,8 @@ class ActionRecord:
     """The actions of the running episode of every environment.
 
     One row is written for a vector step, whichever episodes run; each environment remembers at which
-    row its episode began. Rows before the oldest running episode make way for new ones, and memory
-    doubles when episodes are longer than it holds.
+    row its episode began. Rows before the oldest running episode are left behind when new ones need
+    room, and memory doubles when episodes are longer than it holds. What was written is never changed.
     """
 
     def __init__(self, num_envs: int, space: Space[Any], capacity: int = 1024) -> None:
@@ -55,6 +55,10 @@ class ActionRecord:
         """A copy of each environment's actions, in order. num_envs arrays [length, *action]"""
         return [self._rows[first : self._next, env].copy() for env, first in enumerate(self._first)]
 
+    def last(self, env: int, length: int) -> NDArray:
+        """The latest actions of one environment, a view that stays as it is. [length, *action]"""
+        return self._rows[self._next - length : self._next, env]
+
     def load(self, actions: list[NDArray]) -> NDArray:
         """Take over what `since_reset` gave, aligned so that every environment ends in the last row.
 
@@ -78,9 +82,9 @@ class ActionRecord:
     def _make_room(self) -> None:
         oldest = int(self._first.min())
         live = self._next - oldest
-        rows = self._rows
-        if live > len(rows) // 2:
-            rows = np.zeros((2 * len(rows), *rows.shape[1:]), dtype=rows.dtype)
+        # New ones in any case: somebody may still look at the actions of an episode that has ended.
+        longer = 2 if live > len(self._rows) // 2 else 1
+        rows = np.zeros((longer * len(self._rows), *self._rows.shape[1:]), dtype=self._rows.dtype)
         rows[:live] = self._rows[oldest : self._next]
         self._rows = rows
         self._first -= oldest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ale_py
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Transition
+
+if TYPE_CHECKING:
+    from labrl.envs.screen import WatchedAtari
 
 # One line on standard error for every emulator made is no news.
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -73,32 +76,17 @@ class AtariEnv:
         self.name = config.name
         self.num_envs = num_envs
         self.frame_skip = config.frame_skip
-        self._env: ale_py.AtariVectorEnv | None = ale_py.AtariVectorEnv(
-            config.game,
-            num_envs,
-            # Explicit: 0 would take every core of the machine, those of other sessions too.
-            num_threads=num_threads,
-            max_num_frames_per_episode=config.max_episode_frames,
-            # Explicit: the constructor's default is 0, the registered v5 environments have 0.25.
-            repeat_action_probability=config.sticky_actions,
-            full_action_space=config.full_action_space,
-            img_height=config.image_size,
-            img_width=config.image_size,
-            grayscale=config.grayscale,
-            stack_num=config.stack,
-            frameskip=config.frame_skip,
-            noop_max=config.noop_max,
-            use_fire_reset=config.fire_reset,
-            # `episodic_life` would reset the whole game at each lost life. `life_loss_info` lets it go on,
-            # but then the end of the game cannot be told from a lost life: no life is left at the end in
-            # most games, yet Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
-            # So the end is what the ALE reports, and lost lives are counted here.
-            life_loss_info=False,
-            # On by default in the ALE, and the raw reward would be lost.
-            reward_clipping=False,
-        )
+        size = (config.image_size, config.image_size)
+        self._env: ale_py.AtariVectorEnv | None = vector_env(config, num_envs, num_threads, size)
         self.observation_space: Space[Any] = self._env.single_observation_space
         self.action_space: Space[Any] = self._env.single_action_space
+
+    @classmethod
+    def watched(cls, config: AtariConfig) -> WatchedAtari:
+        """One game that can be looked at."""
+        from labrl.envs.screen import WatchedAtari
+
+        return WatchedAtari(config)
 
     @property
     def _vector(self) -> ale_py.AtariVectorEnv:
@@ -126,3 +114,33 @@ class AtariEnv:
         """End the emulators and their threads."""
         # The ALE has no close: its threads end with the object.
         self._env = None
+
+
+def vector_env(
+    config: AtariConfig, num_envs: int, num_threads: int, size: tuple[int, int]
+) -> ale_py.AtariVectorEnv:
+    """The ALE's environment for a configuration; size: height and width of its pictures, pixels."""
+    return ale_py.AtariVectorEnv(
+        config.game,
+        num_envs,
+        # Explicit: 0 would take every core of the machine, those of other sessions too.
+        num_threads=num_threads,
+        max_num_frames_per_episode=config.max_episode_frames,
+        # Explicit: the constructor's default is 0, the registered v5 environments have 0.25.
+        repeat_action_probability=config.sticky_actions,
+        full_action_space=config.full_action_space,
+        img_height=size[0],
+        img_width=size[1],
+        grayscale=config.grayscale,
+        stack_num=config.stack,
+        frameskip=config.frame_skip,
+        noop_max=config.noop_max,
+        use_fire_reset=config.fire_reset,
+        # `episodic_life` would reset the whole game at each lost life. `life_loss_info` lets it go on,
+        # but then the end of the game cannot be told from a lost life: no life is left at the end in
+        # most games, yet Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
+        # So the end is what the ALE reports, and lost lives are counted here.
+        life_loss_info=False,
+        # On by default in the ALE, and the raw reward would be lost.
+        reward_clipping=False,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -16,6 +16,9 @@ from labrl.config.types import PositiveInt
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv, WorkerFactory
+
+if TYPE_CHECKING:
+    from labrl.envs.screen import WatchedGymnasium
 
 
 @dataclass(kw_only=True)
@@ -87,6 +90,13 @@ class GymnasiumEnv:
         env = config.factory()()
         env.close()
         return env.observation_space, env.action_space
+
+    @classmethod
+    def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
+        """One environment that can be looked at."""
+        from labrl.envs.screen import WatchedGymnasium
+
+        return WatchedGymnasium(config)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""

@@ -40,6 +40,7 @@ class VectorEnv:
         self.action_space = backend.action_space
         """Of one environment."""
         self._action_dtype = action_dtype(backend.action_space)
+        self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._observation: NDArray | None = None  # the present one [num_envs, *obs]
         self._lost: NDArray | None = None  # the last one of episodes that did not come back
@@ -66,6 +67,7 @@ class VectorEnv:
         observation, reward, terminated, truncated, ended = transition
         self._record.append(actions)
         self._return += reward
+        self._reached = observation
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
         if over.any():
@@ -73,6 +75,14 @@ class VectorEnv:
             step.observation = self._next_episode(over)
         self._observation = step.observation
         return step
+
+    def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
+        """Of an episode that ended in the last step: its actions and the true final observation.
+
+        Returns [length, *action] and [*obs], which are not written to later.
+        """
+        assert self._reached is not None, "an episode ends in step()"
+        return self._record.last(episode.env, episode.length), self._reached[episode.env]
 
     def close(self) -> None:
         """Free threads and processes; calling it again changes nothing."""

@@ -44,20 +44,18 @@ def find(which: str, edits: Sequence[str]) -> RunFolder:
 
     Of the edits only choices of a group count, such as env=pong. Raises ConfigError if there is none.
     """
-    return _latest(_choices(edits)) if which == "latest" else _named(Path(which).expanduser())
+    return _latest(choices(edits)) if which == "latest" else _named(Path(which).expanduser())
 
 
-def _latest(choices: dict[str, str]) -> RunFolder:
+def _latest(wanted: dict[str, str]) -> RunFolder:
     found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
         # a run that was killed before it was recorded has done nothing
-        if run.provenance.exists() and choices.items() <= read_command(run).choices.items():
+        if run.provenance.exists() and wanted.items() <= read_command(run).choices.items():
             return run
-    wanted = " ".join(f"{group}={option}" for group, option in choices.items())
-    agrees = f" that agrees with {wanted}" if found and wanted else ""
-    raise ConfigError(
-        f"there is no run under {RUNS.absolute()}{agrees}: name a folder, as +resume=<run folder>"
-    )
+    told = " ".join(f"{group}={option}" for group, option in wanted.items())
+    agrees = f" that agrees with {told}" if found and told else ""
+    raise ConfigError(f"there is no run under {RUNS.absolute()}{agrees}: name a run folder")
 
 
 def _runs() -> Iterable[RunFolder]:
@@ -83,7 +81,7 @@ def _named(path: Path) -> RunFolder:
     raise ConfigError(f"{path} holds no run of labrl (no {MARKER} in it).{guess}")
 
 
-def _choices(edits: Sequence[str]) -> dict[str, str]:
+def choices(edits: Sequence[str]) -> dict[str, str]:
     """Option by group, of the words that choose one."""
     pairs = (word.split("=", 1) for word in edits if "=" in word)
     groups = resources.files("labrl.configs")

@@ -16,6 +16,7 @@ from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe
+from labrl.lab import videos
 from labrl.lab.devices import threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
 from labrl.lab.summary import how_to_resume, say
@@ -103,6 +104,8 @@ def run_sessions(
             result.sessions.append(_read_result(config, run, index, codes.get(index, 0)))
         sessions = [dataclasses.asdict(session) for session in result.sessions]
         run.set_status(_run_status(result), sessions=sessions)
+        if config.meta.videos and result.exit_code in (0, 1):
+            videos.render(run, result.sessions)
     return result
 
 

@@ -86,9 +86,8 @@ class PrioritizedReplay(Replay):
         priority = self._tree.values.reshape(-1, self._live)[:, : self._transitions.steps]
         return {**super().state_dict(), "priority": priority.copy(), "largest_priority": self._largest}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state. Raises ConfigError when it does not fit, or files are gone."""
-        super().load_state_dict(state)
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
         priority = np.zeros((self._transitions.num_envs, self._live))
         priority[:, : state["priority"].shape[1]] = state["priority"]
         self._tree.fill(priority.reshape(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +68,9 @@ class Replay:
 
         Raises ConfigError for a capacity that is too small, and where there is no room for it.
         """
+        self._acting_only = workspace.acting_only
+        if self._acting_only:
+            config = dataclasses.replace(config, capacity=num_envs * (n_step + 1), storage="ram")
         check_capacity(config, num_envs, n_step)
         self._newest_share, self._generator = config.newest_share, generator
         mapped = config.storage == "mmap" and workspace.folder is not None
@@ -121,11 +125,15 @@ class Replay:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state. Raises ConfigError when it does not fit, or files are gone."""
-        self._transitions.load_state_dict(state["transitions"])
+        if not self._acting_only:
+            self._restore(state)
 
     def close(self) -> None:
         """Write out what is in files."""
         self._transitions.close()
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self._transitions.load_state_dict(state["transitions"])
 
     def _draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Environment and step of `count` transitions."""

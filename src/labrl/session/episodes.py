@@ -19,6 +19,8 @@ class EpisodeWindow:
         """How many episodes the statistics look back."""
         self.total = 0
         """Episodes that were ever added."""
+        self.latest: list[Episode] = []
+        """Those that ended in the last step."""
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
 
@@ -27,8 +29,9 @@ class EpisodeWindow:
         return len(self._returns)
 
     def add(self, episodes: Iterable[Episode]) -> None:
-        """Take in the episodes that ended in one step."""
-        for episode in episodes:
+        """Take in the episodes that ended in one step, which may be none."""
+        self.latest = list(episodes)
+        for episode in self.latest:
             self._returns.append(float(episode.episode_return))
             self._lengths.append(int(episode.length))
             self.total += 1

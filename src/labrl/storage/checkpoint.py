@@ -96,6 +96,18 @@ class CheckpointStore:
         named = [path for path in (self.folder / BEST, self._retired(BEST)) if path.is_dir()]
         return self._first_whole(sorted(marked + named, key=_claimed_frame, reverse=True))
 
+    def at(self, frame: int) -> Checkpoint | None:
+        """The checkpoint of `frame`, the best one included, or None; raises as `latest`."""
+        named = [self.folder / f"frame_{frame:012d}"]
+        if self.best_frame() == frame:
+            named.append(self.folder / BEST)
+        return self._first_whole([path for path in named if path.is_dir()])
+
+    def best_frame(self) -> int | None:
+        """The frame of the checkpoint in `best/`, None where there is none."""
+        frame = _claimed_frame(self.folder / BEST)
+        return None if frame < 0 else frame
+
     def load(self, path: Path) -> Checkpoint:
         """The checkpoint in folder `path`.
 

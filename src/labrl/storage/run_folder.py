@@ -80,6 +80,16 @@ class SessionFolder:
         return self.path / "tensorboard"
 
     @property
+    def episodes(self) -> Path:
+        """Folder of recorded episodes."""
+        return self.path / "episodes"
+
+    @property
+    def videos(self) -> Path:
+        """Folder of recorded episodes as videos."""
+        return self.path / "videos"
+
+    @property
     def log(self) -> Path:
         """What the session said, and the traceback where it crashed."""
         return self.path / "session.log"
@@ -163,6 +173,11 @@ class RunFolder:
     def resumes(self) -> Path:
         """Folder with the provenance of each time that the run went on, by number."""
         return self.path / "resumes"
+
+    @property
+    def enjoy(self) -> Path:
+        """Folder of what was played with the run's models later on."""
+        return self.path / "enjoy"
 
     @property
     def status(self) -> RunStatus:

@@ -25,6 +25,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     from labrl.session.callbacks.evaluate import Evaluate
     from labrl.session.callbacks.log import LogTraining
     from labrl.session.callbacks.progress import Progress
+    from labrl.session.callbacks.record import RecordEpisodes
     from labrl.session.callbacks.search import search_callbacks
 
     meta = config.meta
@@ -39,10 +40,14 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
         listeners.append(Profile(meta.profile))
     listeners += [*_user_callbacks(config), *search_callbacks()]
     evaluate = Evaluate(config.eval_frames, meta.rigorous_eval or 0, listeners)
+    recording: list[Callback] = []
+    if meta.record_episodes != "none":
+        recording.append(RecordEpisodes(evaluate, each=meta.record_episodes == "each"))
     return [
         *listeners,
         LogTraining(config.log_frames, listeners),
         evaluate,
+        *recording,
         Checkpoint(config.log_frames, meta.keep_last, evaluate, meta.on_crash == "save"),
     ]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
@@ -29,7 +30,12 @@ class Evaluate(Callback):
     def __init__(self, frequency: int, num_episodes: int, listeners: Sequence[Callback] = ()) -> None:
         """frequency: frames between rows; listeners: whose `row` is called with each."""
         self._frequency = frequency
-        self._num_episodes = num_episodes
+        self.num_episodes = num_episodes
+        """Played for each row in environments of its own; 0: rows tell of the training episodes."""
+        self.frame: int | None = None
+        """Of the latest row that was written, None before there is one."""
+        self.played: list[tuple[Episode, NDArray, NDArray]] = []
+        """For that row: each episode, its actions and its final observation, by environment."""
         self._listeners = listeners
         self.best_return: float | None = None
         """The highest `return_mean` so far, None before there is one."""
@@ -86,15 +92,16 @@ class Evaluate(Callback):
 
     def _evaluate(self, session: SessionView) -> None:
         assert self._table is not None, "start() comes before step()"
-        if self._num_episodes:
-            episodes = self._play(session)
-            self.owed = episodes is None
-            if episodes is None:
+        if self.num_episodes:
+            played = self._play(session)
+            self.owed = played is None
+            if played is None:
                 return
+            self.played = played
             statistics = episode_statistics(
-                (episode.episode_return for episode in episodes), (episode.length for episode in episodes)
+                (episode.episode_return for episode, *_ in played), (episode.length for episode, *_ in played)
             )
-            count, source = len(episodes), "evaluation"
+            count, source = len(played), "evaluation"
         else:
             statistics = session.episodes.statistics()
             count, source = len(session.episodes), "training"
@@ -103,21 +110,22 @@ class Evaluate(Callback):
         if score > (-np.inf if self.best_return is None else self.best_return):  # never for nan
             self.best_return, self.best_frame = score, session.clock.frame
         self._table.append(row)
+        self.frame = session.clock.frame
         for listener in self._listeners:
             listener.row(session, "eval", row)
 
-    def _play(self, session: SessionView) -> list[Episode] | None:
-        """One whole episode of each environment, the first to end in it; None if interrupted."""
+    def _play(self, session: SessionView) -> list[tuple[Episode, NDArray, NDArray]] | None:
+        """One whole episode of each environment, the first to end in it, as `played`; None if interrupted."""
         if self._env is None:  # made once: starting an emulator costs more than an evaluation step
             seed = derived_seed(session.seed, "evaluation")
             self._env = make_env(
-                session.config.env, seed, session.num_threads, evaluation=True, num_envs=self._num_episodes
+                session.config.env, seed, session.num_threads, evaluation=True, num_envs=self.num_episodes
             )
         frame = session.clock.frame
         generator = np.random.default_rng(derived_seed(session.seed, "evaluation actions", frame))
         observation = self._env.reset(derived_seed(session.seed, "evaluation", frame))
-        played: dict[int, Episode] = {}
-        while len(played) < self._num_episodes:
+        played: dict[int, tuple[Episode, NDArray, NDArray]] = {}
+        while len(played) < self.num_episodes:
             if session.interruption.requested:
                 return None
             action = session.agent.evaluation_action(session.transforms.frozen(observation), generator)
@@ -125,6 +133,7 @@ class Evaluate(Callback):
             for episode in step.episodes:
                 # An environment that is done plays on while others finish: a second, short episode
                 # would count short episodes more often than long ones.
-                played.setdefault(episode.env, episode)
+                if episode.env not in played:
+                    played[episode.env] = (episode, *self._env.played(episode))
             observation = step.observation
         return [played[env] for env in sorted(played)]

@@ -1,0 +1,94 @@
+"""An agent as a checkpoint has it, which acts and never learns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.agents.agent import Agent, Greedy
+from labrl.agents.transforms import Transforms
+from labrl.clock import Clock
+from labrl.config.errors import ConfigError
+from labrl.config.schema import TrialConfig
+from labrl.envs.vector import VectorEnv
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams, derived_seed, session_seed
+from labrl.session.callbacks.record import Played
+from labrl.storage.checkpoint import Checkpoint
+from labrl.workspace import Workspace
+
+
+class Player:
+    """Acts in environments of any number as the agent of one session did at one checkpoint."""
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        session: int,
+        checkpoint: Checkpoint,
+        env: VectorEnv,
+        num_threads: int,
+        greedy: bool,
+    ) -> None:
+        """env: where it is to play. Raises ConfigError where greedy actions are wanted and there are none."""
+        assert config.seed is not None
+        self.seed, self.frame = session_seed(config.seed, session), checkpoint.frame
+        spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs)
+        clock = Clock(config.env.config.max_frame)
+        clock.load_state_dict(checkpoint.state["clock"])
+        self._transforms = Transforms.build(config.transforms, spaces)
+        self._transforms.load_state_dict(checkpoint.state["transforms"])
+        compute = Compute.choose("auto", config.meta.precision, num_threads)
+        self.agent: Agent = config.agent.build(
+            spaces=spaces,
+            clock=clock,
+            streams=Streams(self.seed),
+            # No file of the run is touched, it may be going on.
+            compute=dataclasses.replace(compute, workspace=Workspace(acting_only=True)),
+        )
+        try:
+            if greedy and not isinstance(self.agent, Greedy):
+                raise ConfigError(
+                    f"greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`): "
+                    "leave it out"
+                )
+            self.agent.load_state_dict(checkpoint.state["agent"])
+        except BaseException:
+            self.agent.close()
+            raise
+        self._greedy = greedy
+
+    def act(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+        """observation: as the environments give it, [num_envs, *obs]. Returns [num_envs, ...]."""
+        seen = self._transforms.frozen(observation)
+        if self._greedy and isinstance(self.agent, Greedy):
+            return self.agent.greedy_action(seen)
+        return self.agent.evaluation_action(seen, generator)
+
+    def play(
+        self, env: VectorEnv, episodes: int, seed: int, after_step: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[int, Played]]:
+        """Whole episodes with their numbers from 0, in the order in which they end.
+
+        Environment i of n plays the episodes i, i + n, i + 2 n, ...: what is played does not depend on
+        which end first, or short episodes would count more often. Seeds follow from the session's, the
+        checkpoint and `seed`.
+        """
+        n = env.num_envs
+        left = [len(range(i, episodes, n)) for i in range(n)]
+        generator = np.random.default_rng(derived_seed(self.seed, "enjoy actions", self.frame, seed))
+        observation = env.reset(derived_seed(self.seed, "enjoy", self.frame, seed))
+        after_step()
+        while any(left):
+            step = env.step(self.act(observation, generator))
+            after_step()
+            for episode in step.episodes:
+                if left[episode.env]:
+                    left[episode.env] -= 1
+                    number = episode.index * n + episode.env
+                    yield number, Played(episode, *env.played(episode), self.frame, "evaluation")
+            observation = step.observation

@@ -1,0 +1,76 @@
+"""Videos that every browser plays: H.264 in an MP4 file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SMALLEST = 256
+"""Smaller pictures are enlarged until one of their sides has so many pixels."""
+
+
+class Mp4:
+    """An MP4 file that is being written, picture by picture."""
+
+    def __init__(self, container: Any, frames_per_second: float) -> None:
+        self._container, self._rate = container, Fraction(frames_per_second).limit_denominator(1000)
+        self._stream: Any = None
+        self._zoom = 1
+
+    def add(self, picture: NDArray[np.uint8]) -> None:
+        """picture: RGB, [height, width, 3], each of the size of the first one."""
+        import av
+
+        if self._stream is None:
+            self._begin(*picture.shape[:2])
+        large = picture.repeat(self._zoom, 0).repeat(self._zoom, 1)
+        # Colours are stored for two by two pixels, so both sides must be even.
+        even = np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)), "edge")
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")
+        self._container.mux(self._stream.encode(frame))
+
+    def finish(self) -> None:
+        """Write what the encoder holds back. Raises ValueError without any picture."""
+        if self._stream is None:
+            raise ValueError("a video needs at least one picture")
+        self._container.mux(self._stream.encode(None))
+
+    def _begin(self, height: int, width: int) -> None:
+        import av
+
+        self._zoom = max(1, round(SMALLEST / max(min(height, width), 1)))
+        encoder = "libx264" if "libx264" in av.codecs_available else "h264"
+        options = {"crf": "23", "preset": "veryfast"} if encoder == "libx264" else {}
+        stream = self._container.add_stream(encoder, rate=self._rate, options=options)
+        stream.height = (height * self._zoom + 1) // 2 * 2
+        stream.width = (width * self._zoom + 1) // 2 * 2
+        stream.pix_fmt = "yuv420p"
+        self._stream = stream
+
+
+@contextmanager
+def write_mp4(path: Path, frames_per_second: float) -> Iterator[Mp4]:
+    """Replace `path` by the video that is added meanwhile; where that fails, what was there stays.
+
+    Raises ImportError without PyAV, OSError where the disk refuses.
+    """
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.mp4")
+    try:
+        # The index at the front, so that a browser shows the video before it has all of it.
+        with av.open(str(temporary), "w", format="mp4", options={"movflags": "faststart"}) as container:
+            video = Mp4(container, frames_per_second)
+            yield video
+            video.finish()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,224 @@
+"""`labrl +enjoy` plays what any run has learned, finished or not, and touches nothing that it recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import av
+import pytest
+from exact_cases import QUIET, small
+
+import labrl
+from labrl.cli import main
+from labrl.storage.run_folder import RunFolder
+
+RUNS = {
+    "ppo_cartpole": [*small("ppo", "cartpole"), "meta.keep_last=3"],
+    "rainbow_pong": [*small("dqn", "pong"), "agent.memory.storage=mmap"],
+    "random_pendulum": small("random", "pendulum"),
+}
+"""Every kind of agent, action and backend; a replay memory in files, which must stay as they are."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the runs."""
+    path = tmp_path_factory.mktemp("runs") / "runs"
+    for name, words in RUNS.items():
+        assert labrl.train([*words, "meta.videos=false", f"hydra.run.dir={path / name}"]).exit_code == 0
+    return path
+
+
+def content(run: Path) -> dict[str, str]:
+    """Checksums of all that a run has recorded."""
+    files = [path for path in run.rglob("*") if path.is_file() and "enjoy" not in path.parts]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def enjoyed(run: Path) -> dict:
+    (path,) = (run / "enjoy").glob("*/result.json")
+    return json.loads(path.read_text())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    return told
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_plays_and_leaves_the_records_alone(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder / name
+    before = content(run)
+    assert main([f"+enjoy={run}", "episodes=3", "videos=1"]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "3 episodes: return " in said
+    assert " ± " in said
+    assert content(run) == before
+    result = enjoyed(run)
+    returns = [episode["return"] for episode in result["episodes"]]
+    assert result["return_mean"] == pytest.approx(sum(returns) / 3)
+    assert [episode["video"] for episode in result["episodes"]] == ["episode_0.mp4", None, None]
+    with av.open(str(next((run / "enjoy").glob("*/episode_0.mp4")))) as video:
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert stream.width % 2 == stream.height % 2 == 0
+        assert sum(1 for _ in video.decode(stream)) == result["episodes"][0]["length"] + 1
+    # The same again, and other episodes with another seed.
+    assert main([f"+enjoy={run}", "episodes=3", "videos=0"]) == 0
+    again = enjoyed(run)
+    assert [(one["seed"], one["return"]) for one in again["episodes"]] == [
+        (one["seed"], one["return"]) for one in result["episodes"]
+    ]
+    assert main([f"+enjoy={run}", "episodes=1", "videos=0", "seed=1"]) == 0
+    assert len(list((run / "enjoy").iterdir())) == 2
+
+
+def test_the_first_episodes_are_the_same_however_many_are_played(folder: Path, tmp_path: Path) -> None:
+    run = folder / "random_pendulum"
+    found = []
+    for episodes in (18, 20):  # more than play at once
+        assert main([f"+enjoy={run}", f"episodes={episodes}", "videos=0", "seed=7"]) == 0
+        path = next((run / "enjoy").glob("*seed_7/result.json"))
+        found.append([one["seed"] for one in json.loads(path.read_text())["episodes"]])
+    assert found[0] == found[1][:18]
+    assert len(set(found[1])) == 20
+
+
+def test_a_run_that_is_going_on_or_was_killed_can_be_enjoyed(folder: Path) -> None:
+    run = RunFolder.open(folder / "ppo_cartpole")
+    (run.path / "session_0" / "result.json").unlink()
+    run.set_status("running")
+    with open(run.path / "session_0" / "eval.csv", "a") as file:
+        file.write("2500,2500,1")  # half a row, as a running session may just be writing it
+    before = content(run.path)
+    assert main([f"+enjoy={run.path}", "episodes=1", "videos=0"]) == 0  # killed
+    with run.lock(), run.session(0).lock():
+        assert main([f"+enjoy={run.path}", "episodes=1", "videos=0"]) == 0  # going on
+    after = content(run.path)
+    assert {path: after[path] for path in before} == before
+
+
+def test_greedy_and_the_checkpoint_are_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder / "ppo_cartpole"
+    for words in (["checkpoint=latest", "greedy=true"], ["checkpoint=2.2e3"], ["checkpoint=best"]):
+        assert main([f"+enjoy={run}", "episodes=1", "videos=0", *words]) == 0
+    said = capsys.readouterr().out
+    assert "the latest checkpoint of session 0, frame 2,400, greedy" in said
+    assert "the chosen checkpoint of session 0, frame 2,200, as under evaluation" in said
+    assert "the best checkpoint" in said
+    told = refused(capsys, f"+enjoy={run}", "checkpoint=77")
+    assert "checkpoint=77: session 0" in told
+    assert "frames 2400, 2200, 2000, " in told
+    assert "(best)" in told
+    told = refused(capsys, f"+enjoy={folder / 'random_pendulum'}", "greedy=true")
+    assert "greedy=true: labrl.agents.random.RandomAgent has no greedy action" in told
+
+
+def test_latest_is_the_newest_run_that_agrees(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    for words, name in (([], "random_pendulum"), (["env=pong"], "rainbow_pong"), (["agent=ppo"], "ppo_cart")):
+        assert main(["+enjoy=latest", "episodes=1", "videos=0", *words]) == 0
+        assert capsys.readouterr().out.startswith(name)
+    assert "that agrees with env=breakout" in refused(capsys, "+enjoy=latest", "env=breakout")
+    told = refused(capsys, "+enjoy=runs/ppo_cartpole", "env=pong")
+    assert "env=pong: " in told
+    assert "has env=cartpole" in told
+
+
+def test_the_session_with_the_best_score_plays_unless_another_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=600", "meta.max_session=2"]
+    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    scores = [session.best_return for session in result.sessions]
+    best = scores.index(max(scores))
+    capsys.readouterr()
+    assert main([f"+enjoy={result.folder}", "episodes=1", "videos=0"]) == 0
+    assert main([f"+enjoy={result.folder}", "episodes=1", "videos=0", f"session={1 - best}"]) == 0
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "checkpoint of session" in line)
+    assert f"session {best}" in first
+    assert f"session {1 - best}" in second
+    assert "has the sessions 0, 1" in refused(capsys, f"+enjoy={result.folder}", "session=2")
+
+
+WRONG = {
+    "episodes=0": "episodes=0: must be a whole number of at least 1",
+    "episodes=many": "episodes=many: must be a whole number",
+    "greedy=maybe": "greedy=maybe: must be true or false",
+    "render=rgb": "render=rgb: must be video or human",
+    "checkpoint=first": "checkpoint=first: must be best, latest or the frame",
+    "episode=3": "Did you mean episodes?",
+    "agent.lr=1": "agent.lr=1: +enjoy=",
+    "episodes": "episodes: needs a value",
+    "+enjoy=latest": "+enjoy is given twice",
+    "-m": "leave out -m",
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_what_is_wrong_is_refused(word: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert WRONG[word] in refused(capsys, f"+enjoy={folder / 'ppo_cartpole'}", word)
+
+
+def test_what_is_not_there_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no run under" in refused(capsys, "+enjoy=latest")
+    assert "holds no run of labrl" in refused(capsys, "+enjoy=nowhere")
+    assert "needs a run" in refused(capsys, "+enjoy=")
+    assert "write +enjoy=latest" in refused(capsys, "enjoy=latest")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    told = refused(capsys, f"+enjoy={folder / 'ppo_cartpole'}", "render=human")
+    assert "render=human needs a display" in told
+
+
+def test_a_run_whose_agent_is_gone_and_one_that_saved_nothing_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=100"]
+    run = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("labrl.agents.random.RandomAgent", "gone.Agent"))
+    assert "gone.Agent: there is no module gone" in refused(capsys, f"+enjoy={run}")
+    (run / "config.yaml").write_text(config)
+    for path in (run / "session_0" / "checkpoints").glob("*/tensors.pt"):
+        path.write_bytes(b"")
+    assert "session 0 has no whole checkpoint" in refused(capsys, f"+enjoy={run}")
+    for path in (run / "session_0" / "checkpoints").iterdir():
+        path.rename(run / path.name)
+    assert "has no checkpoint yet" in refused(capsys, f"+enjoy={run}")
+
+
+def test_a_window_shows_each_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr("labrl.envs.screen.WatchedGymnasium.__init__", _hurried)
+    run = folder / "ppo_cartpole"
+    assert main([f"+enjoy={run}", "episodes=2", "render=human", "seed=3"]) == 0
+    assert "2 episodes: return" in capsys.readouterr().out
+    result = next((run / "enjoy").glob("*seed_3/result.json"))
+    assert [one["video"] for one in json.loads(result.read_text())["episodes"]] == [None, None]
+
+
+def _hurried(self, config) -> None:
+    """As it is made, but played a hundred times as fast."""
+    import dataclasses
+
+    from labrl.envs.gym import GymnasiumEnv
+
+    shown = dataclasses.replace(config, kwargs={"render_mode": "rgb_array"}, fresh_env_per_episode=True)
+    GymnasiumEnv.__init__(self, shown, num_envs=1, num_threads=1)
+    self.frames_per_second = 5000.0

@@ -1,0 +1,144 @@
+"""Episodes are recorded as seed and actions, cost the loop nothing, and survive an interruption."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exact_cases import QUIET, small
+from gymnasium.spaces import Discrete
+
+import labrl
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.envs.actions import ActionRecord
+from labrl.envs.watch import watch
+from labrl.lab.replay import Replay
+from labrl.storage.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
+
+CARTPOLE = [*QUIET, "agent=random", "env=cartpole", "env.num_envs=3", "meta.eval_frequency=300"]
+
+
+def run(folder: Path, *words: str) -> Path:
+    """Returns the folder of the first session's episodes."""
+    assert labrl.train([*words, f"hydra.run.dir={folder}"]).exit_code == 0
+    return folder / "session_0" / "episodes"
+
+
+def equal(one: RecordedEpisode, other: RecordedEpisode) -> bool:
+    plain, others = one.plain(), other.plain()
+    same = np.array_equal(plain.pop("actions"), others.pop("actions"))
+    plain["env"].pop("max_frame"), others["env"].pop("max_frame")
+    return same and plain == others
+
+
+def difference(episode: RecordedEpisode) -> str | None:
+    env = watch(Component.parse(episode.env, "env"))
+    replay = Replay(episode, env)
+    for _ in replay.pictures():
+        pass
+    env.close()
+    return replay.difference
+
+
+@pytest.mark.parametrize("task", ["cartpole", "pendulum", "pong"])
+def test_recorded_episodes_play_again_to_the_bit(task: str, tmp_path: Path) -> None:
+    episodes = run(tmp_path / "run", *small("random", task))
+    best, last = (read_episode(episodes / f"{name}.npz") for name in ("best", "last"))
+    assert recorded_names(episodes) == ["best", "last"]
+    assert best.episode_return >= last.episode_return
+    assert len(last.actions) == last.length
+    with open(tmp_path / "run" / "session_0" / "eval.csv") as file:
+        rows = list(csv.DictReader(file))
+    # The window of this short run still holds all its episodes.
+    assert best.episode_return == float(rows[-1]["return_max"])
+    assert difference(best) is None
+    assert difference(last) is None
+
+
+def test_a_replay_that_comes_out_otherwise_says_where(tmp_path: Path) -> None:
+    episode = read_episode(run(tmp_path / "run", *CARTPOLE, "env.max_frame=600") / "last.npz")
+    plain = episode.plain()
+    assert difference(episode) is None
+    other = RecordedEpisode(**{**plain, "episode_return": 3.5})
+    assert difference(other) == f"return {episode.episode_return:g}, recorded 3.5"
+    longer = RecordedEpisode(**{**plain, "length": episode.length + 1})
+    assert "ended after" in str(difference(longer))
+    shorter = RecordedEpisode(**{**plain, "actions": episode.actions[:-1]})
+    assert "had not ended" in str(difference(shorter))
+    moved = RecordedEpisode(**{**plain, "final_observation": "0"})
+    assert difference(moved) == "the last observation is not the recorded one"
+    reseeded = RecordedEpisode(**{**plain, "seed": episode.seed + 1})
+    assert difference(reseeded) is not None
+
+
+@pytest.mark.parametrize("evaluation", [[], ["meta.rigorous_eval=3"]])
+def test_a_resumed_run_records_what_an_unbroken_one_does(tmp_path: Path, evaluation: list[str]) -> None:
+    words = [*CARTPOLE, *evaluation, "meta.log_frequency=150", "meta.record_episodes=each"]
+    unbroken = run(tmp_path / "unbroken", *words, "env.max_frame=1500")
+    resumed = run(tmp_path / "resumed", *words, "env.max_frame=900")
+    labrl.train([f"+resume={tmp_path / 'resumed'}", "env.max_frame=1500"])
+    names = ["best", "last", "300", "600", "900", "1200", "1500"]
+    assert recorded_names(unbroken) == recorded_names(resumed) == names
+    for name in names:
+        assert equal(*(read_episode(folder / f"{name}.npz") for folder in (unbroken, resumed))), name
+
+
+def test_a_resume_takes_back_what_was_recorded_after_its_checkpoint(tmp_path: Path) -> None:
+    words = [*CARTPOLE, "meta.record_episodes=each", "env.max_frame=600"]
+    episodes = run(tmp_path / "run", *words)
+    write_episode(episodes, "700", read_episode(episodes / "last.npz"))
+    best = read_episode(episodes / "best.npz")
+    write_episode(episodes, "best", RecordedEpisode(**{**best.plain(), "episode_return": 1e9}))
+    labrl.train([f"+resume={tmp_path / 'run'}", "env.max_frame=900"])
+    assert recorded_names(episodes) == ["best", "last", "300", "600", "900"]
+    assert read_episode(episodes / "best.npz").episode_return < 1e9
+
+
+def test_with_an_evaluation_of_its_own_its_episodes_are_recorded(tmp_path: Path) -> None:
+    episodes = run(tmp_path / "run", *CARTPOLE, "env.max_frame=900", "meta.rigorous_eval=4")
+    best, last = (read_episode(episodes / f"{name}.npz") for name in ("best", "last"))
+    assert (best.source, last.source) == ("evaluation", "evaluation")
+    assert (last.environment, last.number, last.frame) == (0, 0, 900)
+    with open(tmp_path / "run" / "session_0" / "eval.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert best.episode_return == max(float(row["return_max"]) for row in rows)
+    assert difference(best) is None
+
+
+def test_recording_can_be_left_out_and_changes_nothing_of_the_run(tmp_path: Path) -> None:
+    words = [*CARTPOLE, "env.max_frame=600"]
+    episodes = run(tmp_path / "without", *words, "meta.record_episodes=none")
+    assert not episodes.exists()
+    run(tmp_path / "with", *words)
+    tables = [(tmp_path / name / "session_0" / "eval.csv").read_text() for name in ("with", "without")]
+    rows = [[{**row, "wall": ""} for row in csv.DictReader(table.splitlines())] for table in tables]
+    assert rows[0] == rows[1]
+
+
+def test_actions_that_were_handed_out_stay_as_they_are() -> None:
+    record = ActionRecord(2, Discrete(6), capacity=8)
+    draws = np.random.default_rng(0).integers(0, 6, (500, 2))
+    kept, begin = [], 0
+    for step, actions in enumerate(draws, 1):
+        record.append(actions)
+        if step % 7 == 0:
+            record.begin(np.array([True, False]))
+            kept.append((begin, record.last(0, 7)))
+            begin = step
+        if step % 50 == 0:
+            record.begin(np.array([False, True]))
+    assert all(np.array_equal(view, draws[start : start + 7, 0]) for start, view in kept)
+
+
+def test_a_damaged_file_is_told_of(tmp_path: Path) -> None:
+    path = run(tmp_path / "run", *CARTPOLE, "env.max_frame=300") / "last.npz"
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        broken = bytearray(content[: int(rng.integers(len(content)))])
+        path.write_bytes(bytes(broken))
+        with pytest.raises(ConfigError, match=r"last\.npz is damaged"):
+            read_episode(path)

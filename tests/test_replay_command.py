@@ -1,0 +1,129 @@
+"""`labrl-replay` shows a recorded episode, and trials end with videos of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from exact_cases import QUIET, small
+
+import labrl
+from labrl.cli import main, replay
+from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
+from labrl.storage.video import write_mp4
+
+CARTPOLE = [
+    *QUIET,
+    "agent=random",
+    "env=cartpole",
+    "env.num_envs=2",
+    "env.max_frame=600",
+    "meta.eval_frequency=300",
+]
+
+
+def lengths(path: Path) -> tuple[int, int, int]:
+    """Pictures, height and width of a video that any browser plays."""
+    with av.open(str(path)) as video:
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        return sum(1 for _ in video.decode(stream)), stream.height, stream.width
+
+
+def test_best_last_and_any_other_are_shown_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = labrl.train([*CARTPOLE, "meta.record_episodes=each", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    session = run / "session_0"
+    for name in ("best", "last", "300"):
+        assert replay([str(run), f"episode={name}"]) == 0, capsys.readouterr().err
+        assert "as it was recorded, to the bit" in capsys.readouterr().out
+        count, height, width = lengths(session / "videos" / f"{name}.mp4")
+        assert count == read_episode(session / "episodes" / f"{name}.npz").length + 1
+        assert height % 2 == width % 2 == 0
+    best = read_episode(session / "episodes" / "best.npz")
+    write_episode(session / "episodes", "best", RecordedEpisode(**{**best.plain(), "seed": best.seed + 1}))
+    assert replay([str(run)]) == 1
+    assert "not as it was recorded" in capsys.readouterr().out
+
+
+def test_an_atari_game_is_shown_in_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*small("random", "pong"), "env.max_frame=100"]
+    run = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    assert replay([str(run), "episode=last"]) == 0
+    assert "to the bit" in capsys.readouterr().out
+    video = run / "session_0" / "videos" / "last.mp4"
+    assert lengths(video) == (41, 420, 320)
+    with av.open(str(video)) as file:
+        red, _, blue = next(file.decode(video=0)).to_ndarray(format="rgb24")[200, 160].astype(int)
+    assert red - blue > 40
+
+
+@pytest.mark.uses_videos
+def test_a_trial_ends_with_videos_of_its_best_session_unless_told_not_to(tmp_path: Path) -> None:
+    words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
+    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    videos = result.folder / "session_0" / "videos"
+    assert sorted(path.name for path in videos.iterdir()) == ["best.mp4", "last.mp4"]
+    assert lengths(videos / "best.mp4")[0] > 1
+    labrl.train([*words, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
+    assert not (tmp_path / "without" / "session_0" / "videos").exists()
+
+
+@pytest.mark.uses_videos
+def test_a_trial_whose_environment_cannot_be_drawn_ends_well_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
+    import gymnasium
+
+    def broken(*words: object) -> None:
+        raise RuntimeError("no drawing here")
+
+    monkeypatch.setattr(gymnasium.envs.classic_control.CartPoleEnv, "render", broken)
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    said = capsys.readouterr().out
+    assert "no videos: env.name=cartpole gives no pictures: no drawing here" in said
+    assert list((tmp_path / "run" / "session_0" / "videos").iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [(1, 1), (33, 47), (210, 160), (400, 600)])
+def test_pictures_of_any_size_make_a_video(size: tuple[int, int], tmp_path: Path) -> None:
+    with write_mp4(tmp_path / "video.mp4", 12.5) as video:
+        for shade in range(0, 250, 50):
+            video.add(np.full((*size, 3), shade, np.uint8))
+    count, height, width = lengths(tmp_path / "video.mp4")
+    assert count == 5
+    assert height % 2 == width % 2 == 0
+    assert height / width == pytest.approx(size[0] / size[1], rel=0.01)
+
+
+def test_a_video_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    def failing() -> None:
+        with write_mp4(tmp_path / "video.mp4", 10) as video:
+            video.add(np.zeros((20, 20, 3), np.uint8))
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        failing()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: str) -> str:
+        assert replay(list(words)) == 2
+        return capsys.readouterr().err
+
+    run = labrl.train([*CARTPOLE, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    capsys.readouterr()
+    assert "episode=700: " in (said := told(str(run), "episode=700"))
+    assert "has recorded best, last; meta.record_episodes=each keeps more" in said
+    assert "episode=first: must be best, last or the frame" in told(str(run), "episode=first")
+    assert "has the sessions 0" in told(str(run), "session=1")
+    assert "Did you mean episode?" in told(str(run), "episodes=1")
+    assert "holds no run of labrl" in told(str(tmp_path / "nowhere"))
+    for path in (run / "session_0" / "episodes").iterdir():
+        path.unlink()
+    assert "has no recorded episode" in told(str(run))
