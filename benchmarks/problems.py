@@ -165,10 +165,10 @@ PROBLEMS: dict[str, Problem] = {
         capacity=100_000,
         epsilon=0.05,
         target_every=1000,
-        warm_up=4000,
-        frames_per_row=2000,
+        warm_up=2000,
+        frames_per_row=1000,
         rows=2,
-        sb3_frames=4000,
+        sb3_frames=2000,
         also_num_envs=(8,),
     ),
     "dqn-cartpole": DQNProblem(
