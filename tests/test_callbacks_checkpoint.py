@@ -28,7 +28,7 @@ class Saves(Checkpoint):
 
 
 def callbacks(log: int = 50, evaluation: int = 40) -> tuple[LogTraining, Evaluate, Saves]:
-    evaluate = Evaluate(evaluation, num_episodes=0)
+    evaluate = Evaluate(evaluation, num_envs=0)
     return LogTraining(log), evaluate, Saves(log, 2, evaluate)
 
 

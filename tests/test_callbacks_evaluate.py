@@ -11,6 +11,9 @@ import pytest
 from callback_cases import Recorder, ToySession
 
 from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.lab.trial import check
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.storage.checkpoint import CheckpointStore
@@ -51,7 +54,7 @@ COUNTDOWN = Component.parse(
 
 
 def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path) -> None:
-    evaluate = Evaluate(frequency=40, num_episodes=0)
+    evaluate = Evaluate(frequency=40, num_envs=0)
     session = ToySession(tmp_path, max_frame=100).run(evaluate)
     assert session.agent.evaluated == 0
     assert [(row["frame"], row["return_mean"], row["episodes"]) for row in rows(session)] == [
@@ -67,7 +70,7 @@ def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path)
 
 
 def test_no_episode_yet_is_an_empty_score_and_no_best(tmp_path: Path) -> None:
-    evaluate = Evaluate(frequency=8, num_episodes=0)
+    evaluate = Evaluate(frequency=8, num_envs=0)
     session = ToySession(tmp_path, max_frame=8).run(evaluate)
     assert rows(session)[0]["return_mean"] is None
     assert rows(session)[0]["episodes"] == 0
@@ -76,7 +79,7 @@ def test_no_episode_yet_is_an_empty_score_and_no_best(tmp_path: Path) -> None:
 
 
 def test_the_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None:
-    evaluate = Evaluate(frequency=4, num_episodes=0)
+    evaluate = Evaluate(frequency=4, num_envs=0)
     session = ToySession(tmp_path, max_frame=100)
     session.episode_every = 1000
     evaluate.start(session)
@@ -93,7 +96,7 @@ def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> No
     session = ToySession(tmp_path, max_frame=100)
     session.config.env = COUNTDOWN
     recorder = Recorder()
-    session.run(Evaluate(50, num_episodes=8, listeners=[recorder]))
+    session.run(Evaluate(50, num_envs=8, listeners=[recorder]))
     for row in rows(session):
         assert row["episodes"] == 8
         assert row["source"] == "evaluation"
@@ -103,24 +106,24 @@ def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> No
     for frame in range(4, 84, 4):
         other = ToySession(tmp_path / str(frame), max_frame=frame, seed=frame)
         other.config.env = COUNTDOWN
-        other.run(Evaluate(1000, num_episodes=16))
+        other.run(Evaluate(1000, num_envs=16))
         seen.append(rows(other)[0]["return_mean"])
     assert np.mean(seen) == pytest.approx(6, abs=0.6)
     assert [table for table, _ in recorder.rows] == ["eval", "eval"]
 
 
 def test_each_evaluation_plays_other_episodes_and_repeats_exactly(tmp_path: Path) -> None:
-    one = rows(ToySession(tmp_path / "1", max_frame=100).run(Evaluate(20, num_episodes=4)))
-    two = rows(ToySession(tmp_path / "2", max_frame=100).run(Evaluate(20, num_episodes=4)))
+    one = rows(ToySession(tmp_path / "1", max_frame=100).run(Evaluate(20, num_envs=4)))
+    two = rows(ToySession(tmp_path / "2", max_frame=100).run(Evaluate(20, num_envs=4)))
     assert one == two
     assert len({row["length_mean"] for row in one}) > 1
-    other = rows(ToySession(tmp_path / "3", max_frame=100, seed=6).run(Evaluate(20, num_episodes=4)))
+    other = rows(ToySession(tmp_path / "3", max_frame=100, seed=6).run(Evaluate(20, num_envs=4)))
     assert other != one
 
 
 def test_training_goes_the_same_way_with_and_without_evaluation(tmp_path: Path) -> None:
     without = ToySession(tmp_path / "1").run()
-    evaluated = ToySession(tmp_path / "2").run(Evaluate(20, num_episodes=3))
+    evaluated = ToySession(tmp_path / "2").run(Evaluate(20, num_envs=3))
     assert evaluated.agent.evaluated > 0
     for key in ("streams", "episodes", "weight"):
         one, two = without.state_dict()[key], evaluated.state_dict()[key]
@@ -129,10 +132,10 @@ def test_training_goes_the_same_way_with_and_without_evaluation(tmp_path: Path) 
 
 def test_an_evaluation_broken_off_is_made_up_for_on_resume(tmp_path: Path) -> None:
     whole = ToySession(tmp_path / "whole", max_frame=100)
-    whole_evaluate = Evaluate(40, num_episodes=3)
+    whole_evaluate = Evaluate(40, num_envs=3)
     whole.run(whole_evaluate, Checkpoint(50, 2, whole_evaluate))
 
-    evaluate = Evaluate(40, num_episodes=3)
+    evaluate = Evaluate(40, num_envs=3)
     broken = ToySession(tmp_path / "broken", max_frame=100).interrupt_at(40)
     broken.run(evaluate, Checkpoint(50, 2, evaluate))
     assert rows(broken) == []
@@ -140,14 +143,14 @@ def test_an_evaluation_broken_off_is_made_up_for_on_resume(tmp_path: Path) -> No
         saved = CheckpointStore(broken.folder.checkpoints, 2).load(
             broken.folder.checkpoints / "frame_000000000040"
         )
-        evaluate = Evaluate(40, num_episodes=3)
+        evaluate = Evaluate(40, num_envs=3)
         checkpoint = Checkpoint(50, 2, evaluate)
         resumed = ToySession(tmp_path / "broken", max_frame=100)
         resumed.load_state_dict(saved.state, evaluate, checkpoint)
         evaluate.start(resumed)
         assert rows(resumed) == rows(whole)[:1]
         evaluate.finish(resumed)
-    evaluate = Evaluate(40, num_episodes=3)
+    evaluate = Evaluate(40, num_envs=3)
     checkpoint = Checkpoint(50, 2, evaluate)
     resumed = ToySession(tmp_path / "broken", max_frame=100).load_state_dict(
         saved.state, evaluate, checkpoint
@@ -174,7 +177,50 @@ def test_the_environments_are_made_once_and_closed(tmp_path: Path, monkeypatch: 
         return env
 
     monkeypatch.setattr("labrl.session.callbacks.evaluate.make_env", counted)
-    evaluate = Evaluate(20, num_episodes=2)
+    evaluate = Evaluate(20, num_envs=2)
     ToySession(tmp_path, max_frame=100).run(evaluate)
     assert [settings for _, settings in made] == [{"evaluation": True, "num_envs": 2}]
     assert closed == [made[0][0]]
+
+
+def test_each_environment_plays_its_quota_and_no_more(tmp_path: Path) -> None:
+    session = ToySession(tmp_path, max_frame=20)
+    session.config.env = COUNTDOWN
+    evaluate = Evaluate(1000, num_envs=3, quota=4)
+    session.run(evaluate)
+    assert rows(session)[0]["episodes"] == 12
+    assert [episode.env for episode, *_ in evaluate.played] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [episode.index for episode, *_ in evaluate.played] == [0, 1, 2, 3] * 3
+
+
+def test_greedy_evaluation_plays_the_best_actions_and_draws_nothing(tmp_path: Path) -> None:
+    session = ToySession(tmp_path, max_frame=20)
+    session.agent.greedy_action = lambda observation: np.zeros(len(observation), np.int64)
+    evaluate = Evaluate(1000, num_envs=2, greedy=True)
+    session.run(evaluate)
+    assert session.agent.evaluated == 0
+    assert not np.concatenate([actions for _, actions, _ in evaluate.played]).any()
+    # a pole that is pushed one way only falls at once
+    assert rows(session)[0]["length_mean"] < 15
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["meta.eval_greedy=true"],
+            r"eval_greedy=true needs .* meta\.rigorous_eval is null.*eval_greedy=false",
+        ),
+        (
+            ["meta.eval_episodes=3", "meta.rigorous_eval=0"],
+            r"eval_episodes=3 needs .* meta\.rigorous_eval is 0",
+        ),
+        (["meta.eval_episodes=0", "meta.rigorous_eval=4"], r"meta\.eval_episodes"),
+        (["meta.eval_greedy=maybe", "meta.rigorous_eval=4"], r"meta\.eval_greedy"),
+        (["meta.eval_greedy=true", "meta.rigorous_eval=4", "agent=random"], r"random.* no greedy action"),
+    ],
+    ids=str,
+)
+def test_an_evaluation_that_cannot_be_is_refused_with_both_keys(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(resolve(compose(words)))

@@ -12,7 +12,9 @@ HARMLESS = frozenset(
     {
         "env.max_frame",  # schedules end at a horizon of their own
         "meta.rigorous_eval",  # evaluation leaves training untouched
+        "meta.eval_episodes",
         "meta.eval_frequency",
+        "meta.eval_greedy",
         "meta.log_frequency",
         "meta.max_opt_step",
         "meta.max_wall",

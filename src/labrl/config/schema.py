@@ -53,7 +53,12 @@ class MetaConfig:
     distributed: Literal[False] = False
     """Whether sessions share their weights; false: each learns on its own."""
     rigorous_eval: NonNegativeInt | None = None
-    """Episodes in separate environments at each evaluation, >= 0; null or 0: from the training episodes."""
+    """Separate environments that are played at each evaluation, >= 0; null or 0: scores come from the
+    training episodes."""
+    eval_episodes: PositiveInt = 1
+    """Episodes of each of these environments, >= 1: the same number, however long they are."""
+    eval_greedy: bool = False
+    """Whether they are played with the best actions; false: as the agent's policy chooses in evaluation."""
     eval_frequency: Frequency = 10_000
     """Frames between evaluation checkpoints, >= 1; or their share of `env.max_frame`: "1/20"."""
     log_frequency: Frequency = 10_000
@@ -94,6 +99,17 @@ class MetaConfig:
     """Whether TensorBoard also gets histograms of the weights at each evaluation checkpoint."""
     progress: bool = True
     """Whether a running trial shows a live panel, or lines where there is no terminal."""
+
+    def __post_init__(self) -> None:
+        changed = [("eval_episodes", self.eval_episodes, 1), ("eval_greedy", self.eval_greedy, False)]
+        for name, value, default in changed:
+            if value != default and not self.rigorous_eval:
+                told = str(value).lower()
+                raise ValueError(
+                    f"{name}={told} needs environments to play in, and meta.rigorous_eval is "
+                    f"{'null' if self.rigorous_eval is None else 0}: set meta.rigorous_eval=<n> or "
+                    f"meta.{name}={str(default).lower()}"
+                )
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from labrl.agents.transforms import Transforms
+from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
@@ -44,6 +45,11 @@ def check(config: TrialConfig) -> None:
     agent = config.agent.load()
     if hasattr(agent, "check"):
         agent.check(config.agent.config, spaces)
+    if config.meta.eval_greedy and not hasattr(agent, "greedy_action"):
+        raise ConfigError(
+            f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
+            "Set meta.eval_greedy=false."
+        )
     Transforms.build(config.transforms, spaces)
     check_callbacks(config)
     login.chosen(config.wandb)

@@ -39,7 +39,9 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
 
         listeners.append(Profile(meta.profile))
     listeners += [*_user_callbacks(config), *search_callbacks()]
-    evaluate = Evaluate(config.eval_frames, meta.rigorous_eval or 0, listeners)
+    evaluate = Evaluate(
+        config.eval_frames, meta.rigorous_eval or 0, listeners, meta.eval_episodes, meta.eval_greedy
+    )
     recording: list[Callback] = []
     if meta.record_episodes != "none":
         recording.append(RecordEpisodes(evaluate, each=meta.record_episodes == "each"))

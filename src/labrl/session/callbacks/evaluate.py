@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,29 @@ from labrl.storage.tables import CsvTable
 class Evaluate(Callback):
     """Every `meta.eval_frequency` frames, and at the end of the budget, one row in `eval.csv`.
 
-    With `num_episodes` 0 the score is that of the last `meta.episode_window` training episodes.
-    Otherwise that many separate environments in evaluation mode play one whole episode each. Seeds of
+    With `num_envs` 0 the score is that of the last `meta.episode_window` training episodes.
+    Otherwise that many separate environments in evaluation mode play `quota` whole episodes each. Seeds of
     those episodes and of the actions follow from the session's seed and the frame alone, so training
     goes the same way with evaluation on or off, and a resumed session evaluates as an unbroken one.
     """
 
-    def __init__(self, frequency: int, num_episodes: int, listeners: Sequence[Callback] = ()) -> None:
-        """frequency: frames between rows; listeners: whose `row` is called with each."""
+    def __init__(
+        self,
+        frequency: int,
+        num_envs: int,
+        listeners: Sequence[Callback] = (),
+        quota: int = 1,
+        greedy: bool = False,
+    ) -> None:
+        """frequency: frames between rows; listeners: whose `row` is called with each.
+
+        greedy: whether the best actions are played, rather than the policy's own.
+        """
         self._frequency = frequency
-        self.num_episodes = num_episodes
-        """Played for each row in environments of its own; 0: rows tell of the training episodes."""
+        self.num_envs = num_envs
+        """Environments of its own that play for each row; 0: rows tell of the training episodes."""
+        self._quota = quota
+        self._greedy = greedy
         self.frame: int | None = None
         """Of the latest row that was written, None before there is one."""
         self.played: list[tuple[Episode, NDArray, NDArray]] = []
@@ -92,7 +105,7 @@ class Evaluate(Callback):
 
     def _evaluate(self, session: SessionView) -> None:
         assert self._table is not None, "start() comes before step()"
-        if self.num_episodes:
+        if self.num_envs:
             played = self._play(session)
             self.owed = played is None
             if played is None:
@@ -115,25 +128,27 @@ class Evaluate(Callback):
             listener.row(session, "eval", row)
 
     def _play(self, session: SessionView) -> list[tuple[Episode, NDArray, NDArray]] | None:
-        """One whole episode of each environment, the first to end in it, as `played`; None if interrupted."""
+        """The first whole episodes of each environment, as `played`; None if interrupted."""
         if self._env is None:  # made once: starting an emulator costs more than an evaluation step
             seed = derived_seed(session.seed, "evaluation")
             self._env = make_env(
-                session.config.env, seed, session.num_threads, evaluation=True, num_envs=self.num_episodes
+                session.config.env, seed, session.num_threads, evaluation=True, num_envs=self.num_envs
             )
         frame = session.clock.frame
         generator = np.random.default_rng(derived_seed(session.seed, "evaluation actions", frame))
         observation = self._env.reset(derived_seed(session.seed, "evaluation", frame))
-        played: dict[int, tuple[Episode, NDArray, NDArray]] = {}
-        while len(played) < self.num_episodes:
+        played: list[list[tuple[Episode, NDArray, NDArray]]] = [[] for _ in range(self.num_envs)]
+        while min(map(len, played)) < self._quota:
             if session.interruption.requested:
                 return None
-            action = session.agent.evaluation_action(session.transforms.frozen(observation), generator)
+            seen = session.transforms.frozen(observation)
+            agent = session.agent
+            action = agent.greedy_action(seen) if self._greedy else agent.evaluation_action(seen, generator)
             step = self._env.step(action)
             for episode in step.episodes:
-                # An environment that is done plays on while others finish: a second, short episode
+                # An environment that is done plays on while others finish: a further, short episode
                 # would count short episodes more often than long ones.
-                if episode.env not in played:
-                    played[episode.env] = (episode, *self._env.played(episode))
+                if len(played[episode.env]) < self._quota:
+                    played[episode.env].append((episode, *self._env.played(episode)))
             observation = step.observation
-        return [played[env] for env in sorted(played)]
+        return list(chain.from_iterable(played))

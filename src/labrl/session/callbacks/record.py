@@ -74,7 +74,7 @@ class RecordEpisodes(Callback):
 
     def step(self, session: SessionView) -> None:
         """Take in the episodes that ended, of training or of an evaluation at this frame."""
-        if session.episodes.latest and not self._evaluate.num_episodes:
+        if session.episodes.latest and not self._evaluate.num_envs:
             for episode in session.episodes.latest:
                 self._take(Played(episode, *session.env.played(episode), session.clock.frame, "training"))
         self._after_evaluation(session)
