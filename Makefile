@@ -68,7 +68,7 @@ $(VENV)/.installed-run: pyproject.toml $(VENV)/.installed-torch
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
 	@echo 'Installing the tools of development'
-	@$(PIP) install -c $(PINS) -e '.[box2d,dev,search,submitit]'
+	@$(PIP) install -c $(PINS) -e '.[box2d,dev,search]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-run

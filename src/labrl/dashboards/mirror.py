@@ -25,9 +25,6 @@ from labrl.storage.run_folder import RunFolder
 GRACE_SECONDS = 10.0
 """What the end of a trial grants besides `wandb.wait`: the process may have only just begun."""
 
-QUIET_SECONDS = 3.0
-"""How long it is waited for without a word."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +50,7 @@ def shown_on_wandb(
         yield
     finally:
         if process is not None:
-            failure = _ended(process, config.wait + GRACE_SECONDS, say)
+            failure = _ended(process, config.wait + GRACE_SECONDS)
             for told in _outcome(run, sessions, failure, log):
                 say(told)
 
@@ -107,16 +104,11 @@ def _started(
     return process
 
 
-def _ended(process: subprocess.Popen[str], seconds: float, say: Callable[[str], None]) -> str | None:
+def _ended(process: subprocess.Popen[str], seconds: float) -> str | None:
     """Say that the trial is over; wait at most `seconds`, or until Ctrl-C. Returns what went wrong."""
-    quietly = min(seconds, QUIET_SECONDS)
     try:
         with contextlib.suppress(OSError):  # it ended before
-            try:
-                process.communicate("end\n", timeout=quietly)
-            except subprocess.TimeoutExpired:
-                say(f"Weights & Biases: finishing, {seconds:.0f} s at most (Ctrl-C: not now)")
-                process.communicate(timeout=seconds - quietly)
+            process.communicate("end\n", timeout=seconds)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         process.wait()

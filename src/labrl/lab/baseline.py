@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from labrl.agents.random import uniform_actions
-from labrl.analysis.baselines import baseline_path, deciding_keys, human_range
+from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
 from labrl.config.component import Component
 from labrl.config.compose import prepare, resolve
 from labrl.config.errors import ConfigError
@@ -73,6 +73,22 @@ def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
     except (ConfigError, OSError) as error:
         _log.info("no random baseline: %s", error)
         return None
+
+
+def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
+    """Mean return of the random policy in an environment that nobody may have played yet.
+
+    plain: its part of the configuration. None where it cannot be measured.
+    """
+    path = baseline_path(plain)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _measured_by_one(path, plain, env, LONGEST)
+    except (ConfigError, OSError) as error:
+        _log.info("no random baseline: %s", error)
+    known = random_baseline(plain)
+    return None if known is None else known.mean
 
 
 def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> list[float]:

@@ -29,7 +29,6 @@ class Experiment:
         self.outcomes: dict[int, Outcome] = {}
         """Of the trials that have ended, by number."""
         self._changing = threading.Lock()
-        self._before = {number: self._standing(record) for number, record in self.records.items()}
 
     @classmethod
     @contextmanager
@@ -96,24 +95,19 @@ class Experiment:
             self.look()
 
     def look(self) -> None:
-        """Take over what the run folders of unfinished trials say, where it is new."""
+        """Take over what the run folders of unfinished trials say."""
         for number, record in list(self.records.items()):
-            standing = self._standing(record)
-            if number in self.outcomes or standing == self._before[number]:
+            if number in self.outcomes:
                 continue
-            outcome = recorded(RunFolder.open(self.folder.trial_path(record)))
+            try:
+                run = RunFolder.open(self.folder.trial_path(record))
+                outcome = recorded(run)
+            except ConfigError:
+                continue  # not begun, or its folder is being made
             if outcome is not None:
                 self.ended(number, outcome)
             elif record.status == "waiting":
                 self.started(number)
-
-    def _standing(self, record: TrialRecord) -> tuple[str, str] | None:
-        """Status of the trial's run folder and since when; None before it is one."""
-        try:
-            info = RunFolder.open(self.folder.trial_path(record)).info()
-            return info["status"], info["updated"]
-        except (ConfigError, KeyError):
-            return None
 
     def close(self, interrupted: int | None) -> int:
         """Tell how the trials stand, and make the report. Returns the exit code.

@@ -38,6 +38,11 @@ def check(config: TrialConfig) -> None:
 
     Raises ConfigError.
     """
+    if config.search.space:
+        raise ConfigError(
+            "search=<space> belongs to a search, and this is a single trial: "
+            "labrl -m hydra/sweeper=optuna search=<space> ..., or search=none"
+        )
     meta = config.meta
     Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
     observation_space, action_space = describe(config.env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import sys
@@ -14,11 +15,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from labrl.config.compose import resolve
+from labrl.config.compose import resolve, to_plain
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner
-from labrl.lab.devices import available_cpus
+from labrl.lab.baseline import random_return
 from labrl.lab.search.checks import check_pruner, check_space
 from labrl.lab.search.objective import Direction, direction_of
 from labrl.lab.search.outcome import conclude
@@ -27,8 +28,12 @@ from labrl.lab.search.search import Search
 from labrl.lab.search.space import Space
 from labrl.lab.search.storage import StudyStorage, silence
 from labrl.lab.search.study import Plan, Study
+from labrl.lab.shares import Machine, Need, Share
 from labrl.lab.summary import say
 from labrl.storage.experiment_folder import ExperimentFolder
+
+OF_A_TRIAL = ("meta.progress=false",)
+"""Words for trials that run side by side and are not looked at one by one."""
 
 OWN_STUDY = "labrl"
 """Name of the study in a storage that holds no other."""
@@ -55,24 +60,36 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
     """
     silence()
     asked = resolve(cfg)
+    _check_launcher(cfg)
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
     space = Space.of(asked.search.space, settings.params, typed)
     base = check_space(space, config_dir)
-    plan = _plan(asked, base, space, settings)
-    recipe = Recipe(space, _choices(cfg), _how(base, typed, workers := _workers(base, settings)))
+    plan = _plan(asked, base, space, settings, cfg)
+    shares = _shares(base, settings)
+    recipe = Recipe(space, _choices(cfg), _how(typed))
     with _experiment(cfg, words) as experiment:
         storage = StudyStorage(settings.storage, experiment.path)
         study = Study(storage, plan, settings.sampler, experiment.path)
         subfolder = f"{{number}}_{recipe.choices['agent']}_{_slug(base.env.config.name)}"
-        one = Search(study, asked.search, recipe, experiment, config_dir, workers, subfolder)
+        one = Search(study, asked.search, recipe, experiment, config_dir, shares, subfolder)
         experiment.set_status("running", search=_facts(storage, study))
-        _announce(study, storage, workers, experiment)
+        _announce(study, storage, len(shares), experiment)
         code, confirmation = one.run()
         return conclude(one, storage, code, confirmation)
 
 
-def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings) -> Plan:
+def _check_launcher(cfg: DictConfig) -> None:
+    launcher = cfg.hydra.runtime.choices.get("hydra/launcher")
+    if launcher not in (None, "joblib", "basic"):
+        raise ConfigError(
+            f"hydra/launcher={launcher}: a search has workers of its own, which take trials as they become "
+            "free. For many machines run the same command on each, in jobs of your cluster, with one "
+            "hydra.sweeper.storage=postgresql://... and hydra.sweeper.study_name=<name>"
+        )
+
+
+def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, cfg: DictConfig) -> Plan:
     search_config = asked.search
     objective = search_config.objective
     measures: list[Measure] = list(objective) if isinstance(objective, list) else [objective]
@@ -99,9 +116,20 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
         budget=base.env.config.max_frame,
         num_sessions=base.meta.max_session,
         seed=asked.seed,
+        random_return=_random_return(base, cfg) if "strength" in measures else 0.0,
         retries=search_config.retries,
         heartbeat=search_config.heartbeat,
     )
+
+
+def _random_return(config: TrialConfig, cfg: DictConfig) -> float:
+    known = random_return(to_plain(cfg)["env"], config.env)
+    if known is None:
+        raise ConfigError(
+            "search.objective=strength is measured from the return of the random policy, which could not be "
+            "found out in this environment: search.objective=auc ranks trials nearly alike"
+        )
+    return known
 
 
 def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
@@ -116,23 +144,25 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
     return ["maximize" if name == "maximize" else "minimize" for name in names]
 
 
-def _workers(config: TrialConfig, settings: Settings) -> int:
-    """Trials at once: as given, or as many as there are cores for."""
-    if settings.n_jobs is not None:
-        if settings.n_jobs < 1:
-            raise ConfigError(f"hydra.sweeper.n_jobs={settings.n_jobs}: must be at least 1, or null")
-        return min(settings.n_jobs, settings.n_trials)
-    each = config.meta.num_cpus or config.meta.max_session
-    return max(1, min(int(available_cpus() // each), settings.n_trials))
+def _shares(config: TrialConfig, settings: Settings) -> list[Share]:
+    """Of the machine, one for each trial at once: as many as were asked for, or as it has room for."""
+    machine = Machine()
+    need = Need.of(dataclasses.asdict(config.meta), settings.n_trials, machine.cores)
+    machine.check(need)
+    if settings.n_jobs is None:
+        taken = (machine.take(need) for _ in range(settings.n_trials))
+        return [share for share in taken if share is not None]
+    if settings.n_jobs < 1:
+        raise ConfigError(f"hydra.sweeper.n_jobs={settings.n_jobs}: must be at least 1, or null")
+    workers = min(settings.n_jobs, settings.n_trials)
+    each = Need(max(1, machine.cores // workers), need.gpus)
+    return [machine.take(each) or Share(each.cores) for _ in range(workers)]
 
 
-def _how(config: TrialConfig, typed: Sequence[str], workers: int) -> list[str]:
+def _how(typed: Sequence[str]) -> list[str]:
     """How a trial runs beside others, where nothing else was typed."""
-    words = ["meta.progress=false"]
-    if config.meta.num_cpus is None:
-        words.append(f"meta.num_cpus={max(1, available_cpus() // workers)}")
     given = {word.partition("=")[0] for word in typed}
-    return [word for word in words if word.partition("=")[0] not in given]
+    return [word for word in OF_A_TRIAL if word.partition("=")[0] not in given]
 
 
 def _without_seed(words: Sequence[str]) -> list[str]:
@@ -176,7 +206,7 @@ def _experiment(cfg: DictConfig, words: Sequence[str]) -> Iterator[ExperimentFol
             "search",
             [],
             overrides=list(words),
-            hydra_overrides=list(cfg.hydra.overrides.hydra),
+            hydra_overrides=[str(word) for word in cfg.hydra.overrides.hydra if "hydra.mode=" not in word],
             config_dir=_config_dir(cfg),
             command=sys.orig_argv,
         )

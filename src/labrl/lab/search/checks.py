@@ -10,6 +10,7 @@ from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
+from labrl.config.validate import InvalidError, dataclass_of
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.space import Space
 from labrl.lab.trial import check
@@ -76,7 +77,10 @@ def _is_key(plain: Mapping[str, Any], key: str) -> bool:
 
 
 def _check_value(default: Mapping[str, Any], key: str, value: Any, written: str) -> None:
-    """Raises ConfigError if `value` is none that `key` can have, whatever the others are."""
+    """Raises ConfigError if `value` is none that `key` can have, whatever the others are.
+
+    What contradicts another key is for the trial to say: with other values of that one it may be right.
+    """
     plain = copy.deepcopy(dict(default))
     node = plain
     *parents, leaf = key.split(".")
@@ -86,8 +90,8 @@ def _check_value(default: Mapping[str, Any], key: str, value: Any, written: str)
         return  # text is read by Hydra first
     node[leaf] = value
     try:
-        resolve(plain)
-    except ConfigError as error:
-        wrong = [line for line in str(error).splitlines() if line.startswith(key)]
+        dataclass_of(TrialConfig, plain)
+    except InvalidError as error:
+        wrong = [line for line in error.told().splitlines() if line.startswith(key)]
         if wrong:
             raise ConfigError(f"{written}: {wrong[0]}") from error

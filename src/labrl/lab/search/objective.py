@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from labrl.analysis.measures import area_under_curve, final_return, strength
 from labrl.config.search import Measure
 from labrl.storage.run_folder import SessionFolder
 from labrl.storage.tables import CsvTable
@@ -35,22 +36,22 @@ def read_curve(session: SessionFolder) -> Curve:
 
 
 def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> float | None:
-    """One session's worth; None before it has a checkpoint.
+    """One session's worth, as reports define it; None before it has a checkpoint.
 
     random_return: mean return of the random policy, which `strength` is measured from.
     """
     if not curve:
         return None
-    returns = np.array([row["return_mean"] for row in curve.values()])
+    frames, returns = list(curve), [row["return_mean"] for row in curve.values()]
     match measure:
         case "final_return":
-            return float(returns[-1])
+            return final_return(frames, returns)
         case "best_return":
-            return float(returns.max())
+            return max(returns)
         case "auc":
-            return float(returns.mean())
+            return area_under_curve(frames, returns)
         case "strength":
-            return float(returns.mean() - random_return)
+            return float(strength(returns, random_return).mean())
         case "wall":
             return list(curve.values())[-1]["wall"]
 

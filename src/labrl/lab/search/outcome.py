@@ -32,14 +32,13 @@ def conclude(search: Search, storage: StudyStorage, code: int, confirmation: Con
     if confirmation is not None:
         maximize = study.plan.directions[0] == "maximize"
         facts["confirm"] = confirmation.as_json(experiment.path, maximize)
-        experiment.set_status("running", search=facts)
     best = study.best()
     if best:
         _write_results(search)
     if len(study.plan.measures) > 1:
         _tell_front(search)
     elif best:
-        _tell_best(search, confirmation)
+        _tell_best(search, confirmation, facts)
     else:
         say("no trial has come to its end: there is no best one")
     trials = study.trials()
@@ -48,7 +47,7 @@ def conclude(search: Search, storage: StudyStorage, code: int, confirmation: Con
     pruned = sum(trial.state == TrialState.PRUNED for trial in trials)
     say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still run elsewhere")
     code = 1 if code or not best else 0
-    experiment.set_status("failed" if code else "finished")
+    experiment.set_status("failed" if code else "finished", search=facts)
     say(f"experiment folder: {experiment.path}")
     storage.close()
     return code
@@ -78,7 +77,8 @@ def _tell_front(search: Search) -> None:
         say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params, search.config_dir)}")
 
 
-def _tell_best(search: Search, confirmation: Confirmation | None) -> None:
+def _tell_best(search: Search, confirmation: Confirmation | None, facts: dict[str, Any]) -> None:
+    """On the terminal, in `experiment/best.yaml`, and in `facts`, which `experiment.json` gets."""
     study, home = search.study, search.experiment.path
     measure = study.plan.measures[0]
     first = study.best()[0]
@@ -100,9 +100,12 @@ def _tell_best(search: Search, confirmation: Confirmation | None) -> None:
         _warn_of_default(confirmation, winner, study.plan.directions[0] == "maximize")
     path = home / BEST
     path.parent.mkdir(exist_ok=True)
+    command = search.recipe.command(chosen, search.config_dir)
+    number = first.number if winner is None else winner.number
+    facts["best"] = {"trial": number, "params": chosen, "command": command, "file": BEST}
     write_atomic(path, search.recipe.as_yaml(chosen, search.config_dir, home, told))
     say(f"best configuration, also in {path}:")
-    say(f"  {search.recipe.command(chosen, search.config_dir)}")
+    say(f"  {command}")
 
 
 def _confirmed_line(one: Candidate) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from labrl.lab.search.worker import Outcome, Task
 from labrl.lab.search.worker import main as worker_main
+from labrl.lab.shares import Share
 from labrl.session.interruption import children_ignore_ctrl_c
 
 Job = TypeVar("Job")
@@ -21,14 +22,15 @@ Job = TypeVar("Job")
 class _Worker(Generic[Job]):
     process: BaseProcess
     tasks: Connection
+    share: Share
     job: Job | None = None
 
 
 class Pool(Generic[Job]):
-    """At most `size` processes; one that dies is replaced for the next task."""
+    """One process for each share of the machine; one that dies is replaced for the next task."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._free = list(shares)
         # A forked child would inherit threads in an unusable state.
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker[Job]] = []
@@ -51,7 +53,7 @@ class Pool(Generic[Job]):
     @property
     def has_room(self) -> bool:
         """Whether a task given now begins now."""
-        return len(self.jobs) < self.size
+        return bool(self._free) or any(worker.job is None for worker in self._workers)
 
     def give(self, job: Job, task: Task) -> None:
         """Let a free process begin; there has to be room."""
@@ -78,11 +80,14 @@ class Pool(Generic[Job]):
 
     def _start(self) -> _Worker[Job]:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=worker_main, args=(there,), name="search worker")
+        share = self._free.pop(0)
+        process = self._context.Process(
+            target=worker_main, args=(there, share.environment), name="search worker"
+        )
         with children_ignore_ctrl_c():
             process.start()
         there.close()  # so that the process's end is seen here
-        worker: _Worker[Job] = _Worker(process, here)
+        worker: _Worker[Job] = _Worker(process, here, share)
         self._workers.append(worker)
         return worker
 
@@ -92,4 +97,5 @@ class Pool(Generic[Job]):
         except (EOFError, OSError):
             worker.process.join()
             self._workers.remove(worker)
+            self._free.append(worker.share)
             return worker.process.exitcode or 0

@@ -16,6 +16,7 @@ from labrl.lab.search.pool import Pool
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.search.study import FACTS, Assignment, Study
 from labrl.lab.search.worker import Outcome, Task
+from labrl.lab.shares import Share
 from labrl.lab.summary import say
 from labrl.session.interruption import Interruption
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord, TrialStatus
@@ -41,8 +42,8 @@ class Search:
     recipe: Recipe
     experiment: ExperimentFolder
     config_dir: str | None
-    workers: int
-    """Trials at once on this machine."""
+    shares: list[Share]
+    """Of this machine, one for each trial that runs at once."""
     subfolder: str
     """Name of a trial's run folder, with `{number}` in it."""
 
@@ -60,7 +61,7 @@ class Search:
         with (
             Interruption() as interruption,
             Hub(self._report) as hub,
-            Pool[Assignment](self.workers) as pool,
+            Pool[Assignment](self.shares) as pool,
         ):
             self._run_trials(pool, hub, interruption)
             self.record(interrupted=interruption.requested)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import random
 import re
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +24,8 @@ DEFAULT_FILE = "study.db"
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120
 """For another process that writes to the same SQLite file."""
+TRIES = 8
+"""To open a database that others open at the same moment."""
 
 
 class StudyStorage:
@@ -70,9 +74,20 @@ class StudyStorage:
             waits = {"timeout": SECONDS_TO_WAIT}
             if self._kind != "sqlite":
                 waits = {"connect_timeout": SECONDS_TO_CONNECT}
-            return RDBStorage(self.url, engine_kwargs={"connect_args": waits})
+            return self._database(waits)
         except Exception as error:
             raise ConfigError(f"hydra.sweeper.storage={self.told}: {self._why(error)}") from error
+
+    def _database(self, connect: dict[str, int]) -> RDBStorage:
+        """Of two machines that begin at once, both may try to make the tables: one has to try again."""
+        for _ in range(TRIES - 1):
+            try:
+                return RDBStorage(self.url, engine_kwargs={"connect_args": connect})
+            except Exception as error:
+                if not re.search("already exists|duplicate|locked", str(error)):
+                    raise
+                time.sleep(random.uniform(0.1, 1.0))
+        return RDBStorage(self.url, engine_kwargs={"connect_args": connect})
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, ImportError):

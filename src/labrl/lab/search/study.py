@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,10 @@ class Study:
                 directions=list(plan.directions),
                 load_if_exists=True,
             )
-            self.seed = self._agreed_seed()
+            agreed = self._agreed()
+        self.seed: int = agreed["seed"]
+        # measured by the machine that began the study: another one may have come to another number
+        self.plan = replace(plan, random_return=agreed["random_return"])
         self.sampler = NumberedSampler(sampler_node, plan.space, self.seed)
         self._study.sampler = self.sampler
         self.total = plan.total
@@ -304,8 +307,8 @@ class Study:
         noted = {**trial.user_attrs.get(FACTS, {}), **facts}
         self._storage.optuna.set_trial_user_attr(trial._trial_id, FACTS, noted)
 
-    def _agreed_seed(self) -> int:
-        """The seed of the study; writes down what it is about, or compares. Raises ConfigError."""
+    def _agreed(self) -> dict[str, Any]:
+        """What the study is about: written down by the first, compared by all others. Raises ConfigError."""
         mine, name = self.plan.facts(), self.plan.name
         agreed = self._study.user_attrs.get(FACTS)
         if agreed is None:
@@ -315,12 +318,13 @@ class Study:
                     "labrl did not begin: give another name"
                 )
             seed = draw_seed() if self.plan.seed is None else self.plan.seed
-            self._study.set_user_attr(FACTS, {**mine, "seed": seed})
-            return seed
+            agreed = {**mine, "seed": seed, "random_return": self.plan.random_return}
+            self._study.set_user_attr(FACTS, agreed)
+            return agreed
         differs = [key for key in mine if mine[key] != agreed.get(key)]
         if differs:
             raise ConfigError(_other_study(name, self._storage.told, differs, mine, agreed))
-        return agreed["seed"]
+        return agreed
 
 
 def _other_study(

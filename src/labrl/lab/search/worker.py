@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -58,8 +58,12 @@ class Outcome:
     error: str | None = None
 
 
-def main(search: Connection) -> None:
-    """Entry point of the process: tasks come and outcomes go over `search` until it is closed."""
+def main(search: Connection, environment: Mapping[str, str]) -> None:
+    """Entry point of the process: tasks come and outcomes go over `search` until it is closed.
+
+    environment: variables that keep it and its sessions to their share of the machine.
+    """
+    os.environ.update(environment)
     stop_with_the_parent()
     while True:
         try:

@@ -1,0 +1,97 @@
+"""What a report says of a search follows from `experiment.json` alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from labrl.analysis.search import Parameter, best_so_far, importances, read_search, scatter
+
+SPACE = {
+    "agent.lr": {
+        "name": "FloatDistribution",
+        "attributes": {"low": 1e-4, "high": 1e-2, "log": True, "step": None},
+    },
+    "agent.kind": {"name": "CategoricalDistribution", "attributes": {"choices": ["a", "b"]}},
+}
+
+
+def info(*trials: dict[str, Any], directions: tuple[str, ...] = ("maximize",)) -> dict[str, Any]:
+    facts = {"space": SPACE, "objective": ["final_return"], "directions": list(directions)}
+    return {"kind": "search", "search": facts, "trials": list(trials)}
+
+
+def trial(number: int, lr: float, kind: str, value: float | None, state: str = "complete") -> dict[str, Any]:
+    values = None if value is None else [value]
+    return {
+        "number": number,
+        "params": {"agent.lr": lr, "agent.kind": kind},
+        "values": values,
+        "state": state,
+        "intermediate": [[100, 1.0]],
+        "error": None,
+    }
+
+
+def test_an_experiment_that_is_no_search_is_none() -> None:
+    assert read_search({"kind": "grid", "trials": []}) is None
+    assert read_search({}) is None
+
+
+def test_trials_are_told_apart_by_how_they_ended_and_ranked_by_value() -> None:
+    search = read_search(
+        info(
+            trial(0, 1e-3, "a", 1.0),
+            trial(1, 1e-3, "b", 5.0),
+            trial(2, 1e-3, "b", 9.0, "pruned"),
+            trial(3, 1e-3, "a", None, "fail"),
+        )
+    )
+    assert search is not None
+    assert [one.number for one in search.ranked()] == [1, 0]
+    assert [one.number for one in search.valued] == [0, 1, 2]
+    assert search.trials[0].intermediate == {100: 1.0}
+
+
+def test_the_best_so_far_never_gets_worse_and_skips_what_failed() -> None:
+    values = [3.0, math.nan, 1.0, 4.0]
+    assert np.array_equal(best_so_far(values, maximize=True), [3.0, 3.0, 3.0, 4.0])
+    assert np.array_equal(best_so_far(values, maximize=False), [3.0, 3.0, 1.0, 1.0])
+
+
+def test_a_place_is_on_the_scale_on_which_the_key_was_searched() -> None:
+    lr, kind = (Parameter.of(key, one) for key, one in SPACE.items())
+    assert math.isclose(lr.place(1e-3), -3.0)
+    assert math.isclose(lr.share(1e-3), 0.5)
+    assert (kind.place("b"), kind.share("a")) == (1.0, 0.0)
+    assert math.isnan(kind.place("no choice"))
+
+
+def test_the_key_that_decides_is_the_important_one() -> None:
+    rng = np.random.default_rng(0)
+    trials = [
+        trial(number, 10 ** rng.uniform(-4, -2), kind := str(rng.choice(["a", "b"])), float(kind == "b"))
+        for number in range(40)
+    ]
+    trials = [{**one, "values": [one["values"][0] + 0.01 * rng.normal()]} for one in trials]
+    search = read_search(info(*trials))
+    assert search is not None
+    found = importances(search)
+    assert next(iter(found)) == "agent.kind"
+    assert math.isclose(sum(found.values()), 1.0)
+
+
+def test_importance_is_not_made_up_from_a_few_trials_or_equal_ones() -> None:
+    few = [trial(n, 1e-3, "a", float(n)) for n in range(9)]
+    for trials in (few, [trial(n, 1e-3, "a", 1.0) for n in range(20)]):
+        search = read_search(info(*trials))
+        assert search is not None
+        assert importances(search) == {}
+
+
+def test_a_slice_has_the_trials_of_one_state() -> None:
+    search = read_search(info(trial(0, 1e-3, "a", 1.0), trial(1, 1e-2, "b", 2.0, "pruned")))
+    assert search is not None
+    assert scatter(search, search.parameters[0], "pruned") == ([-2.0], [2.0])

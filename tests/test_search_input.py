@@ -1,0 +1,105 @@
+"""A search that cannot work is refused before its first trial, with what to type; nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labrl.cli import main
+from labrl.config.compose import compose, to_plain
+from labrl.lab.search.recipe import BEST, Recipe
+from labrl.lab.search.space import Space
+
+SEARCH = ["-m", "hydra/sweeper=optuna", "env=cartpole", "meta.max_trial=2"]
+LR = "agent.lr=tag(log, interval(1e-4, 1e-2))"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["agent.lrr=interval(0.1, 1)"], "agent.lrr: no such key. Did you mean agent.lr?"),
+        (["agent.lr=interval(-1.0, 1.0)"], "agent.lr=interval(-1.0, 1.0): agent.lr must be"),
+        (["agent/network=choice(auto, mpl)"], "agent/network=mpl: no such option. Did you mean"),
+        (["agent.lr=interval(2, 1)"], "agent.lr=interval(2, 1): the range is empty"),
+        ([], "there is nothing to search"),
+        (["search=dqn", "agent=ppo"], "no such key"),
+        ([LR, "meta.eval_frequency=1e6"], "set meta.eval_frequency=<less>"),
+        ([LR, "search.pruner.grace_period=74999"], "search.pruner.grace_period=74999: the last evaluation"),
+        ([LR, "search/pruner=median", "search.pruner.warmup=1e6"], "search.pruner.warmup=1000000"),
+        ([LR, "search.objective=reward"], "search.objective must be"),
+        ([LR, "hydra.sweeper.direction=[maximize,minimize]"], "one for each of search.objective"),
+        ([LR, "hydra.sweeper.n_jobs=0"], "hydra.sweeper.n_jobs=0: must be at least 1"),
+        ([LR, "hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"], "must be sqlite:///<file>"),
+        ([LR, "hydra.sweeper.storage=sqlite:///study.db"], "hydra.sweeper.study_name=<name>"),
+        ([LR, "hydra/sweeper/sampler=grid"], "a grid needs single values"),
+        (
+            [LR, "hydra/sweeper/sampler=tpe", "hydra.sweeper.sampler.n_startup_trials=many"],
+            "n_startup_trials",
+        ),
+    ],
+)
+def test_wrong_input_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SEARCH, *words]) == 2
+    assert says in capsys.readouterr().err
+    assert not list(Path("runs").glob("*"))
+
+
+def test_a_database_that_does_not_answer_is_told_without_the_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("psycopg")
+    url = "postgresql://labrl:secret@127.0.0.1:1/labrl"
+    words = [LR, f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=x"]
+    assert main([*SEARCH, *words]) == 2
+    told = capsys.readouterr().err
+    assert "hydra.sweeper.storage=postgresql://labrl:***@127.0.0.1:1/labrl: cannot be reached" in told
+    assert "secret" not in told
+
+
+def test_a_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search=ppo"]) == 2
+    assert "labrl -m hydra/sweeper=optuna search=<space>" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("space", ["ppo", "dqn", "sac", "td3", "ddpg", "crossq"])
+def test_a_ready_space_fits_its_agent_and_brings_its_number_of_trials(space: str) -> None:
+    cfg = compose([f"search={space}"], with_hydra=True)
+    assert cfg.hydra.runtime.choices.agent == space
+    assert cfg.meta.max_trial == 30
+    found = Space.of(cfg.search.space, {}, [])
+    for corner in (0, -1):
+        values = {key: ends[corner] for key, ends in found.corners().items()}
+        to_plain(compose([f"agent={space}", *found.words(values)]))
+
+
+def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_samplers() -> None:
+    for sampler in ("tpe", "gp", "cmaes", "random", "grid", "qmc", "nsgaii"):
+        words = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "meta.max_trial=7"]
+        node = compose(words, with_hydra=True).hydra.sweeper
+        assert node._target_.startswith("hydra_plugins.labrl_optuna_sweeper")
+        assert node.n_trials == 7
+    assert compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.n_trials == 20
+
+
+def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Path) -> None:
+    words = [
+        "env=acrobot",
+        "agent/network=mlp",
+        "+env.kwargs.new='a, b'",
+        "transforms.reward=null",
+        "env.num_envs=4",
+    ]
+    space = Space.of({}, {}, [*words, LR, "agent.network.torso.hidden=choice([64,64],[32])"])
+    recipe = Recipe(space, {"agent": "ppo", "env": "acrobot", "agent/network": "mlp"}, [])
+    params = {"agent.lr": 2.5e-4, "agent.network.torso.hidden": "[32]"}
+    path = tmp_path / BEST
+    path.parent.mkdir()
+    path.write_text(recipe.as_yaml(params, None, tmp_path, ["told"]))
+    assert to_plain(compose(["experiment=best"], tmp_path)) == to_plain(compose(recipe.configuration(params)))
+    assert to_plain(compose(["experiment=best", "agent.lr=1"], tmp_path))["agent"]["lr"] == 1

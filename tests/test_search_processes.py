@@ -1,0 +1,154 @@
+"""Searches as one types them: killed at random and gone on with, and on several machines at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from search_cases import WORDS
+
+COMMAND = [sys.executable, "-m", "labrl", "-m", "hydra/sweeper=optuna", *WORDS]
+
+
+def start(home: Path, *words: str) -> subprocess.Popen[str]:
+    """A search in the folder `home`, in a process group of its own."""
+    return subprocess.Popen(
+        [*COMMAND, f"hydra.sweep.dir={home}", *words],
+        cwd=home.parent,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it printed; it has to have come to a good end."""
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return output
+
+
+def info(home: Path) -> dict[str, Any]:
+    return json.loads((home / "experiment.json").read_text())
+
+
+def proposals(home: Path) -> list[Any]:
+    keys = ("number", "params", "state", "values", "intermediate")
+    return [tuple(trial[key] for key in keys) for trial in info(home)["trials"]]
+
+
+def evaluations(home: Path) -> int:
+    """Rows that all trials have written so far: how far the search is, however busy the machine."""
+    files = [path for path in home.glob("*/session_*/eval.csv") if path.exists()]
+    return sum(len(path.read_text().splitlines()) for path in files)
+
+
+def kill_after(process: subprocess.Popen[str], home: Path, rows: int, whole_group: bool) -> None:
+    """kill -9, the command alone or its workers too, once `rows` more evaluations are there."""
+    until = evaluations(home) + rows
+    while evaluations(home) < until and process.poll() is None:
+        time.sleep(0.01)
+    if process.poll() is None:
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def kill_and_compare(folder: Path, kills: int, total: int) -> None:
+    words = (f"meta.max_trial={total}", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.n_startup_trials=2")
+    ended(start(folder / "whole", *words))
+    broken = folder / "broken"
+    chance = random.Random(kills)
+    for _ in range(kills):
+        kill_after(start(broken, *words), broken, chance.randint(1, 6), chance.random() < 0.5)
+    ended(start(broken, *words))
+    assert len(proposals(broken)) == total
+    assert proposals(broken) == proposals(folder / "whole")
+
+
+def test_a_killed_search_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    kill_and_compare(tmp_path, kills=1, total=3)
+
+
+@pytest.mark.slow
+def test_a_search_killed_five_times_ends_with_its_total_and_the_same_proposals(tmp_path: Path) -> None:
+    kill_and_compare(tmp_path, kills=5, total=8)
+
+
+def two_machines(folder: Path, url: str) -> None:
+    """Two commands at once: together the total, and none twice."""
+    words = (f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=shared", "meta.max_trial=4")
+    homes = [folder / name for name in "ab"]
+    for process in [start(home, *words, "hydra.sweeper.n_jobs=1") for home in homes]:
+        ended(process)
+    ran = [path.parent.name for home in homes for path in home.glob("*_ppo_cartpole/run.json")]
+    assert sorted(name.partition("_")[0] for name in ran) == ["0", "1", "2", "3"]
+    # the one that ended last has seen all four come to their end
+    counts = [[trial["state"] in ("complete", "pruned") for trial in info(home)["trials"]] for home in homes]
+    assert max(map(sum, counts)) == 4
+    assert max(map(len, counts)) == 4
+
+
+def test_two_machines_with_one_journal_file_share_the_trials(tmp_path: Path) -> None:
+    two_machines(tmp_path, f"journal:///{tmp_path / 'study.journal'}")
+
+
+def postgresql_programs() -> Path | None:
+    """Where Debian or the path has them."""
+    found = shutil.which("initdb")
+    places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return next((place for place in reversed(places) if (place / "initdb").exists()), None)
+
+
+@pytest.fixture
+def postgresql(tmp_path: Path) -> Iterator[str]:
+    """A server on loopback for one test, as an unprivileged user; its URL."""
+    programs = postgresql_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL here: apt-get install postgresql")
+    pytest.importorskip("psycopg", reason='no driver here: pip install "labrl[search]"')
+    user = "nobody" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
+    home = Path("/tmp") / f"labrl_postgresql_{os.getpid()}"  # pytest's own folder is nobody else's to read
+    home.mkdir()
+    if user:
+        shutil.chown(home, user)
+    data, log = home / "data", home / "log"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = f"-h 127.0.0.1 -p {port} -k {home} -F"
+    try:
+        for command in (
+            ["initdb", "-D", data, "-A", "trust", "-U", "labrl", "--no-sync"],
+            ["pg_ctl", "-D", data, "-l", log, "-o", options, "-w", "start"],
+        ):
+            done = subprocess.run(
+                [programs / command[0], *command[1:]],
+                user=user,
+                cwd=home,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            if done.returncode:
+                pytest.skip(f"PostgreSQL does not start here: {done.stderr.strip()[-200:]}")
+        yield f"postgresql://labrl@127.0.0.1:{port}/postgres"
+    finally:
+        stop = [programs / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop"]
+        subprocess.run(stop, user=user, cwd="/", capture_output=True, check=False)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_two_machines_with_one_postgresql_share_the_trials(tmp_path: Path, postgresql: str) -> None:
+    two_machines(tmp_path, postgresql)

@@ -1,0 +1,103 @@
+"""A search from the command line: trials are pruned, fail, are confirmed, and the folder tells all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from search_cases import WORDS
+
+from labrl.cli import main
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """The folder of a search of eight trials on two workers, and its exit code."""
+    home = tmp_path_factory.mktemp("search") / "experiment"
+    words = [word for word in WORDS if not word.startswith("search.confirm")]
+    code = main(
+        [
+            *("-m", "hydra/sweeper=optuna", *words, f"hydra.sweep.dir={home}", "hydra.sweeper.n_jobs=2"),
+            *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
+            *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
+        ]
+    )
+    return home, code
+
+
+@pytest.fixture(scope="module")
+def info(searched: tuple[Path, int]) -> dict[str, Any]:
+    return json.loads((searched[0] / "experiment.json").read_text())
+
+
+def test_failed_trials_are_recorded_and_tolerated(searched: tuple[Path, int], info: dict[str, Any]) -> None:
+    assert searched[1] == 0
+    assert info["status"] == "finished"
+    assert len(info["trials"]) == 6
+    failed = [trial for trial in info["trials"] if trial["status"] == "failed"]
+    assert failed
+    assert all(trial["params"]["agent.batch_size"] == 77 for trial in failed)
+    assert all("agent.batch_size" in trial["error"] for trial in failed)
+
+
+def test_a_pruned_trial_says_so_and_keeps_a_checkpoint(
+    searched: tuple[Path, int], info: dict[str, Any]
+) -> None:
+    pruned = [trial for trial in info["trials"] if trial["status"] == "pruned"]
+    assert pruned
+    for trial in pruned:
+        run = RunFolder.open(searched[0] / trial["folder"])
+        frame, value = trial["intermediate"][-1]
+        assert run.status == "pruned"
+        assert trial["values"] == [value]
+        (session,) = run.sessions()
+        assert frame < 1024
+        assert CheckpointStore(session.checkpoints, keep_last=1).frames()[0] == frame
+        assert json.loads(session.result.read_text())["status"] == "pruned"
+
+
+def test_every_trial_is_recorded_as_it_can_be_repeated(
+    searched: tuple[Path, int], info: dict[str, Any]
+) -> None:
+    for trial in info["trials"]:
+        if trial["status"] == "failed":
+            continue
+        config = yaml.safe_load((searched[0] / trial["folder"] / "config.yaml").read_text())
+        assert config["agent"]["lr"] == trial["params"]["agent.lr"]
+        assert f"seed={config['seed']}" in trial["overrides"]
+        assert config["search"]["space"] == {}
+    assert len({word for trial in info["trials"] for word in trial["overrides"] if "seed=" in word}) == 6
+
+
+def test_the_best_is_confirmed_beside_the_default_and_written_as_a_recipe(
+    searched: tuple[Path, int], info: dict[str, Any]
+) -> None:
+    home = searched[0]
+    confirm = info["search"]["confirm"]
+    assert [one["trial"] is None for one in confirm["candidates"]][-1]
+    assert all(
+        (home / folder / "run.json").exists() for one in confirm["candidates"] for folder in one["folders"]
+    )
+    assert confirm["winner"] == info["search"]["best"]["trial"]
+    assert confirm["held"] in (True, False)
+    assert info["search"]["best"]["command"].startswith("labrl agent=ppo env=cartpole ")
+    recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())
+    assert recipe["agent"]["lr"] == info["search"]["best"]["params"]["agent.lr"]
+    results = yaml.safe_load((home / "optimization_results.yaml").read_text())
+    assert set(results) == {"name", "best_params", "best_value"}
+
+
+def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(
+    searched: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = searched[0]
+    before = json.loads((home / "experiment.json").read_text())["trials"]
+    assert main(["-m", f"+resume={home}", "search.confirm=null"]) == 0
+    after = json.loads((home / "experiment.json").read_text())["trials"]
+    assert after == before
+    assert "6 trials, 6 of them done" in capsys.readouterr().out

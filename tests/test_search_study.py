@@ -1,0 +1,239 @@
+"""A study comes out the same however often it is broken off, and gives no trial twice."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+from search_cases import PLAN, TPE, history, next_of, play, study, write_eval
+
+from labrl.config.errors import ConfigError
+from labrl.config.search import NoPruner
+from labrl.lab.search.space import Space
+from labrl.storage.lock import FolderLock
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "tpe": TPE,
+    "random": {"_target_": "optuna.samplers.RandomSampler"},
+    "cmaes": {"_target_": "optuna.samplers.CmaEsSampler", "warn_independent_sampling": False},
+    "gp": {"_target_": "optuna.samplers.GPSampler", "n_startup_trials": 3},
+    "qmc": {"_target_": "optuna.samplers.QMCSampler", "warn_independent_sampling": False},
+    "nsgaii": {"_target_": "hydra_plugins.hydra_optuna_sweeper._impl.create_nsgaii_sampler"},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_study_begun_again_after_each_trial_proposes_what_an_unbroken_one_does(
+    tmp_path: Path, name: str
+) -> None:
+    whole = study(tmp_path / "whole", sampler=SAMPLERS[name])
+    for _ in range(PLAN.total):
+        play(whole, next_of(whole))
+    for _ in range(PLAN.total):
+        broken = study(tmp_path / "broken", sampler=SAMPLERS[name])
+        play(broken, next_of(broken))
+    assert history(broken) == history(whole)
+    assert len({str(trial.params) for trial in whole.trials()}) > 1
+
+
+def test_a_trial_whose_machine_died_goes_on_in_its_folder_with_its_values_and_seed(tmp_path: Path) -> None:
+    whole = study(tmp_path / "whole")
+    for _ in range(4):
+        play(whole, next_of(whole))
+    broken = study(tmp_path / "broken")
+    play(broken, next_of(broken))
+    left = next_of(broken)
+    write_eval(left.folder, 10, 0.0)
+    again = study(tmp_path / "broken")
+    taken = next_of(again)
+    assert taken.resume
+    assert (taken.number, taken.params, taken.seed) == (left.number, left.params, left.seed)
+    assert taken.folder == left.folder
+    (left.folder / "session_0" / "eval.csv").unlink()  # as its checkpoint would cut it back
+    play(again, taken)
+    for _ in range(2):
+        play(again, next_of(again))
+    assert history(again) == history(whole)
+
+
+def test_a_decision_is_the_same_when_the_killed_trial_reports_once_more(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    play(one, next_of(one))
+    second = next_of(one)
+    write_eval(second.folder, 10, -100.0)
+    # killed after the value was stored and before the pruner was asked
+    one._storage.optuna.set_trial_intermediate_value(one.trials()[1]._trial_id, 10, -100.0)
+    again = study(tmp_path)
+    taken = next_of(again)
+    assert again.report(taken.number, taken.folder)
+    assert again.trials()[1].state == TrialState.PRUNED
+
+
+def test_a_sampler_killed_between_two_values_draws_the_rest_as_it_would_have(tmp_path: Path) -> None:
+    whole = study(tmp_path / "whole", sampler=SAMPLERS["random"])
+    expected = next_of(whole).params
+    broken = study(tmp_path / "broken", sampler=SAMPLERS["random"])
+    begun = broken._study.ask()
+    begun._suggest("x", PLAN.space.distributions["x"])
+    again = study(tmp_path / "broken", sampler=SAMPLERS["random"])
+    assert next_of(again).params == expected
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_two_machines_give_every_trial_once_and_no_more_than_the_total(tmp_path: Path, kind: str) -> None:
+    url = f"{kind}:///{tmp_path / 'shared'}"
+    given: list[int] = []
+
+    def machine(home: Path) -> None:
+        with FolderLock(home):
+            one = study(home, url, total=10)
+            while (assignment := one.next("trial_{number}")) is not None:
+                given.append(assignment.number)
+                play(one, assignment)
+
+    homes = [tmp_path / name for name in "ab"]
+    for home in homes:
+        home.mkdir()
+    threads = [threading.Thread(target=machine, args=(home,)) for home in homes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(given) == list(range(10))
+    assert all(trial.state.is_finished() for trial in study(homes[0], url, total=10).trials())
+
+
+def test_a_living_machines_trial_is_left_alone_and_a_dead_ones_taken_over(tmp_path: Path) -> None:
+    url = f"journal:///{tmp_path / 'shared'}"
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    with FolderLock(there):
+        left = next_of(study(there, url, total=1))
+        assert study(here, url, total=1).next("trial_{number}") is None
+    taken = next_of(study(here, url, total=1))
+    assert (taken.number, taken.resume, taken.folder) == (left.number, True, left.folder)
+
+
+def test_a_machine_out_of_sight_is_dead_after_five_missed_heartbeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"journal:///{tmp_path / 'shared'}"
+    there = study(tmp_path / "there", url, total=1, heartbeat=0.05)
+    there._host = "elsewhere"
+    there._machine = "elsewhere:/nowhere/there"
+    there.home = Path("/nowhere/there")
+    there.beat()
+    next_of(there)
+    here = study(tmp_path / "here", url, total=1, heartbeat=0.05)
+    monkeypatch.setattr("labrl.lab.search.study.time.time", lambda: there_time + 0.2)
+    there_time = here._study.user_attrs["labrl:alive:elsewhere:/nowhere/there"]
+    assert here.next("trial_{number}") is None
+    there_time += 0.1
+    taken = next_of(here)
+    assert taken.folder == tmp_path / "here" / "trial_0"  # its own cannot be seen from here
+
+
+def test_the_value_at_a_frame_is_the_mean_over_sessions_that_have_all_been_there(tmp_path: Path) -> None:
+    one = study(tmp_path, num_sessions=2, pruner=NoPruner())
+    first = next_of(one)
+    write_eval(first.folder, 10, 1.0, session=0)
+    write_eval(first.folder, 20, 3.0, session=0)
+    (first.folder / "session_1").mkdir()
+    assert not one.report(first.number, first.folder)
+    assert one.trials()[0].intermediate_values == {}
+    write_eval(first.folder, 10, 3.0, session=1)
+    assert not one.report(first.number, first.folder)
+    assert one.trials()[0].intermediate_values == {10: 2.0}
+
+
+def test_every_session_of_a_pruned_trial_is_told(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    play(one, next_of(one))
+    bad = next_of(one)
+    write_eval(bad.folder, 10, -100.0)
+    assert one.report(bad.number, bad.folder)
+    assert one.report(bad.number, bad.folder)
+
+
+def test_a_failed_trial_keeps_its_error_and_the_study_goes_on(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    one.fail(next_of(one).number, "out of luck")
+    no_episode = next_of(one)
+    (no_episode.folder / "session_0").mkdir(parents=True)
+    assert "no whole episode" in str(one.finish(no_episode.number, no_episode.folder))
+    assert [trial.state for trial in one.trials()] == [TrialState.FAIL, TrialState.FAIL]
+    assert one.trials()[0].user_attrs["labrl"]["error"] == "out of luck"
+    assert next_of(one).number == 2
+
+
+def test_a_process_may_die_as_often_as_retries_say(tmp_path: Path) -> None:
+    one = study(tmp_path, retries=1)
+    first = next_of(one)
+    again = one.died(first)
+    assert again is not None
+    assert again.resume
+    assert one.died(again) is None
+
+
+def test_a_grid_ends_with_its_last_combination(tmp_path: Path) -> None:
+    grid = {"_target_": "optuna.samplers.GridSampler", "_partial_": True, "seed": None}
+    space = Space.of({}, {}, ["x=choice(0.1, 0.2)", "y=choice(a, b)", "z=4"])
+    for _ in range(4):  # begun again for each
+        one = study(tmp_path, sampler=grid, space=space, total=50)
+        assert one.total == 4
+        assignment = next_of(one)
+        write_eval(assignment.folder, 40, 1.0)
+        one.finish(assignment.number, assignment.folder)
+    assert one.next("trial_{number}") is None
+    assert len({str(trial.params) for trial in one.trials()}) == 4
+
+
+def test_two_objectives_are_kept_and_not_pruned(tmp_path: Path) -> None:
+    one = study(tmp_path, measures=["final_return", "wall"], directions=["maximize", "minimize"], total=2)
+    for _ in range(2):
+        assert play(one, next_of(one)) == "finished"
+    assert all(trial.values == [trial.values[0], 4.0] for trial in one.trials())
+    assert one.best()
+
+
+def test_the_total_counts_over_all_commands_and_can_be_raised(tmp_path: Path) -> None:
+    for _ in range(2):
+        one = study(tmp_path, total=2)
+        while (assignment := one.next("trial_{number}")) is not None:
+            play(one, assignment)
+    assert len(one.trials()) == 2
+    assert one.is_complete()
+    more = study(tmp_path, total=3)
+    assert not more.is_complete()
+    assert next_of(more).number == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"space": Space.of({}, {}, ["x=interval(0.0, 2.0)", "y=choice(a, b, c)", "z=range(1, 9)"])},
+        {"space": Space.of({}, {}, ["x=interval(0.0, 1.0)"])},
+        {"budget": 80},
+        {"measures": ["auc"]},
+    ],
+)
+def test_a_study_of_the_same_name_with_another_space_is_refused(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    study(tmp_path)
+    with pytest.raises(ConfigError, match=r"study_name=labrl: .* is another one"):
+        study(tmp_path, **changed)
+
+
+def test_a_foreign_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    import optuna
+
+    foreign = optuna.create_study(
+        study_name="labrl", storage=f"sqlite:///{tmp_path / 'study.db'}", direction="maximize"
+    )
+    foreign.add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(ConfigError, match="did not begin"):
+        study(tmp_path, f"sqlite:///{tmp_path / 'study.db'}")
