@@ -1,12 +1,17 @@
-"""What every test is spared: Weights & Biases by the login of whoever runs it, and videos."""
+"""What every test is spared: Weights & Biases by the login of whoever runs it, videos, and reports."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
+from labrl.lab import reporting
+
 os.environ["WANDB_MODE"] = "disabled"
+
+_make_report = reporting.make_report
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +19,18 @@ def _no_videos(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Trials end without videos, a second each, but in tests that are about them (`uses_videos`)."""
     if "uses_videos" not in request.keywords:
         monkeypatch.setattr("labrl.lab.videos.render", lambda run, sessions: [])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_reports() -> Iterator[None]:
+    """Runs in a test's own process make no report: hundreds of them would take minutes of plotting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reporting, "make_report", lambda folder: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _reports_where_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`@pytest.mark.report` is for tests that want one."""
+    if request.node.get_closest_marker("report"):
+        monkeypatch.setattr(reporting, "make_report", _make_report)

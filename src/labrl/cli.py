@@ -1,4 +1,6 @@
-"""The commands `labrl`, `labrl-envs`, `labrl-runs` and `labrl-wandb`. Nothing else reads the command line."""
+"""The commands: `labrl`, `labrl-envs`, `labrl-report`, `labrl-runs`, `labrl-wandb`. Nothing else reads the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -191,6 +193,40 @@ def replay(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
+    return DONE
+
+
+def report(argv: Sequence[str] | None = None) -> int:
+    """`labrl-report <folders or globs...>`: rebuild a report, or compare runs. Returns the exit code."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="labrl-report",
+        description="Make the report of a run or an experiment again, or compare any runs: "
+        "a table, and report.html with its plots.",
+    )
+    parser.add_argument("places", nargs="+", metavar="folder", help="run or experiment folders, or globs")
+    out = "where the files go; by default into the folder itself, those of several into ./comparison"
+    by = "what makes a group, such as agent.lr; by default runs that differ only in the seed are one"
+    form = "of the table, which then is all that is printed"
+    parser.add_argument("--out", metavar="DIR", help=out)
+    parser.add_argument("--by", metavar="agent|env|KEY", help=by)
+    parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
+    try:
+        words = parser.parse_args(argv)
+        from labrl.lab.reporting import report_on
+
+        report_on(words.places, words.out, words.by, words.format)
+    except ConfigError as error:
+        return refused(error, os.environ.get("HYDRA_FULL_ERROR") == "1")
+    except KeyboardInterrupt:
+        print("labrl-report: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    return DONE
 
 
 def _print_version() -> int:

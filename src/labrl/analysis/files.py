@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def write_statistics(folder: str | os.PathLike[str]) -> dict[str, Any]:
     else:
         content = compare(grouped(load_experiment(path).runs))
         rows = comparison_rows(content)
-    write_json(path / STATISTICS_JSON, content)
-    write_atomic(path / STATISTICS_CSV, as_csv(rows))
+    save_statistics(path, content, rows)
     return content
+
+
+def save_statistics(folder: Path, content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write what was computed already: `content` as JSON, `rows` as CSV."""
+    write_json(folder / STATISTICS_JSON, dict(content))
+    write_atomic(folder / STATISTICS_CSV, as_csv(rows))

@@ -57,9 +57,10 @@ def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
 
 
 def value_at(run: Run, key: str) -> Any:
-    """The value of `agent.lr`, `seed` or `agent/network` in a run; None where it has none."""
-    if "/" in key:
-        return run.provenance.get("choices", {}).get(key)
+    """The value of `agent.lr`, `seed`; the choice of `agent`, `agent/network`; None where there is none."""
+    choices = run.provenance.get("choices", {})
+    if key in choices or "/" in key:
+        return choices.get(key)
     node: Any = run.config
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None

@@ -31,6 +31,7 @@ HARMLESS = frozenset(
         "meta.tensorboard",
         "meta.tensorboard_histograms",
         "meta.progress",
+        "meta.report",
     }
 )
 """Keys that say how long, on what and how closely watched a run goes on, not what is learned in it.

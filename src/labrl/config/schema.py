@@ -99,6 +99,8 @@ class MetaConfig:
     """Whether TensorBoard also gets histograms of the weights at each evaluation checkpoint."""
     progress: bool = True
     """Whether a running trial shows a live panel, or lines where there is no terminal."""
+    report: bool = True
+    """Whether statistics, plots and a report are made when the trial has ended."""
 
     def __post_init__(self) -> None:
         changed = [("eval_episodes", self.eval_episodes, 1), ("eval_greedy", self.eval_greedy, False)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.errors import ConfigError
+from labrl.lab import reporting
 from labrl.lab.experiment_summary import print_experiment, said_of
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, Outcome, recorded
 from labrl.lab.summary import say
@@ -126,6 +127,7 @@ class Experiment:
             status = "failed" if code else "finished"
         self.folder.set_status(status)
         print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
+        reporting.report_experiment(self.folder.path)
         return code
 
     def _change(self, number: int, **changed: Any) -> None:

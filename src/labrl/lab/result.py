@@ -55,6 +55,8 @@ class TrialResult:
     sessions: list[SessionResult] = field(default_factory=list)
     exit_code: int = 0
     """0: all finished; 1: one failed, or a repetition came out otherwise; 130 or 143: interrupted."""
+    report: Path | None = None
+    """`report.html` of the run folder; None where none was made."""
     comparison: str | None = None
     """Of a repetition: in a line, whether every metric row was equal, and where not."""
 

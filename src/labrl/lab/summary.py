@@ -67,12 +67,19 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         say(f"interrupted; to go on: {how_to_resume(result.folder)}", console)
     elif result.exit_code and result.comparison is None:
         say(f"to go on from the last checkpoint: {how_to_resume(result.folder)}", console)
+    if result.report is not None:
+        say(f"report: {result.report}", console)
     say(f"run folder: {result.folder}", console)
 
 
 def how_to_resume(folder: Path) -> str:
     """The command that goes on with a run, as one types it into a shell."""
     return f"labrl {shlex.quote(f'+resume={folder}')}"
+
+
+def how_to_report(folder: Path) -> str:
+    """The command that makes a report of a run or experiment, as one types it into a shell."""
+    return f"labrl-report {shlex.quote(str(folder))}"
 
 
 def say(line: str, console: Console | None = None) -> None:

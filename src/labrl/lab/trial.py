@@ -17,7 +17,7 @@ from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe
-from labrl.lab import videos
+from labrl.lab import reporting, videos
 from labrl.lab.devices import threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
 from labrl.lab.summary import how_to_resume, say
@@ -117,6 +117,8 @@ def run_sessions(
         run.set_status(_run_status(result), sessions=sessions)
         if config.meta.videos and result.exit_code in (0, 1):
             videos.render(run, result.sessions)
+        if config.meta.report:
+            result.report = reporting.make_report(run.path)
     return result
 
 

@@ -170,6 +170,16 @@ class RunFolder:
         return self.path / PROVENANCE
 
     @property
+    def changed(self) -> Path:
+        """What of the configuration is not the default of its agent and environment, JSON."""
+        return self.path / "changed.json"
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file."""
+        return self.path / "report.html"
+
+    @property
     def resumes(self) -> Path:
         """Folder with the provenance of each time that the run went on, by number."""
         return self.path / "resumes"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from optuna.trial import TrialState
 
+from labrl.lab import reporting
 from labrl.lab.search.confirm import Candidate, Confirmation
 from labrl.lab.search.recipe import BEST
 from labrl.lab.search.storage import StudyStorage
@@ -48,6 +49,7 @@ def conclude(search: Search, storage: StudyStorage, code: int, confirmation: Con
     say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still run elsewhere")
     code = 1 if code or not best else 0
     experiment.set_status("failed" if code else "finished", search=facts)
+    reporting.report_experiment(experiment.path)
     say(f"experiment folder: {experiment.path}")
     storage.close()
     return code

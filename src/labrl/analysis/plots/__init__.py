@@ -1,0 +1,1 @@
+"""Figures of runs and experiments, for a paper: PNG and SVG."""

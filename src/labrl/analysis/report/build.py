@@ -1,0 +1,140 @@
+"""From a folder to its statistics, plots and `report.html`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labrl.analysis.comparison import compare
+from labrl.analysis.files import save_statistics
+from labrl.analysis.groups import by_env, grouped
+from labrl.analysis.plots.colours import agent_style
+from labrl.analysis.plots.comparison import plot_comparison, plot_setting
+from labrl.analysis.plots.figures import styled
+from labrl.analysis.plots.trial import plot_trial
+from labrl.analysis.report.comparison import Comparison, comparison_report
+from labrl.analysis.report.formats import moment
+from labrl.analysis.report.render import render
+from labrl.analysis.report.sections import Report
+from labrl.analysis.report.trial import trial_report
+from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
+from labrl.analysis.settings import settings
+from labrl.analysis.statistics import trial_statistics
+from labrl.analysis.tables import comparison_rows
+from labrl.config.errors import ConfigError
+from labrl.storage.atomic import write_atomic
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.storage.run_folder import MARKER
+
+REPORT = "report.html"
+PLOTS = "plots"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was made."""
+
+    path: Path
+    """Of `report.html`."""
+    statistics: Mapping[str, Any]
+    """Of `compare`: of a single run, of its one group."""
+
+
+def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
+    """Make the report of the run, the experiment, or all runs below `folder`.
+
+    out: where it is written, beside `plots/` and the statistics; None: into the folder itself. Raises
+    ConfigError where there is no run, or the files cannot be written.
+    """
+    path = Path(os.path.abspath(Path(folder).expanduser()))
+    if (path / EXPERIMENT_MARKER).exists():
+        return build_experiment(load_experiment(path), out)
+    if (path / MARKER).exists():
+        return build_run(load_run(path), out)
+    return build_comparison(find_runs([path]), out or path)
+
+
+def build_run(run: Run, out: Path | None = None) -> Built:
+    """The report of one run."""
+    target = _target(out or run.path)
+    statistics = trial_statistics(run)
+    with _writing(target):
+        plot_trial(run, target / PLOTS)
+        save_statistics(target, statistics, statistics["sessions"])
+        return Built(_write(trial_report(run, statistics), target), compare(grouped([run])))
+
+
+def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
+    """The report of an experiment: its trials beside each other."""
+    info = experiment.info
+    command = info.get("command")
+    return build_comparison(
+        experiment.runs,
+        out or experiment.path,
+        title=f"{'Search' if info.get('kind') == 'search' else 'Experiment'} {experiment.path.name}",
+        subtitle=moment(info["created"]) if info.get("created") else "",
+        status=experiment.status,
+        command=shlex.join(map(str, command)) if isinstance(command, list) else str(command or ""),
+        warnings=experiment.warnings,
+        trials=info.get("trials", []),
+    )
+
+
+def build_comparison(
+    runs: Sequence[Run], out: Path, by: str | None = None, title: str = "Comparison", **facts: Any
+) -> Built:
+    """The report of any runs beside each other. by: as `grouped`; facts: further ones of Comparison."""
+    if not runs:
+        raise ConfigError("no trial has begun: there is nothing to report yet")
+    groups = grouped(runs, by)
+    target = _target(out)
+    statistics = compare(groups)
+    status = facts.pop("status", "running" if any(run.status == "running" for run in runs) else "finished")
+    comparison = Comparison(title, groups, statistics, target, status=status, **facts)
+    with _writing(target):
+        _plot(comparison, target / PLOTS)
+        save_statistics(target, statistics, comparison_rows(statistics))
+        return Built(_write(comparison_report(comparison), target), statistics)
+
+
+def _plot(comparison: Comparison, folder: Path) -> None:
+    envs = comparison.statistics["envs"]
+    groups = by_env(comparison.groups)
+    with styled():
+        for entry in envs:
+            suffix = f"_{_slug(entry['env'])}" if len(envs) > 1 else ""
+            compared = comparison.compared(entry["env"])
+            plot_comparison(compared, folder, suffix)
+            agents = [one.group.agent for one in compared]
+            styles = {agent: agent_style(agent) for agent in agents}
+            for setting in settings(groups[entry["env"]], entry["groups"]):
+                plot_setting(setting, styles, agents, folder, suffix)
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+
+
+def _target(folder: Path) -> Path:
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{folder} cannot be written ({reason}): give another with --out") from error
+
+
+def _write(report: Report, folder: Path) -> Path:
+    write_atomic(folder / REPORT, render(report, folder))
+    return folder / REPORT

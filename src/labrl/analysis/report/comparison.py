@@ -1,0 +1,434 @@
+"""The report of several groups of runs: an experiment, a search, or any runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from labrl.analysis.groups import Group, by_env, told, varied
+from labrl.analysis.intervals import Estimate
+from labrl.analysis.plots.colours import GREY, Style, agent_style, group_styles
+from labrl.analysis.plots.comparison import Compared, named
+from labrl.analysis.report.curves import Axes
+from labrl.analysis.report.formats import UNKNOWN, interval, number
+from labrl.analysis.report.render import relative
+from labrl.analysis.report.sections import (
+    Axis,
+    Block,
+    Cell,
+    Chart,
+    Charts,
+    Command,
+    Controls,
+    KeyFigure,
+    Line,
+    Note,
+    Report,
+    Section,
+    Table,
+    Toggle,
+    View,
+)
+from labrl.analysis.report.verdict import comparison_verdict, final_estimate, improvement
+from labrl.analysis.runs import Run
+from labrl.analysis.series import STATISTICS, evaluates, return_curve, statistic_of
+from labrl.analysis.settings import Setting, settings
+
+MOST_IN_MATRIX = 10
+"""Groups up to which every one is set against every other."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a report of several groups is made of."""
+
+    title: str
+    groups: Sequence[Group]
+    statistics: Mapping[str, Any]
+    """Of `compare`."""
+    folder: Path
+    """Where the report will lie."""
+    status: str = "finished"
+    subtitle: str = ""
+    command: str = ""
+    """What was typed, where it is one experiment."""
+    warnings: Sequence[str] = ()
+    trials: Sequence[Mapping[str, Any]] = ()
+    """Those of `experiment.json`, if there is one."""
+    extra: Sequence[Section] = ()
+    """Sections that come first: those of a search."""
+
+    def compared(self, env: str) -> list[Compared]:
+        """The groups of an environment, with their styles and scores."""
+        groups = by_env(self.groups)[env]
+        styles = group_styles([group.agent for group in groups])
+        entries = next(entry for entry in self.statistics["envs"] if entry["env"] == env)["groups"]
+        return [
+            Compared(group, style, _scores(entry), _estimate(entry))
+            for group, style, entry in zip(groups, styles, entries, strict=True)
+        ]
+
+
+def _scores(entry: Mapping[str, Any]) -> np.ndarray:
+    counted = [session["final_return"] for session in entry["sessions"] if session["counted"]]
+    return np.array(counted, dtype=np.float64)
+
+
+def _estimate(entry: Mapping[str, Any]) -> Estimate | None:
+    found = final_estimate(entry)
+    return None if found is None else Estimate(*found[:3])
+
+
+def comparison_report(comparison: Comparison) -> Report:
+    """Curves, scores, pairs and profiles by environment, then the trials and what differs between them."""
+    statistics, sections = comparison.statistics, list(comparison.extra)
+    several = len(statistics["envs"]) > 1
+    axes = Axes([run for group in comparison.groups for run in group.runs])
+    for number_of_env, entry in enumerate(statistics["envs"]):
+        compared = comparison.compared(entry["env"])
+        suffix = f"-{number_of_env}" if several else ""
+        where = f" on {entry['env']}" if several else ""
+        sections.append(_curves_section(compared, axes, suffix, where))
+        sections.append(_scores_section(compared, entry, suffix, where))
+        by_setting = _settings_section(compared, entry, suffix, where)
+        if by_setting is not None:
+            sections.append(by_setting)
+    if statistics["across"]:
+        sections.append(_across_section(statistics["across"]))
+    sections += [_trials_section(comparison), _configuration_section(comparison)]
+    verdicts = [comparison_verdict(entry) for entry in statistics["envs"]]
+    return Report(
+        title=comparison.title,
+        subtitle=comparison.subtitle,
+        status=comparison.status,
+        verdict=" ".join(verdicts[:4]),
+        figures=list(_figures(comparison)),
+        warnings=list(_warnings(comparison)),
+        sections=sections,
+        facts={"": str(comparison.folder)},
+    )
+
+
+def _figures(comparison: Comparison) -> Iterator[KeyFigure]:
+    entries = comparison.statistics["envs"]
+    for entry in entries[:4]:
+        ranked = [(found[0], found, group) for group in entry["groups"] if (found := final_estimate(group))]
+        if ranked:
+            _, (value, low, high, _), best = max(ranked, key=lambda one: one[0])
+            where = f" on {entry['env']}" if len(entries) > 1 else ""
+            yield KeyFigure(f"Best{where}: {best['name']}", number(value), interval(low, high))
+    runs = [run for group in comparison.groups for run in group.runs]
+    sessions = [session for entry in entries for group in entry["groups"] for session in group["sessions"]]
+    yield KeyFigure("Groups", str(len(comparison.groups)), "that differ in more than the seed")
+    yield KeyFigure("Trials", str(len(comparison.trials) or len(runs)), f"{len(sessions)} sessions")
+    frames = sum(session["frames"] for session in sessions)
+    yield KeyFigure("Frames", number(float(frames)), "of all sessions")
+
+
+def _warnings(comparison: Comparison) -> Iterator[str]:
+    yield from comparison.warnings
+    yield from comparison.statistics["warnings"]
+    several = len(comparison.groups) > 1
+    for entry in comparison.statistics["envs"]:
+        yield from entry["warnings"]
+        said: dict[str, list[str]] = {}
+        for group in entry["groups"]:
+            for warning in group["warnings"]:
+                said.setdefault(warning, []).append(group["name"])
+        for warning, names in said.items():
+            if not several:
+                yield warning
+            elif len(names) == len(entry["groups"]):
+                yield f"every group: {warning}"
+            else:
+                yield f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: {warning}"
+
+
+def _key(group: Group, suffix: str) -> str:
+    return f"{group.name}{suffix}"
+
+
+def _curves_section(compared: Sequence[Compared], axes: Axes, suffix: str, where: str) -> Section:
+    chosen = named(compared)
+    toggles = [
+        Toggle(_key(one.group, suffix), one.group.name, one.style.colour, one.style.dash) for one in chosen
+    ]
+    if len(chosen) < len(compared):
+        toggles.append(Toggle(f"others{suffix}", f"{len(compared) - len(chosen)} others", GREY))
+    lines: list[Line] = []
+    for one in compared:
+        lines += _group_lines(one, axes, suffix, thick=one in chosen)
+    kind = "evaluation" if all(evaluates(run) for one in compared for run in one.group.runs) else "training"
+    chart = Chart("Return", axes.labels, lines, f"of {kind} episodes", tall=True)
+    name = STATISTICS[statistic_of(max(len(one.group.sessions) for one in compared))]
+    note = f"{name.capitalize()} over the seeds of a group, with its 95 % interval. Drag to zoom, "
+    note += "double-click to see all; a click on a name hides it."
+    if len(chosen) < len(compared):
+        note += f" Of {len(compared)} groups the {len(chosen)} best have a colour."
+    return Section(
+        f"curves{suffix}", f"Curves{where}", [Controls(axes.buttons, toggles, seeds=False), chart, Note(note)]
+    )
+
+
+def _group_lines(one: Compared, axes: Axes, suffix: str, thick: bool) -> Iterator[Line]:
+    group = one.group
+    key = _key(group, suffix) if thick else f"others{suffix}"
+    style = one.style if thick else Style(GREY)
+    by_axis = {
+        axis: [return_curve(session, axis, evaluates(run)) for run in group.runs for session in run.sessions]
+        for axis in axes.labels
+    }
+    views = {axis: view for axis in axes.labels if (view := axes.middle(axis, by_axis[axis]))}
+    if not views:
+        return
+    if thick:
+        for place, session in enumerate(session for run in group.runs for session in run.sessions):
+            own = {axis: axes.view(axis, curves[place]) for axis, curves in by_axis.items()}
+            name = f"{group.name}, seed {session.seed if session.seed is not None else session.index}"
+            yield Line(f"{key} {place}", name, style.colour, own, "seed", style.dash, group=key)
+        yield Line(key, group.name, style.colour, views, "center", style.dash)
+    else:
+        bare = {axis: View(view.x, view.y) for axis, view in views.items()}
+        yield Line(key, group.name, style.colour, bare, "reference")
+
+
+def _scores_section(
+    compared: Sequence[Compared], entry: Mapping[str, Any], suffix: str, where: str
+) -> Section:
+    blocks: list[Block] = [_scores_table(compared, entry)]
+    pairs = _pairs_table(entry)
+    if pairs is not None:
+        blocks.append(pairs)
+    if entry["profile"]:
+        blocks.append(_profile_chart(compared, entry["profile"], suffix))
+    return Section(f"scores{suffix}", f"Scores{where}", blocks)
+
+
+def _scores_table(compared: Sequence[Compared], entry: Mapping[str, Any]) -> Table:
+    columns = ["group", "seeds", "final return", "95 % interval", "mean", "best", "average return"]
+    columns += ["strength", "sample efficiency", "stability", "consistency", "frames/s"]
+    humans = any("human_normalized" in group["estimates"] for group in entry["groups"])
+    rows = []
+    order = sorted(
+        zip(compared, entry["groups"], strict=True),
+        key=lambda pair: -pair[0].middle.value if pair[0].middle else np.inf,
+    )
+    for one, group in order:
+        measures, middle = group["measures"], one.middle
+        rows.append(
+            [
+                Cell(one.group.name, colour=one.style.colour),
+                Cell(group["counted"], str(group["counted"])),
+                middle.value if middle else None,
+                (interval(middle.low, middle.high) if middle else "") or UNKNOWN,
+                *(
+                    measures[name]["mean"]
+                    for name in ("final_return", "best_return", "area_under_curve", "strength")
+                ),
+                *(measures[name]["mean"] for name in ("sample_efficiency", "stability")),
+                group["consistency"],
+                Cell(measures["fps"]["mean"], number(measures["fps"]["mean"], 3)),
+                *([measures["human_normalized"]["mean"]] if humans else []),
+            ]
+        )
+    most = max((group["counted"] for group in entry["groups"]), default=0)
+    columns[2] = f"final return ({'IQM' if statistic_of(most) == 'iqm' else 'mean'})"
+    return Table([*columns, "human-normalized"] if humans else columns, rows)
+
+
+def _pairs_table(entry: Mapping[str, Any]) -> Table | None:
+    """How likely a seed of the row's group beats one of the column's."""
+    names = list(dict.fromkeys(pair[side] for pair in entry["improvement"] for side in ("x", "y")))
+    if len(names) < 2:
+        return None
+    caption = "Probability of improvement"
+    if len(names) > MOST_IN_MATRIX:
+        rows = [
+            [pair["x"], pair["y"], pair["value"], interval(pair["low"], pair["high"]) or UNKNOWN]
+            for pair in entry["improvement"]
+        ]
+        return Table(["a seed of", "beats one of", "probability", "95 % interval"], rows, caption=caption)
+    matrix: list[list[Cell | str]] = []
+    for x in names:
+        row: list[Cell | str] = [x]
+        for y in names:
+            pair = improvement(entry, x, y)
+            if pair is None:
+                row.append(Cell(None, ""))
+            else:
+                row.append(Cell(pair[0], f"{pair[0]:.2f}", detail=interval(pair[1], pair[2])))
+        matrix.append(row)
+    return Table(["a seed of … beats one of", *names], matrix, caption=caption)
+
+
+def _profile_chart(compared: Sequence[Compared], profile: Mapping[str, Any], suffix: str) -> Chart:
+    chosen = {one.group.name: one for one in named(compared)}
+    lines = [
+        Line(
+            _key(chosen[name].group, suffix),
+            name,
+            chosen[name].style.colour,
+            {"score": View(profile["thresholds"], curve["value"], curve["low"], curve["high"])},
+            dash=chosen[name].style.dash,
+        )
+        for name, curve in profile["groups"].items()
+        if name in chosen
+    ]
+    axes = {"score": Axis("final return")}
+    return Chart("Performance profile", axes, lines, "share of seeds above a return", fixed_y=(0.0, 1.0))
+
+
+def _settings_section(
+    compared: Sequence[Compared], entry: Mapping[str, Any], suffix: str, where: str
+) -> Section | None:
+    """Each measure against each hyperparameter that differs."""
+    groups = [one.group for one in compared]
+    blocks: list[Block] = []
+    for setting in settings(groups, entry["groups"]):
+        charts = [
+            Chart(name, {"value": _setting_axis(setting)}, list(_setting_lines(setting, groups, estimates)))
+            for name, estimates in setting.measures.items()
+        ]
+        blocks += [Note(f"Against {setting.key}:"), Charts(charts, small=True)]
+    return Section(f"settings{suffix}", f"By setting{where}", blocks) if blocks else None
+
+
+def _setting_axis(setting: Setting) -> Axis:
+    if setting.names:
+        return Axis(setting.key, setting.names, (-0.5, len(setting.names) - 0.5))
+    places = np.log10(setting.places) if setting.logarithmic else setting.places
+    margin = 0.08 * (places.max() - places.min())
+    fixed = (float(places.min() - margin), float(places.max() + margin))
+    return Axis(setting.key, fixed=fixed, log=setting.logarithmic)
+
+
+def _setting_lines(
+    setting: Setting, groups: Sequence[Group], estimates: Sequence[Estimate | None]
+) -> Iterator[Line]:
+    places = np.log10(setting.places) if setting.logarithmic else setting.places
+    for agent in dict.fromkeys(group.agent for group in groups):
+        own = [i for i, group in enumerate(groups) if group.agent == agent and estimates[i] is not None]
+        found = [one for i in own if (one := estimates[i]) is not None]
+        ends = [[np.nan if end is None else end for end in (one.low, one.high)] for one in found]
+        view = View(
+            places[own], [one.value for one in found], [low for low, _ in ends], [high for _, high in ends]
+        )
+        labels = [groups[i].name for i in own]
+        yield Line(f"by {agent}", agent, agent_style(agent).colour, {"value": view}, "points", labels=labels)
+
+
+def _across_section(across: Mapping[str, Any]) -> Section:
+    rows = [
+        [
+            group["name"],
+            Cell(group["sessions"], str(group["sessions"])),
+            name,
+            e["value"],
+            interval(e["low"], e["high"]) or UNKNOWN,
+        ]
+        for group in across["groups"]
+        for name, e in group["human_normalized"].items()
+    ]
+    note = f"Over {len(across['envs'])} games that every group has played: {', '.join(across['envs'])}."
+    columns = ["group", "sessions", "human-normalized", "value", "95 % interval"]
+    return Section("across", "Over games", [Note(note), Table(columns, rows)])
+
+
+def _trials_section(comparison: Comparison) -> Section:
+    runs = [run for group in comparison.groups for run in group.runs]
+    by_path = {run.path.resolve(): run for run in runs}
+    names = {run.path.resolve(): group.name for group in comparison.groups for run in group.runs}
+    finals = _finals(comparison.statistics)
+    rows: list[list[Cell | float | str | None]] = []
+    seen: set[Path] = set()
+    for trial in comparison.trials:
+        path = (comparison.folder / str(trial.get("folder"))).resolve()
+        seen.add(path)
+        label = Cell(float(trial.get("number", len(rows))), str(trial.get("number", len(rows))))
+        status = str(trial.get("status", ""))
+        rows.append(
+            [
+                label,
+                *_trial_row(by_path.get(path), names.get(path, ""), finals, comparison.folder, status),
+                str(trial.get("error") or ""),
+            ]
+        )
+    for path, run in by_path.items():
+        if path not in seen:
+            label = Cell(float(len(rows)), str(len(rows)))
+            rows.append([label, *_trial_row(run, names[path], finals, comparison.folder, run.status), ""])
+    failed = frozenset(i for i, row in enumerate(rows) if row[3] in ("failed",))
+    dim = frozenset(i for i, row in enumerate(rows) if row[3] in ("pruned", "waiting"))
+    columns = ["trial", "run", "group", "status", "seed", "final return", "best", "frames", "error"]
+    return Section("trials", "Trials", [Table(columns, rows, marked=failed, dim=dim)])
+
+
+def _trial_row(
+    run: Run | None, group: str, finals: Mapping[str, Mapping[str, Any]], folder: Path, status: str
+) -> list[Cell | float | str | None]:
+    if run is None:
+        return [UNKNOWN, group, status, None, None, None, None]
+    facts = finals.get(run.name, {})
+    link = relative(run.path / "report.html", folder) if (run.path / "report.html").exists() else ""
+    status = run.status if status in ("", "running") else status
+    seed = Cell(None, UNKNOWN) if run.seed is None else Cell(run.seed, str(run.seed))
+    frames = facts.get("frames")
+    return [Cell(run.name, link=link), group, status, seed, facts.get("final"), facts.get("best"), frames]
+
+
+def _finals(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By name of the run: its final and best return and its frames, means over its sessions."""
+    sessions: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in statistics["envs"]:
+        for group in entry["groups"]:
+            for session in group["sessions"]:
+                sessions.setdefault(session["run"], []).append(session)
+    return {
+        run: {
+            "final": _mean([session["final_return"] for session in own]),
+            "best": max((s["best_return"] for s in own if s["best_return"] is not None), default=None),
+            "frames": max(session["frames"] for session in own),
+        }
+        for run, own in sessions.items()
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _configuration_section(comparison: Comparison) -> Section:
+    firsts = [group.runs[0] for group in comparison.groups]
+    blocks: list[Block] = []
+    if comparison.command:
+        blocks.append(Command(comparison.command, "What was typed:"))
+    different = varied(firsts)
+    if different:
+        keys = list(different)[:20]
+        rows = [
+            [group.name, *(told(different[key][i]) for key in keys)]
+            for i, group in enumerate(comparison.groups)
+        ]
+        blocks.append(Table(["group", *keys], rows, caption="What differs between the groups"))
+    versions = sorted({_code(run) for group in comparison.groups for run in group.runs})
+    if len(versions) == 1:
+        blocks.append(Note(f"All runs are of one code: {versions[0]}."))
+    else:
+        blocks.append(Note(f"The runs are of {len(versions)} versions of the code: {'; '.join(versions)}."))
+    whole = yaml.safe_dump(firsts[0].config, sort_keys=False, allow_unicode=True)
+    blocks.append(Command(whole, f"the whole configuration of {comparison.groups[0].name}", folded=True))
+    return Section("configuration", "Configuration", blocks)
+
+
+def _code(run: Run) -> str:
+    git = (run.provenance.get("git") or {}).get("labrl") or {}
+    version = run.provenance.get("packages", {}).get("labrl", UNKNOWN)
+    commit = str(git.get("commit") or "")[:10]
+    changed = " with changes" if git.get("dirty") else ""
+    return f"labrl {version}" + (f", commit {commit}{changed}" if commit else "")

@@ -1,0 +1,59 @@
+"""A headless Chromium for the tests of the report: the one that is installed, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Error, Page, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """The browser; the test is skipped where there is none."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        try:
+            # without a sandbox of its own, which a container's root is not given
+            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except Error as error:
+            pytest.skip(f"{found} does not start here: {error}")
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Opened:
+    """A page with all that went wrong in it."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def opened(browser: Browser, path: Path, scheme: str = "light", width: int = 1200) -> Iterator[Opened]:
+    """The file in a fresh window of so many pixels; scheme: `light` or `dark`."""
+    context = browser.new_context(
+        color_scheme=scheme,  # type: ignore[arg-type]
+        viewport={"width": width, "height": 900},
+        offline=True,
+    )
+    context.set_default_timeout(60_000)  # of a machine with other work
+    page = context.new_page()
+    result = Opened(page)
+    page.on("console", lambda said: result.errors.append(said.text) if said.type != "log" else None)
+    page.on("pageerror", lambda error: result.errors.append(str(error)))
+    page.on("request", lambda request: result.requests.append(request.url))
+    page.goto(path.resolve().as_uri())
+    page.wait_for_selector("svg .line", state="attached", timeout=60_000)
+    yield result
+    context.close()

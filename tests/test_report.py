@@ -1,0 +1,243 @@
+"""`report.html` is one file that says what came out, what to keep in mind and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_cases import write_experiment, write_long_run
+from run_cases import config_with, rising, rows_of, write_run, write_session
+
+from labrl.analysis.__main__ import main
+from labrl.analysis.report.build import build
+from labrl.analysis.report.render import SMALL_VIDEO
+from labrl.analysis.report.sections import View
+from labrl.analysis.report.thinning import kept, thinned
+from labrl.storage.atomic import write_json
+from labrl.storage.lock import FolderLock
+from labrl.storage.run_folder import RunFolder
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
+
+
+class Page(HTMLParser):
+    """The text, the elements and the data of a report."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._inside: list[str] = []
+        self.source = path.read_text()
+        self.feed(self.source)
+        data = re.search(r'<script type="application/json" id="charts">(.*?)</script>', self.source)
+        assert data is not None
+        self.charts = json.loads(data[1])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = [tag]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = []
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in (["script"], ["style"]):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def report_of(path: Path) -> Page:
+    return Page(build(path).path)
+
+
+def test_the_report_of_a_trial_says_what_it_reached_and_how_sure_that_is(tmp_path: Path) -> None:
+    runs = [rising(100, noise=1), rising(110, noise=2), rising(120, noise=3)]
+    page = report_of(write_run(tmp_path / "a", runs, created="2026-11-21T16:25:18+00:00"))
+    told = r"A final return of 1[01]\d(\.\d)? \(mean of 3 seeds; 95 % interval [\d.]+ to 1[12]\d"
+    assert re.search(told, page.text)
+    assert "The return was still rising at the end" in page.text
+    assert "3 seeds only: intervals of so few are rough" in page.text
+    assert "2026-11-21 16:25 UTC" in page.text
+    assert {"Curves", "Seeds", "Statistics", "Configuration", "Origin"} <= set(page.words)
+    statistics = json.loads((tmp_path / "a" / "statistics.json").read_text())
+    assert statistics["counted"] == 3
+    (chart,) = (chart for chart in page.charts if chart["title"] == "Return")
+    assert [line["name"] for line in chart["lines"]] == [*(f"session {i}" for i in range(3)), "mean of 3"]
+    assert list(chart["axes"]) == ["frame", "wall"]
+    assert chart["lines"][0]["views"]["frame"]["x"] == list(range(100, 1001, 100))
+
+
+def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    page = report_of(write_run(tmp_path / "a", [rising(100)]))
+    assert "(one seed)" in page.text
+    assert "one seed only: there is no interval" in page.text
+
+
+def test_nothing_in_a_report_is_fetched(tmp_path: Path) -> None:
+    page = report_of(write_run(tmp_path / "a", [rising(100)]))
+    for tag, attributes in page.elements:
+        for name in ("src", "href"):
+            address = attributes.get(name) or ""
+            assert not re.match(r"(https?:)?//", address), f"<{tag} {name}={address}>"
+    assert "default-src 'none'" in page.source
+    assert "@import" not in page.source
+    assert not re.search(r"url\((?!#)", page.source)
+
+
+def test_names_and_overrides_that_hold_html_are_shown_as_text(tmp_path: Path) -> None:
+    config = config_with(env__name=EVIL, agent__lr=EVIL)
+    path = write_long_run(tmp_path / "a", sessions=1, rows=10, agent=EVIL, typed=[f"agent.lr={EVIL}"])
+    run = RunFolder.open(path)
+    run.config.write_text(json.dumps(config))  # YAML too
+    write_json(run.changed, [{"key": EVIL, "default": EVIL, "value": [EVIL]}])
+    write_session(run, 1, rows_of([100], [1.0]), "failed", error=EVIL)
+    page = report_of(path)
+    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
+    assert len(scripts) == 2, "the data and the report's own"
+    assert "img" not in {tag for tag, _ in page.elements}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert EVIL in page.text.replace("  ", " ")
+    write_experiment(tmp_path, [("a", {"error": EVIL})], command=[EVIL], overrides=[EVIL])
+    assert len([tag for tag, _ in report_of(tmp_path).elements if tag == "script"]) == 2
+
+
+def test_a_failed_session_is_named_with_its_error_and_the_others_are_told(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(100), rising(120)], status="failed")
+    write_session(RunFolder.open(path), 2, rising(5)[:2], "failed", error="NonFiniteError: loss_value is nan")
+    page = report_of(path)
+    assert "1 of 3 sessions failed." in page.text
+    assert "session 2: failed: NonFiniteError: loss_value is nan" in page.text
+    assert "session 2 is left out of the statistics" in page.text
+    assert ("tr", {"class": "marked"}) in page.elements
+
+
+def test_values_that_are_not_finite_are_gaps_and_warned_of(tmp_path: Path) -> None:
+    rows = rows_of([100, 200, 300], [1.0, 2.0, 3.0], loss=[float("inf"), float("nan"), 0.5])
+    page = report_of(write_run(tmp_path / "a", [rows]))
+    (chart,) = (chart for chart in page.charts if chart["title"] == "Loss")
+    assert chart["lines"][0]["views"]["frame"]["y"] == [None, None, 0.5]
+    assert "infinite values in loss" in page.text
+
+
+def test_a_run_that_goes_on_is_marked_as_such_and_a_killed_one_too(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(100)], status="running", session_status=None)
+    with FolderLock(path):
+        going_on = report_of(path)
+    assert ("span", {"class": "status warn"}) in going_on.elements
+    assert "running" in going_on.words
+    assert "Still going on at 100 % of its 1,000 frames; so far:" in going_on.text
+    killed = report_of(path)
+    assert "killed" in killed.words
+    assert "can be resumed" in killed.text
+
+
+def test_a_run_without_a_row_has_a_report_all_the_same(tmp_path: Path) -> None:
+    assert "No episode has ended" in report_of(write_run(tmp_path / "a", [[]])).text
+
+
+def test_the_configuration_says_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(100)])
+    assert "was not recorded for this run" in report_of(path).text
+    write_json(RunFolder.open(path).changed, [{"key": "agent.lr", "default": 3e-4, "value": 1e-3}])
+    page = report_of(path)
+    assert "Differs from the defaults of ppo on cartpole" in page.text
+    assert "agent.lr 0.001 0.0003" in page.text
+    assert "labrl seed=1" in page.text
+
+
+def test_each_resume_is_told_with_what_was_changed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(100)])
+    entry = {
+        "time": "2026-11-20T10:00:00+00:00",
+        "frames": {"0": 500},
+        "changed": [{"key": "env.max_frame", "then": 500, "now": 1000}],
+        "forced": False,
+        "differs": ["torch 2.12 -> 2.13"],
+    }
+    run = RunFolder.open(path)
+    run.set_status("finished", resumes=[entry])
+    text = report_of(path).text
+    assert "2026-11-20 10:00 UTC 500 env.max_frame: 500 → 1000 torch 2.12 -> 2.13" in text
+
+
+def test_small_videos_are_embedded_and_large_ones_linked(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(100)])
+    videos = path / "session_0" / "videos"
+    videos.mkdir()
+    (videos / "best.mp4").write_bytes(b"small")
+    (videos / "last #1.mp4").write_bytes(bytes(SMALL_VIDEO + 1))
+    page = report_of(path)
+    (video,) = (attributes for tag, attributes in page.elements if tag == "video")
+    assert str(video["src"]).startswith("data:video/mp4;base64,c21hbGw")
+    assert ("a", {"href": "session_0/videos/last%20%231.mp4"}) in page.elements
+
+
+def test_an_experiment_ranks_its_groups_and_links_its_trials(tmp_path: Path) -> None:
+    trials = []
+    for index, (agent, to) in enumerate([("ppo", 100), ("ppo", 104), ("dqn", 50), ("dqn", 52)]):
+        config = config_with(agent___target_=f"labrl.{agent}", seed=index)
+        path = write_run(tmp_path / str(index), [rising(to, noise=index)], config=config, agent=agent)
+        (path / "report.html").write_text("")
+        trials.append((str(index), {}))
+    page = report_of(write_experiment(tmp_path, [*trials, ("4", {"status": "waiting"})]))
+    assert "On cartpole ppo is best" in page.text
+    assert "A seed of ppo beats one of dqn with probability 1.00" in page.text
+    assert ("a", {"href": "2/report.html"}) in page.elements
+    assert "trial 4 has no run folder" in page.text
+    (chart,) = (chart for chart in page.charts if chart["title"] == "Return")
+    centers = {line["name"]: line["colour"] for line in chart["lines"] if line["role"] == "center"}
+    assert centers == {"ppo": "#0072B2", "dqn": "#D55E00"}
+    assert len([line for line in chart["lines"] if line["role"] == "seed"]) == 4
+
+
+def test_environments_are_compared_one_by_one(tmp_path: Path) -> None:
+    for env in ("cartpole", "acrobot"):
+        write_run(tmp_path / env, [rising(100)], config=config_with(env__name=env))
+    page = report_of(tmp_path)
+    assert "2 environments (cartpole, acrobot): compared one by one" in page.text
+    assert {"Curves on cartpole", "Curves on acrobot"} <= set(page.words)
+    assert len({path.stem for path in (tmp_path / "plots").glob("scores_*.svg")}) == 2
+
+
+def test_long_curves_keep_their_spikes_and_gaps_and_a_report_stays_small(tmp_path: Path) -> None:
+    values = np.sin(np.arange(50_000) / 5000)
+    values[[17, 31_000]] = 50, -50
+    values[40_000] = np.nan
+    index = kept(values, 500)
+    assert len(index) <= 3 * 250 + 2
+    assert {0, 17, 31_000, 40_000, 49_999} <= set(index.tolist())
+    assert (np.diff(index) > 0).all()
+    band = thinned(View(values, values, values - 1, values + 1), 500)
+    assert band.low is not None
+    assert len(band.low) == len(band.x) == len(index)
+    path = write_long_run(tmp_path / "a", sessions=4, rows=2000)
+    build(path)
+    assert (path / "report.html").stat().st_size < 2_000_000
+
+
+def test_the_command_of_the_process_prints_where_the_report_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path / "a", [rising(100)])
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "report.html")
+    assert not (path / "report.html").exists()
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "is not there" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "a", [rising(100)])
+    path.chmod(0o500)
+    assert main([str(path)]) == 2
+    assert "--out" in capsys.readouterr().err
