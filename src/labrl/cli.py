@@ -1,5 +1,6 @@
-"""The commands: `labrl`, `labrl-envs`, `labrl-report`, `labrl-runs`, `labrl-wandb`. Nothing else reads the
-command line.
+"""The commands: `labrl`, `labrl-envs`, `labrl-runs`, `labrl-report`, `labrl-replay` and `labrl-wandb`.
+
+Nothing else reads the command line.
 """
 
 from __future__ import annotations
