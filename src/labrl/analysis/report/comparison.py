@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from labrl.analysis.groups import Group, by_env, told, varied
+from labrl.analysis.groups import Group, by_env
 from labrl.analysis.intervals import Estimate
 from labrl.analysis.plots.colours import GREY, Style, agent_style, group_styles
 from labrl.analysis.plots.comparison import Compared, named
 from labrl.analysis.report.curves import Axes
 from labrl.analysis.report.formats import UNKNOWN, interval, number
-from labrl.analysis.report.render import relative
 from labrl.analysis.report.sections import (
     Axis,
     Block,
     Cell,
     Chart,
     Charts,
-    Command,
     Controls,
     KeyFigure,
     Line,
@@ -34,8 +31,8 @@ from labrl.analysis.report.sections import (
     Toggle,
     View,
 )
+from labrl.analysis.report.trials import groups_section, trials_section
 from labrl.analysis.report.verdict import comparison_verdict, final_estimate, improvement
-from labrl.analysis.runs import Run
 from labrl.analysis.series import STATISTICS, evaluates, return_curve, statistic_of
 from labrl.analysis.settings import Setting, settings
 
@@ -87,6 +84,7 @@ def _estimate(entry: Mapping[str, Any]) -> Estimate | None:
 def comparison_report(comparison: Comparison) -> Report:
     """Curves, scores, pairs and profiles by environment, then the trials and what differs between them."""
     statistics, sections = comparison.statistics, list(comparison.extra)
+    groups = comparison.groups
     several = len(statistics["envs"]) > 1
     axes = Axes([run for group in comparison.groups for run in group.runs])
     for number_of_env, entry in enumerate(statistics["envs"]):
@@ -100,7 +98,10 @@ def comparison_report(comparison: Comparison) -> Report:
             sections.append(by_setting)
     if statistics["across"]:
         sections.append(_across_section(statistics["across"]))
-    sections += [_trials_section(comparison), _configuration_section(comparison)]
+    sections += [
+        trials_section(groups, comparison.trials, statistics, comparison.folder),
+        groups_section(groups, comparison.command),
+    ]
     verdicts = [comparison_verdict(entry) for entry in statistics["envs"]]
     return Report(
         title=comparison.title,
@@ -337,98 +338,3 @@ def _across_section(across: Mapping[str, Any]) -> Section:
     note = f"Over {len(across['envs'])} games that every group has played: {', '.join(across['envs'])}."
     columns = ["group", "sessions", "human-normalized", "value", "95 % interval"]
     return Section("across", "Over games", [Note(note), Table(columns, rows)])
-
-
-def _trials_section(comparison: Comparison) -> Section:
-    runs = [run for group in comparison.groups for run in group.runs]
-    by_path = {run.path.resolve(): run for run in runs}
-    names = {run.path.resolve(): group.name for group in comparison.groups for run in group.runs}
-    finals = _finals(comparison.statistics)
-    rows: list[list[Cell | float | str | None]] = []
-    seen: set[Path] = set()
-    for trial in comparison.trials:
-        path = (comparison.folder / str(trial.get("folder"))).resolve()
-        seen.add(path)
-        label = Cell(float(trial.get("number", len(rows))), str(trial.get("number", len(rows))))
-        status = str(trial.get("status", ""))
-        rows.append(
-            [
-                label,
-                *_trial_row(by_path.get(path), names.get(path, ""), finals, comparison.folder, status),
-                str(trial.get("error") or ""),
-            ]
-        )
-    for path, run in by_path.items():
-        if path not in seen:
-            label = Cell(float(len(rows)), str(len(rows)))
-            rows.append([label, *_trial_row(run, names[path], finals, comparison.folder, run.status), ""])
-    failed = frozenset(i for i, row in enumerate(rows) if row[3] in ("failed",))
-    dim = frozenset(i for i, row in enumerate(rows) if row[3] in ("pruned", "waiting"))
-    columns = ["trial", "run", "group", "status", "seed", "final return", "best", "frames", "error"]
-    return Section("trials", "Trials", [Table(columns, rows, marked=failed, dim=dim)])
-
-
-def _trial_row(
-    run: Run | None, group: str, finals: Mapping[str, Mapping[str, Any]], folder: Path, status: str
-) -> list[Cell | float | str | None]:
-    if run is None:
-        return [UNKNOWN, group, status, None, None, None, None]
-    facts = finals.get(run.name, {})
-    link = relative(run.path / "report.html", folder) if (run.path / "report.html").exists() else ""
-    status = run.status if status in ("", "running") else status
-    seed = Cell(None, UNKNOWN) if run.seed is None else Cell(run.seed, str(run.seed))
-    frames = facts.get("frames")
-    return [Cell(run.name, link=link), group, status, seed, facts.get("final"), facts.get("best"), frames]
-
-
-def _finals(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name of the run: its final and best return and its frames, means over its sessions."""
-    sessions: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in statistics["envs"]:
-        for group in entry["groups"]:
-            for session in group["sessions"]:
-                sessions.setdefault(session["run"], []).append(session)
-    return {
-        run: {
-            "final": _mean([session["final_return"] for session in own]),
-            "best": max((s["best_return"] for s in own if s["best_return"] is not None), default=None),
-            "frames": max(session["frames"] for session in own),
-        }
-        for run, own in sessions.items()
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _configuration_section(comparison: Comparison) -> Section:
-    firsts = [group.runs[0] for group in comparison.groups]
-    blocks: list[Block] = []
-    if comparison.command:
-        blocks.append(Command(comparison.command, "What was typed:"))
-    different = varied(firsts)
-    if different:
-        keys = list(different)[:20]
-        rows = [
-            [group.name, *(told(different[key][i]) for key in keys)]
-            for i, group in enumerate(comparison.groups)
-        ]
-        blocks.append(Table(["group", *keys], rows, caption="What differs between the groups"))
-    versions = sorted({_code(run) for group in comparison.groups for run in group.runs})
-    if len(versions) == 1:
-        blocks.append(Note(f"All runs are of one code: {versions[0]}."))
-    else:
-        blocks.append(Note(f"The runs are of {len(versions)} versions of the code: {'; '.join(versions)}."))
-    whole = yaml.safe_dump(firsts[0].config, sort_keys=False, allow_unicode=True)
-    blocks.append(Command(whole, f"the whole configuration of {comparison.groups[0].name}", folded=True))
-    return Section("configuration", "Configuration", blocks)
-
-
-def _code(run: Run) -> str:
-    git = (run.provenance.get("git") or {}).get("labrl") or {}
-    version = run.provenance.get("packages", {}).get("labrl", UNKNOWN)
-    commit = str(git.get("commit") or "")[:10]
-    changed = " with changes" if git.get("dirty") else ""
-    return f"labrl {version}" + (f", commit {commit}{changed}" if commit else "")
