@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,27 @@ def test_a_resumed_session_ends_as_an_unbroken_one(tmp_path: Path, stop: int) ->
         lines = [(s.folder.path / name).read_text().splitlines() for s in (resumed, whole)]
         untimed = [[line.split(",")[:4] for line in each] for each in lines]
         assert untimed[0] == untimed[1]
+
+
+def test_rows_lie_on_the_disk_before_the_checkpoint_that_counts_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, int] = {}
+    fsync, save = os.fsync, CheckpointStore.save
+    session = ToySession(tmp_path)
+    tables = (session.folder.train_csv, session.folder.eval_csv)
+    checked = []
+
+    def noting(descriptor: int) -> None:
+        fsync(descriptor)
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    def checking(store: CheckpointStore, frame: int, *words: Any, **named: Any) -> Path:
+        checked.append([synced.get(str(table)) == table.stat().st_size for table in tables])
+        return save(store, frame, *words, **named)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(CheckpointStore, "save", checking)
+    evaluate = Evaluate(50, 0)
+    session.run(LogTraining(50), evaluate, Checkpoint(50, 2, evaluate))
+    assert checked == [[True, True]] * 4

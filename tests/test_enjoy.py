@@ -110,8 +110,8 @@ def test_greedy_and_the_checkpoint_are_chosen(folder: Path, capsys: pytest.Captu
     for words in (["checkpoint=latest", "greedy=true"], ["checkpoint=2.2e3"], ["checkpoint=best"]):
         assert main([f"+enjoy={run}", "episodes=1", "videos=0", *words]) == 0
     said = capsys.readouterr().out
-    assert "the latest checkpoint of session 0, frame 2,400, greedy" in said
-    assert "the chosen checkpoint of session 0, frame 2,200, as under evaluation" in said
+    assert "the latest checkpoint of session 0, frame 2,400, its best actions" in said
+    assert "the chosen checkpoint of session 0, frame 2,200, by its policy" in said
     assert "the best checkpoint" in said
     told = refused(capsys, f"+enjoy={run}", "checkpoint=77")
     assert "checkpoint=77: session 0" in told

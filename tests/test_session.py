@@ -103,6 +103,17 @@ def test_evaluation_leaves_training_untouched(overrides: list[str], tmp_path: Pa
     assert (row["source"], row["episodes"]) == ("evaluation", "2")
 
 
+def test_however_closely_it_is_watched_the_curve_is_the_same(tmp_path: Path) -> None:
+    """Panel, TensorBoard, evaluation, recorded episodes, a profile and many checkpoints, or none of it."""
+    off = ["meta.progress=false", "meta.tensorboard=false", "meta.record_episodes=none", "meta.videos=false"]
+    on = ["meta.progress=true", "meta.tensorboard=true", "meta.record_episodes=each", "meta.rigorous_eval=2"]
+    on += ["meta.keep_last=5", "meta.eval_frequency=150", "meta.profile={start: 200, frames: 64}"]
+    unwatched = run(config_of([*CARTPOLE, *off]), tmp_path / "off")
+    watched = run(config_of([*CARTPOLE, *on]), tmp_path / "on")
+    assert torch.equal(weights(unwatched), weights(watched))
+    assert rows(tmp_path / "off") == rows(tmp_path / "on")
+
+
 def test_clipped_rewards_never_reach_a_return(tmp_path: Path) -> None:
     """The learner sees signs only; Pendulum's returns are far below the sign's -200 for an episode."""
     sign = "+transforms.reward._target_=labrl.agents.transforms.SignReward"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import os
 import shutil
@@ -48,6 +49,8 @@ def enjoy(request: EnjoyRequest) -> int:
     _check_agreement(past, request)
     prepare(past.command.config_dir)
     config = resolve(past.config)
+    if request.greedy is None:
+        request = dataclasses.replace(request, greedy=config.meta.eval_greedy)
     session = _session(run, request.session)
     checkpoint, name = _checkpoint(session, request.checkpoint)
     # Small products are faster on one thread, as in training.
@@ -55,7 +58,7 @@ def enjoy(request: EnjoyRequest) -> int:
     keep_freed_memory()
     say(
         f"{run.path.name}: the {name} checkpoint of session {session.index}, frame {checkpoint.frame:,}, "
-        f"{'greedy' if request.greedy else 'as under evaluation'}"
+        f"{'its best actions' if request.greedy else 'by its policy'}"
     )
     try:
         played = _play(config, session, checkpoint, request, window)
@@ -90,7 +93,7 @@ def _play(
 
     player, found = None, {}
     try:
-        player = Player(config, session.index, checkpoint, env, threads, request.greedy)
+        player = Player(config, session.index, checkpoint, env, threads, bool(request.greedy))
         for number, played in player.play(env, request.episodes, request.seed, show):
             found[number] = played.recorded(config.env.plain())
             episode = played.episode

@@ -26,8 +26,8 @@ class EnjoyRequest:
     """Number of the session; None: the one with the highest evaluation score."""
     episodes: int = 10
     """To be played, >= 1."""
-    greedy: bool = False
-    """Whether the agent does what it thinks best, instead of what it does under evaluation."""
+    greedy: bool | None = None
+    """Whether the agent does what it thinks best, or acts by its policy; None: as under evaluation."""
     render: Render = "video"
     videos: int | None = None
     """How many of the episodes become videos; None: all, and none in a window."""
@@ -76,7 +76,7 @@ def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest 
         checkpoint=_checkpoint(given),
         session=_number(given, "session", 0),
         episodes=_number(given, "episodes", 1) or defaults.episodes,
-        greedy=_one_of(given, "greedy", ("true", "false"), "false") == "true",
+        greedy=_one_of(given, "greedy", ("true", "false"), "true") == "true" if "greedy" in given else None,
         render=_render(given),
         videos=_number(given, "videos", 0),
         seed=_number(given, "seed", 0) or 0,

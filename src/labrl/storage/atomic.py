@@ -18,6 +18,18 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def sync_file(path: Path) -> None:
+    """Wait until what was written to a file lies on the disk; nothing to do where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_synced(path: Path, content: bytes | memoryview) -> None:
     """Write a file and wait until it lies on the disk."""
     with open(path, "wb") as file:

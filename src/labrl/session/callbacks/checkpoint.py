@@ -7,6 +7,7 @@ import sys
 
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
+from labrl.storage.atomic import sync_file
 from labrl.storage.checkpoint import CheckpointStore
 
 _log = logging.getLogger(__name__)
@@ -69,6 +70,9 @@ class Checkpoint(Callback):
         assert self._store is not None, "start() comes before step()"
         frame = session.clock.frame
         try:
+            # A loss of power may not take rows that the checkpoint counts as written.
+            for table in (session.folder.train_csv, session.folder.eval_csv):
+                sync_file(table)
             self._store.save(frame, session.state_dict(), best=self._evaluate.is_best(frame))
         except OSError as error:
             _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)

@@ -1,0 +1,103 @@
+"""Two hundred damages to a checkpoint: each is noticed, and the newest one that is whole is used."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from labrl.storage.checkpoint import CheckpointStore
+
+FILES = ("manifest.json", "state.json", "tensors.pt")
+FRAMES = (100, 200, 300)
+TRIES = 40
+"""Of each kind of damage."""
+
+
+def some_state(frame: int) -> dict[str, Any]:
+    weights = torch.randn(17, 5, generator=torch.Generator().manual_seed(frame))
+    return {"frame": frame, "weights": weights, "window": np.arange(frame, frame + 5)}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    store = CheckpointStore(folder, keep_last=len(FRAMES))
+    for frame in FRAMES:
+        store.save(frame, some_state(frame))
+    return folder
+
+
+def one_of(checkpoint: Path, rng: np.random.Generator) -> Path:
+    return checkpoint / str(rng.choice(FILES))
+
+
+def truncated(checkpoint: Path, rng: np.random.Generator) -> int:
+    file = one_of(checkpoint, rng)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(rng.integers(len(content)))])
+    return 1
+
+
+def flipped(checkpoint: Path, rng: np.random.Generator) -> int:
+    """Some bits, as failing memory does; or a run of bytes, as a lost block of a disk."""
+    file = one_of(checkpoint, rng)
+    content = bytearray(file.read_bytes())
+    place = int(rng.integers(len(content)))
+    if rng.random() < 0.5:
+        content[place] ^= 1 << int(rng.integers(8))
+    else:
+        end = min(place + int(rng.integers(1, 64)), len(content))
+        before = bytes(content[place:end])
+        content[place:end] = bytes(len(before)) if any(before) else b"\xff" * len(before)
+    file.write_bytes(bytes(content))
+    return 1
+
+
+def deleted(checkpoint: Path, rng: np.random.Generator) -> int:
+    one_of(checkpoint, rng).unlink()
+    return 1
+
+
+def swapped_inside(checkpoint: Path, rng: np.random.Generator) -> int:
+    one, other = (checkpoint / str(name) for name in rng.choice(FILES, 2, replace=False))
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    return 1
+
+
+def swapped_with_the_one_before(checkpoint: Path, rng: np.random.Generator) -> int:
+    """Then neither of the two is whole."""
+    name = str(rng.choice(FILES))
+    other = checkpoint.parent / f"frame_{FRAMES[-2]:012d}"
+    content = (checkpoint / name).read_bytes()
+    (checkpoint / name).write_bytes((other / name).read_bytes())
+    (other / name).write_bytes(content)
+    return 2
+
+
+DAMAGES = (truncated, flipped, deleted, swapped_inside, swapped_with_the_one_before)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_each_is_noticed_and_the_last_whole_one_is_used(
+    whole: Path, tmp_path: Path, damage: Callable[[Path, np.random.Generator], int]
+) -> None:
+    for seed in range(TRIES):
+        folder = tmp_path / str(seed)
+        shutil.copytree(whole, folder)
+        broken = damage(folder / f"frame_{FRAMES[-1]:012d}", np.random.default_rng(seed))
+        store = CheckpointStore(folder, keep_last=len(FRAMES))
+        found = store.latest()
+        assert found is not None
+        assert found.frame == found.state["frame"] == FRAMES[-1 - broken], f"{damage.__name__}, seed {seed}"
+        assert torch.equal(found.state["weights"], some_state(found.frame)["weights"])
+        assert len(store.broken) == broken
+        assert f"frame_{FRAMES[-1]:012d}" in store.broken[0]
+        shutil.rmtree(folder)
