@@ -122,7 +122,7 @@ def test_layers_can_be_normalized() -> None:
     torch.manual_seed(0)
     mlp = MLP(MLPConfig(hidden=[64], activation="ReLU", layer_norm=True), spaces.Box(-1, 1, (3,)))
     before = []
-    mlp.norms[0].register_forward_hook(lambda module, inputs, output: before.append(output))
+    mlp.norms[0].register_forward_hook(lambda module, inputs, output: before.append(output.clone()))
     mlp(100 * torch.randn(5, 3))
     assert before[0].mean(1).tolist() == pytest.approx([0] * 5, abs=1e-5)
     assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)

@@ -232,7 +232,7 @@ class DQN:
         """observation: [n, *obs]. Returns [n, actions, outputs]."""
         inputs = self._tensor(network.layout(observation))
         with self._compute.autocast():
-            return network(inputs, noise)
+            return network.forward(inputs, noise)
 
     def _values(self, observation: NDArray, noise: Tensor | None) -> NDArray:
         """observation: [n, *obs]; noise: [n, num_noise]. Returns expected returns, [n, actions]."""

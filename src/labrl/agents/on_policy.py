@@ -253,7 +253,7 @@ class OnPolicyAgent(ABC):
     def _outputs(self, network: ActorCritic, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """As the network gives them; of two separate ones the policy alone, with no values."""
         with torch.inference_mode(), self._compute.autocast():
-            return network(inputs) if network.shared else (network.policy(inputs), inputs[:0])
+            return network.forward(inputs) if network.shared else (network.policy(inputs), inputs[:0])
 
     def _values(self, observation: NDArray) -> NDArray:
         """State values of any number of observations, [n, *obs] -> [n]."""

@@ -67,14 +67,18 @@ class ActorCritic(nn.Module):
 
     def policy(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns distribution parameters [batch, num_outputs]."""
-        return self.policy_head(self.policy_torso(observation)).float()
+        return self.policy_head.forward(self.policy_torso.forward(observation)).float()
 
     def value(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns state values [batch]."""
-        return self.value_head(self.value_torso(observation)).float().squeeze(1)
+        return self._value(self.value_torso.forward(observation))
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters [batch, num_outputs] and values [batch]; a shared torso runs once."""
-        features = self.policy_torso(observation)
-        value_features = features if self.shared else self.value_torso(observation)
-        return self.policy_head(features).float(), self.value_head(value_features).float().squeeze(1)
+        # Not `self.policy_torso(...)`: that call asks for hooks, which nobody hangs on, and is as dear
+        features = self.policy_torso.forward(observation)
+        value_features = features if self.shared else self.value_torso.forward(observation)
+        return self.policy_head.forward(features).float(), self._value(value_features)
+
+    def _value(self, features: Tensor) -> Tensor:
+        return self.value_head.forward(features).float().squeeze(1)

@@ -43,7 +43,7 @@ class PolicyNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns [batch, num_outputs], float32."""
-        return self.outputs.forward(self.torso(observation), None)
+        return self.outputs.forward(self.torso.forward(observation), None)
 
 
 class Critics(nn.Module):

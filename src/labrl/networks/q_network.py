@@ -56,7 +56,7 @@ class Stream(nn.Module):
             else:
                 x = layer(x, noise[..., : layer.num_noise])
                 noise = noise[..., layer.num_noise :]
-            x = torch.relu(x)
+            x = torch.relu_(x)
         if not torch.is_autocast_enabled(x.device.type):
             return self._outputs(x, noise)
         # bfloat16 has three digits: too few for values whose small differences decide.
@@ -98,7 +98,8 @@ class QNetwork(nn.Module):
         Dueling: V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581, eq. 9). Their
         factor on the gradient into the torso is left out: Adam's step does not depend on it.
         """
-        features = self.torso(observation)
+        # Not `self.torso(...)`: that call asks for hooks, which nobody hangs on, and costs what a layer does.
+        features = self.torso.forward(observation)
         advantage = self.advantage.forward(features, noise).view(self._shape)
         if self.value is None:
             return advantage

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
@@ -89,6 +90,9 @@ class MLPConfig:
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
+IN_PLACE = {"ReLU": torch.relu_, "Tanh": torch.tanh_}
+
+
 class MLP(nn.Module):
     """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded."""
 
@@ -97,7 +101,9 @@ class MLP(nn.Module):
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self._choices = choices_of(observation_space)
-        self.activation: nn.Module = getattr(nn, config.activation)()
+        activation: nn.Module = getattr(nn, config.activation)()
+        # What a layer gives is nobody else's, so the two most common ones act where it lies.
+        self._activation = IN_PLACE.get(config.activation, activation.forward)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
@@ -105,17 +111,18 @@ class MLP(nn.Module):
         # more than by the products: here are the same parameters without either.
         self._weights = [(layer.weight, layer.bias) for layer in layers]
         self.norms = nn.ModuleList(nn.LayerNorm(n) for n in config.hidden if config.layer_norm)
+        self._normed = config.layer_norm
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
         observation = vectors(observation, self._choices)
-        activation = self.activation.forward
-        if self.norms:
+        activation = self._activation
+        if self._normed:
             for (weight, bias), norm in zip(self._weights, self.norms, strict=True):
-                observation = activation(norm(nn.functional.linear(observation, weight, bias)))
+                observation = activation(norm(linear(observation, weight, bias)))
             return observation
         for weight, bias in self._weights:
-            observation = activation(nn.functional.linear(observation, weight, bias))
+            observation = activation(linear(observation, weight, bias))
         return observation
 
 
