@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench learn exact format clean
+.PHONY: help run test bench learn results exact format clean
 
 help: ## list what one can do
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and t
 
 learn: $(VENV)/.installed-dev ## the slow tests: agents that must learn, and a set-up from scratch
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+results: $(VENV)/.installed-run ## the scores that SLM Lab publishes, by labrl: make results ARGS="cartpole_ppo --minutes 30"
+	$(BIN)/python -m benchmarks.results $(ARGS)
 
 exact: $(VENV)/.installed-dev ## every agent broken off and resumed, compared to the bit: make exact ARGS="--agents ppo"
 	$(BIN)/python tests/exact_matrix.py $(ARGS)

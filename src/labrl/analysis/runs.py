@@ -22,11 +22,12 @@ from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 SAME_GROUP = (
     "seed",
     "wandb",
+    "search",
     *(
         f"meta.{key}"
         for key in (
             *("max_session", "max_trial", "keep_last", "progress", "report"),
-            *("tensorboard", "tensorboard_histograms"),
+            *("tensorboard", "tensorboard_histograms", "profile"),
         )
     ),
 )

@@ -1,0 +1,117 @@
+"""The scores that SLM Lab publishes, by labrl: train what is missing, write docs/results.md.
+
+The page is written after each cell. Ctrl-C and the end of --minutes save the cell that is being trained,
+and the same command goes on with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from labrl.analysis.published import Cell, Result, as_markdown, cells, judged, summary
+from labrl.analysis.runs import Run, load_run
+from labrl.config.errors import ConfigError
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+
+PREFACE = """# Results beside SLM Lab's
+
+Written by `make results`, which trains what is missing and goes on where it was stopped. A cell is one agent
+on one environment at the frames, the number of environments and the frequency of checkpoints with which SLM
+Lab publishes it (`experiment=slm_lab/<environment>`): 4 sessions, the presets of the agent, no tuning for the
+cell alone.
+
+- *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint rows
+  of the return of the last 100 training episodes; in brackets the 95 % interval of our mean.
+- *final return*: see [statistics](statistics.md).
+- *equal*: the published score lies in our interval, or is off by at most 1 % of what it has over the random
+  policy. Nothing is known of the spread of the published scores. Cells in which we fall short are bold.
+
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train what is missing, write the page. Returns the exit code: 1 where a cell could not be trained."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
+    known = {cell.name: cell for cell in cells()}
+    parser.add_argument("cells", nargs="*", metavar="cell", help=f"of {', '.join(known)}; all without any")
+    parser.add_argument("--root", type=Path, default=Path("runs/slm_lab"), help="where the runs lie")
+    parser.add_argument("--minutes", type=float, help="to train for, at most; 0 only writes the page")
+    words = parser.parse_args(argv)
+    unknown = sorted(set(words.cells) - set(known))
+    if unknown:
+        parser.error(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
+    deadline = None if words.minutes is None else time.monotonic() + 60 * words.minutes
+    failed = []
+    for name in words.cells or known:
+        folder = words.root / name
+        if _finished(_run_in(folder)):
+            continue
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        print(f"{name}: {' '.join(command(known[name], folder))}", flush=True)
+        code = _train(known[name], folder, left)
+        write_page(words.root)
+        if code in (130, 143):
+            break
+        if code:
+            failed.append(name)
+    print(write_page(words.root))
+    if failed:
+        print(f"not trained: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def command(cell: Cell, folder: Path) -> list[str]:
+    """The words after `labrl` that begin the cell's run, or go on with it."""
+    if _run_in(folder) is not None:
+        return [f"+resume={folder}"]
+    return [*cell.words, "seed=0", f"hydra.run.dir={folder}"]
+
+
+def results(root: Path) -> list[Result]:
+    """What there is of every cell below `root`."""
+    return [judged(cell, _run_in(root / cell.name)) for cell in cells()]
+
+
+def write_page(root: Path) -> str:
+    """Write docs/results.md; returns how many cells are better, equal and so on."""
+    found = results(root)
+    PAGE.write_text(f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}")
+    return summary(found)
+
+
+def _train(cell: Cell, folder: Path, seconds: float | None) -> int:
+    """Returns labrl's exit code, 143 where the time ran out."""
+    process = subprocess.Popen([sys.executable, "-m", "labrl", *command(cell, folder)])
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        return 143
+    except KeyboardInterrupt:  # which the terminal has sent there, too
+        process.wait()
+        return 130
+
+
+def _run_in(folder: Path) -> Run | None:
+    try:
+        return load_run(folder)
+    except ConfigError:
+        return None
+
+
+def _finished(run: Run | None) -> bool:
+    return run is not None and run.status == "finished"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Our runs beside published scores: the same setting, the same measure, and no claim beyond what was run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_cases import config_with, rows_of, write_run
+
+from benchmarks import results
+from labrl.analysis.published import ENVS, Cell, as_markdown, cells, judged, summary
+from labrl.analysis.runs import load_run
+from labrl.config.compose import compose, to_plain
+
+CELL = Cell("CartPole-v1", "ppo", score=450.0, frames=1000, num_envs=4, log_frequency=100)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+
+
+def run_with(path: Path, scores: list[float], session_status: str = "finished", **changes: Any) -> Any:
+    """A run whose sessions have the same return in every row."""
+    config = config_with(env__id="CartPole-v1", **changes)
+    sessions = [rows_of(range(100, 1001, 100), [score] * 10) for score in scores]
+    return load_run(write_run(path, sessions, config=config, session_status=session_status))
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [
+        ([480, 490, 485, 495], "better"),
+        ([400, 410, 405, 415], "worse"),
+        ([400, 500, 430, 480], "equal"),  # the published one lies in our interval
+        ([447, 447, 447, 447], "equal"),  # off by less than a hundredth
+        ([400, 410, 405], "unfinished"),
+    ],
+)
+def test_a_verdict_is_about_four_finished_sessions(tmp_path: Path, scores: list[float], verdict: str) -> None:
+    result = judged(CELL, run_with(tmp_path / "a", scores))
+    assert (result.verdict, result.sessions) == (verdict, len(scores))
+    assert result.score is not None
+    assert result.score.value == pytest.approx(sum(scores) / len(scores))
+
+
+def test_another_setting_or_a_run_broken_off_compares_nothing(tmp_path: Path) -> None:
+    scores = [480.0, 490, 485, 495]
+    assert judged(CELL, run_with(tmp_path / "a", scores, env__num_envs=8)).verdict == "other setting"
+    assert (
+        judged(CELL, run_with(tmp_path / "b", scores, session_status="interrupted")).verdict == "unfinished"
+    )
+    assert judged(CELL, None).verdict == "not run"
+
+
+def test_the_table_has_every_cell_and_falling_short_in_bold(tmp_path: Path) -> None:
+    found = [judged(CELL, run_with(tmp_path / "a", [400.0, 410, 405, 415])), judged(CELL, None)]
+    lines = as_markdown(found).splitlines()
+    assert lines[2].startswith("| **CartPole-v1** | **1,000** | **ppo** | **450.0** | **407.5 [")
+    assert lines[3] == "| CartPole-v1 | 1,000 | ppo | 450.0 | – | – | not run |"
+    assert summary(found) == "1 worse, 1 not run"
+
+
+def test_recipes_have_the_published_setting() -> None:
+    for cell in cells():
+        plain = to_plain(compose([cell.words[0]]))
+        assert (plain["env"]["name"], plain["env"]["num_envs"]) == (cell.env, cell.num_envs)
+        assert plain["env"]["max_frame"] == cell.frames
+        assert (plain["meta"]["log_frequency"], plain["meta"]["max_session"]) == (cell.log_frequency, 4)
+
+
+def test_every_published_cell_is_known() -> None:
+    assert len(cells()) == 28
+    assert {cell.env_id for cell in cells()} == set(ENVS)
+    assert len({cell.name for cell in cells()}) == 28
+
+
+def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    cell = next(cell for cell in cells() if cell.name == "cartpole_ddqn_per")
+    folder = tmp_path / "runs" / cell.name
+    assert results.command(cell, folder) == [
+        "experiment=slm_lab/cartpole",
+        "agent=double_dqn",
+        "agent/memory=prioritized",
+        "seed=0",
+        f"hydra.run.dir={folder}",
+    ]
+    run_with(folder, [240.0] * 4)
+    assert results.command(cell, folder) == [f"+resume={folder}"]
+    asked: list[str] = []
+    monkeypatch.setattr(results, "_train", lambda cell, folder, seconds: asked.append(cell.name) or 0)
+    words = ["cartpole_ddqn_per", "cartpole_ppo", "--root", str(tmp_path / "runs")]
+    assert results.main(words) == 0
+    assert asked == ["cartpole_ppo"]
+    assert results.main([*words, "--minutes", "0"]) == 0
+    assert asked == ["cartpole_ppo"]
+    page = (tmp_path / "results.md").read_text()
+    assert "1 other setting" in page or "not run" in page
+    with pytest.raises(SystemExit):
+        results.main(["cartpole_nobody"])
+    assert "no cell cartpole_nobody" in capsys.readouterr().err
