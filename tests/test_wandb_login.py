@@ -12,6 +12,9 @@ from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.config.schema import WandbConfig
 from labrl.dashboards.login import chosen, has_login
+from labrl.dashboards.mirror import shown_on_wandb
+from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.storage.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +84,17 @@ def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path: Path, content: str) -
     (tmp_path / ".netrc").write_text(content)
     settings(tmp_path / ".config" / "wandb" / "settings", "]]")
     assert mode() == "disabled"
+
+
+def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Path) -> None:
+    trials = [TrialRecord(number=index, overrides=[], folder=f"{index}_x") for index in range(2)]
+    experiment = ExperimentFolder.create(tmp_path / "e", "grid", trials)
+    said: list[str] = []
+    for folder in (experiment.path / "0_x", experiment.path / "1_x", tmp_path / "alone"):
+        with shown_on_wandb(WandbConfig(), RunFolder.create(folder), [0], said.append):
+            said.append(folder.name)
+    line = "Weights & Biases: off, no login: `wandb login` switches it on, wandb=disabled hides this"
+    assert said == [line, "0_x", "1_x", line, "alone"]
 
 
 def test_online_without_a_login_is_wrong_input() -> None:

@@ -48,7 +48,10 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
         return "offline", "Weights & Biases: offline, as its own settings say; `wandb sync` sends it later"
     if has_login():
         return "online", _online(config)
-    return "disabled", f"Weights & Biases: off, no login ({HOW_TO}; or wandb=offline; or wandb=disabled)"
+    return (
+        "disabled",
+        "Weights & Biases: off, no login: `wandb login` switches it on, wandb=disabled hides this",
+    )
 
 
 def has_login() -> bool:

@@ -19,6 +19,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.schema import WandbConfig
 from labrl.config.validate import InvalidError, dataclass_of
 from labrl.dashboards.login import Mode, chosen
+from labrl.storage.experiment_folder import is_first_of_experiment
 from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import RunFolder
 
@@ -35,11 +36,12 @@ def shown_on_wandb(
     """Show the sessions numbered `sessions` on Weights & Biases for as long as this lasts.
 
     Training meets nothing of it: the rows go from the run folder, by a process of their own, and
-    whatever goes wrong there is one line at the end. say: prints a line. Raises ConfigError where
+    whatever goes wrong there is one line at the end. say: prints a line; of an experiment's trials only the
+    first says whether it is shown at all. Raises ConfigError where
     `wandb=online` has no login.
     """
     mode, line = chosen(config)
-    if line:
+    if line and is_first_of_experiment(run.path):
         say(line)
     if mode == "disabled":
         yield

@@ -36,6 +36,18 @@ def experiment_of(run: Path) -> Path | None:
     return next((parent for parent in run.parents if (parent / EXPERIMENT_MARKER).exists()), None)
 
 
+def is_first_of_experiment(run: Path) -> bool:
+    """Whether the trial in folder `run` is to tell what holds for all; true outside experiments."""
+    experiment = experiment_of(run)
+    if experiment is None:
+        return True
+    try:
+        trials = json.loads((experiment / EXPERIMENT_MARKER).read_text())["trials"]
+        return not trials or experiment / trials[0]["folder"] == run
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
 @dataclass(kw_only=True)
 class TrialRecord:
     """One trial as `experiment.json` has it."""
