@@ -125,3 +125,14 @@ def test_errors_must_be_finite() -> None:
     index = everything(memory).index[:2]
     with pytest.raises(ValueError, match="finite"):
         memory.update_priorities(index, np.array([1.0, np.nan]))
+
+
+@pytest.mark.parametrize(("frame", "alpha"), [(0, 1.0), (500, 0.5), (2000, 0.0)])
+def test_a_priority_is_made_by_the_exponent_of_the_frame_at_which_it_was_learned_from(
+    frame: int, alpha: float
+) -> None:
+    schedule = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1000)
+    memory = filled(alpha=schedule, eps=1e-9, beta=1.0)
+    sample = memory.sample(30, frame)
+    memory.update_priorities(sample.index, np.arange(1.0, 31.0))
+    np.testing.assert_allclose(relative_priorities(memory), np.arange(1, 31) ** alpha, rtol=1e-5)

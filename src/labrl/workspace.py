@@ -87,10 +87,10 @@ class Workspace:
     """For memory-mapped arrays; None: everything in memory."""
     frames_kept: int = 0
     """Frames that may be added after the oldest checkpoint that must stay resumable, >= 0."""
-    acting_only: bool = False
-    """Nothing will be learned: what only learning needs takes no room, and stays empty."""
     sharers: int = 1
     """Sessions that use the memory and the disk of this machine at once, >= 1."""
+    acting_only: bool = False
+    """Nothing will be learned: what only learning needs takes no room, and stays empty."""
 
     def in_memory(self, layouts: Mapping[str, Layout]) -> Arrays:
         """New arrays of zeros. Raises NoRoomError when memory lacks room for those of all sharers."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat
+from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.memory.sum_tree import SumTree
 from labrl.schedules import value_at
@@ -20,8 +20,9 @@ from labrl.step import Step
 class PrioritizedReplayConfig(ReplayConfig):
     """Options of prioritized replay."""
 
-    alpha: NonNegativeFloat = 0.6
-    """Exponent of the priorities, eq. 1, >= 0; 0 is uniform sampling."""
+    alpha: NonNegativeSchedule = 0.6
+    """Exponent of the priorities, eq. 1, >= 0; 0 is uniform sampling. On a schedule, a priority is what the
+    exponent made of the error when the transition was learned from."""
     beta: NonNegativeSchedule = 0.4
     """Exponent of the importance weights, section 3.4, >= 0; 1 corrects the bias in full."""
     eps: PositiveFloat = 1e-6
@@ -48,6 +49,7 @@ class PrioritizedReplay(Replay):
         # What cannot be sampled has priority 0. [num_envs * live]
         self._tree = SumTree(self._transitions.num_envs * self._live)
         self._largest = 1.0
+        self._frame = 0  # of the latest sample, for the errors that come back for it
         self._both = np.arange(2 * self._transitions.num_envs)  # twice each environment
 
     @property
@@ -73,7 +75,8 @@ class PrioritizedReplay(Replay):
 
         index, error: [batch], the sign of an error does not matter. Raises ValueError when one is not finite.
         """
-        priority = (np.abs(np.asarray(error, np.float64)) + self._config.eps) ** self._config.alpha
+        alpha = value_at(self._config.alpha, self._frame)
+        priority = (np.abs(np.asarray(error, np.float64)) + self._config.eps) ** alpha
         if not np.isfinite(priority).all():
             raise ValueError("errors must be finite numbers")
         env, step = self._transitions.pairs(index)
@@ -103,6 +106,7 @@ class PrioritizedReplay(Replay):
         return env, last - (last - place) % self._live
 
     def _weights(self, env: NDArray[np.int64], step: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
+        self._frame = frame
         priority = self._tree.values[self._places(env, step)]
         # N and the sum of priorities cancel out in the ratio to the largest weight.
         return ((priority.min() / priority) ** value_at(self._config.beta, frame)).astype(np.float32)
