@@ -99,23 +99,32 @@ def batch() -> Any:
     return whole._replace(weight=torch.ones_like(whole.weight))
 
 
+def layers_of(critics: Any) -> list[list[nn.Module]]:
+    """Of each critic, as linear layers of its own with the same weights and gradients."""
+    found = []
+    for i in range(len(critics.perceptrons.weights[0])):
+        layers: list[nn.Module] = []
+        for weight, bias in zip(critics.perceptrons.weights, critics.perceptrons.biases, strict=True):
+            layer = nn.Linear(*weight[i].shape)
+            layer.weight.data, layer.bias.data = weight[i].T.detach().clone(), bias[i, 0].detach().clone()
+            if weight.grad is not None:
+                layer.weight.grad, layer.bias.grad = weight.grad[i].T.clone(), bias.grad[i, 0].clone()
+            layers.append(layer)
+        found.append(layers)
+    return found
+
+
 def twins(agent: Any, model: Any) -> None:
-    """Copy both critics, and those that follow them."""
-    for name, other in (("critics", model.critic), ("target", model.critic_target)):
-        modules = agent.modules()
-        own = modules[name] if name in modules else modules["target_critics"]
-        for i in range(len(own.torsos)):
-            copy_layers(linear(own.torsos[i]) + linear(own.heads[i]), getattr(other, f"qf{i}"))
+    """Copy the critics, and those that follow them."""
+    modules = agent.modules()
+    following = modules["target"] if "target" in modules else modules["target_critics"]
+    for critics, other in ((modules["critics"], model.critic), (following, model.critic_target)):
+        for i, layers in enumerate(layers_of(critics)):
+            copy_layers(layers, getattr(other, f"qf{i}"))
 
 
 def critic_layers(agent: Any) -> list[nn.Module]:
-    critics = agent.modules()["critics"]
-    return [
-        part
-        for i in range(len(critics.torsos))
-        for m in (critics.torsos[i], critics.heads[i])
-        for part in linear(m)
-    ]
+    return [layer for layers in layers_of(agent.modules()["critics"]) for layer in layers]
 
 
 def test_sac(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

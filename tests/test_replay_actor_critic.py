@@ -28,8 +28,10 @@ from torch import Tensor
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.replay_actor_critic import Batch
 from labrl.networks.critics import Critics
+from labrl.networks.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05
+SMALL_CNN = ("agent.network.torso.cnn.features=16",)
 IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 
 
@@ -68,7 +70,7 @@ def mean_entropy(policy: Any, observation: Tensor, noise: Tensor) -> float:
     outputs = policy(observation)
     if noise.shape[1] == 0:
         probability = torch.softmax(outputs, 1)
-        return float(-(probability * probability.log()).sum(1).mean())
+        return float(-(probability * probability.log()).sum(1).mean().detach())
     return float(-gaussian(outputs, noise)[1].detach().mean())
 
 
@@ -269,25 +271,57 @@ def test_actions_fill_the_box_and_stay_inside(name: str) -> None:
     assert np.allclose([kinds[0].min(0), kinds[0].max(0)], [BOX.low, BOX.high], atol=0.2)
 
 
-@pytest.mark.parametrize("name", ["sac", "td3"])
-def test_two_workers_find_the_gradient_of_one(name: str) -> None:
+@pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("td3", BOX)])
+def test_two_workers_find_the_gradient_of_one_on_images(name: str, action: gym.Space) -> None:
     gradients = []
     for num_threads in (1, 2):
-        words = (
-            "agent.network.torso.mlp.hidden=[512,512]",
-            "agent.batch_size=64",
-            "agent.network.torso.cnn.features=8",
-        )
-        agent, _, _ = build(config_of(name, *words), num_threads=num_threads)
+        agent, clock, _ = build(config_of(name, *SMALL_CNN), action, IMAGE, num_threads=num_threads)
         assert agent._critics._workers.num_workers == num_threads
-        batch = made_up(BOX, 64)
-        noise = torch.ones((64, 2))
+        play(agent, clock, World(IMAGE, 4), 10)
+        batch = agent._batch(agent._experience.sample())
+        noise = torch.ones((16, 2))
         agent._critic_gradient(batch, noise, *([0.5] if name == "sac" else []))
-        policy = (batch, noise, 0.5) if name == "sac" else (batch,)
-        agent._policy_gradient(*policy)
+        agent._policy_gradient(*((batch, noise, 0.5) if name == "sac" else (batch,)))
         gradients.append(torch.cat([agent._critics.weights.grad, agent._policy.weights.grad, agent._errors]))
         agent.close()
-    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_two_threads_inside_large_products_repeat_to_the_bit_and_leave_the_number_of_threads() -> None:
+    words = ("agent.network.torso.mlp.hidden=[256,256]", "agent.batch_size=256")
+    weights, before = [], torch.get_num_threads()
+    for _ in range(2):
+        agent, clock, _ = build(config_of("sac", *words), num_threads=2)
+        assert agent._large
+        assert play(agent, clock, World(VECTOR, 4), 75) > 10
+        weights.append(agent._critics.weights.detach().clone())
+        assert torch.get_num_threads() == before
+    assert torch.equal(*weights)
+    small, _, _ = build(config_of("sac"), num_threads=2)
+    assert not small._large
+
+
+def test_critics_side_by_side_are_the_perceptrons_that_they_are_made_of() -> None:
+    """Each has its own weights; layer normalization, and torsos of one's own, are computed one by one."""
+    config = config_of("sac").agent.config.network
+    spaces = Spaces(VECTOR, BOX, 1)
+    stacked = Critics(config, spaces, 3)
+    assert stacked.perceptrons is not None
+    look, action = torch.randn(5, 3), torch.randn(5, 2)
+    values = stacked(look, action)
+    for i, value in enumerate(values):
+        x = torch.cat([look, action], 1)
+        for weight, bias in zip(stacked.perceptrons.weights, stacked.perceptrons.biases, strict=True):
+            last = x @ weight[i] + bias[i]
+            x = torch.relu(last)
+        torch.testing.assert_close(value, last.squeeze(1))
+    assert len(values.unique()) == 15
+    torch.testing.assert_close(stacked(look, action, first=True), values[:1])
+    normalized = Critics(
+        config_of("sac", "agent.network.torso.mlp.layer_norm=true").agent.config.network, spaces, 2
+    )
+    assert normalized.perceptrons is None
+    assert normalized(look, action).shape == (2, 5)
 
 
 @pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("sac", BOX), ("td3", BOX)])

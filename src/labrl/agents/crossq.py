@@ -7,16 +7,17 @@ are those of both: what the next actions do to the values needs no delayed twin 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from labrl.agents.replay_actor_critic import Batch, Delayed
 from labrl.agents.sac import SAC, SoftActorCriticConfig, critic_loss
 from labrl.agents.value_learning import td_target
 from labrl.clock import Clock
-from labrl.config.types import PositiveInt, Probability
+from labrl.config.types import PositiveInt, real_number
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics
 from labrl.networks.spaces import Spaces
@@ -29,7 +30,7 @@ class CrossQConfig(SoftActorCriticConfig):
 
     policy_delay: PositiveInt = 3
     """Updates of the critics for each of policy and temperature, >= 1."""
-    adam_beta1: Probability = 0.5
+    adam_beta1: Annotated[float, BeforeValidator(real_number), Field(ge=0, lt=1)] = 0.5
     """Decay of Adam's mean gradient for policy and critics, in [0, 1)."""
 
 

@@ -32,6 +32,9 @@ from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
 
+WORTH_SHARING = 2**23
+"""Products of critics' weights and samples in a minibatch, from which on more threads gain than cost."""
+
 
 @dataclass(kw_only=True)
 class ReplayActorCriticConfig(ExperienceConfig):
@@ -135,7 +138,13 @@ class ReplayActorCritic(ABC):
         if images:
             for network in (policy, critics):
                 network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing there
-        options = (config.batch_size, config.adam_eps, config.max_grad_norm, beta1)
+        on_cpu = compute.device.type == "cpu"
+        # Two halves of a minibatch at once where Python is but a small part of it; of small networks, each
+        # product is shared out, and of the smallest nothing.
+        workers = compute.num_threads if on_cpu and images else 1
+        products = config.batch_size * sum(weight.numel() for weight in critics.parameters())
+        self._large = on_cpu and not images and products >= WORTH_SHARING
+        options = (workers, config.adam_eps, config.max_grad_norm, beta1)
         self._policy = Trained(policy, compute, *options)
         self._critics = Trained(critics, compute, *options)
         self._judges = self._critics.frozen()
@@ -209,12 +218,18 @@ class ReplayActorCritic(ABC):
         for twin in self._delayed.values():
             twin.frames_passed(before, before + self._experience.num_envs)  # the clock ticks afterwards
         count = self._experience.due()
-        for _ in range(count):
-            sample = self._experience.sample()
-            self._learn_from(self._batch(sample), self._experience.updates + 1)
-            self._experience.updates += 1
-            self._experience.memory.update_priorities(sample.index, self._errors.cpu().numpy())
+        if count:
+            with self._compute.within_products(self._large):
+                for _ in range(count):
+                    self._update()
         return count
+
+    def _update(self) -> None:
+        """Learn from one minibatch."""
+        sample = self._experience.sample()
+        self._learn_from(self._batch(sample), self._experience.updates + 1)
+        self._experience.updates += 1
+        self._experience.memory.update_priorities(sample.index, self._errors.cpu().numpy())
 
     def metrics(self) -> dict[str, float]:
         """Averages over some 100 updates; coefficients at this frame."""

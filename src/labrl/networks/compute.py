@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -72,3 +73,16 @@ class Compute:
         if self.precision == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.precision)
+
+    @contextlib.contextmanager
+    def within_products(self, worthwhile: bool) -> Iterator[None]:
+        """The context in which all cores work on each matrix product, where that is `worthwhile`."""
+        before = torch.get_num_threads()
+        if not worthwhile or self.num_threads == before:
+            yield
+            return
+        torch.set_num_threads(self.num_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

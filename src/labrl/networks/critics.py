@@ -16,6 +16,7 @@ from labrl.config.component import Component
 from labrl.config.types import PositiveInt
 from labrl.networks.q_network import Stream
 from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.torso import MLP, vectors
 
 
 @dataclass(kw_only=True)
@@ -46,6 +47,41 @@ class PolicyNetwork(nn.Module):
         return self.outputs.forward(self.torso.forward(observation), None)
 
 
+class Perceptrons(nn.Module):
+    """Perceptrons of the same shape side by side, each layer of all of them one product."""
+
+    def __init__(self, perceptrons: list[list[nn.Linear]], activate: Callable[[Tensor], Tensor]) -> None:
+        """perceptrons: the layers of each, whose weights are taken over; activate: between layers."""
+        super().__init__()
+        self._activate = activate
+        layers = list(zip(*perceptrons, strict=True))
+        with torch.no_grad():
+            weights = [torch.stack([part.weight.T for part in layer]).contiguous() for layer in layers]
+            biases = [torch.stack([part.bias for part in layer]).unsqueeze(1) for layer in layers]
+        self.weights = nn.ParameterList(weights)
+        """Of each layer, [perceptrons, inputs, outputs]."""
+        self.biases = nn.ParameterList(biases)
+        """Of each layer, [perceptrons, 1, outputs]."""
+        # The same without look-ups, as dear as a small product.
+        self._layers = list(zip(self.weights, self.biases, strict=True))
+
+    def forward(self, x: Tensor, first: bool = False) -> Tensor:
+        """x: [batch, inputs]; first: by the first perceptron alone. Returns [perceptrons, batch, outputs]."""
+        count = 1 if first else len(self._layers[0][0])
+        x = x.expand(count, *x.shape)
+        last = len(self._layers) - 1
+        for i, (weight, bias) in enumerate(self._layers):
+            if first:
+                weight, bias = weight[:1], bias[:1]
+            if i == last and weight.shape[2] == 1:
+                # A product with one column, and its gradient, take twice as long as this.
+                return torch.add((x * weight.mT).sum(2, keepdim=True), bias)
+            x = torch.baddbmm(bias, x, weight)
+            if i < last:
+                x = self._activate(x)
+        return x
+
+
 class Critics(nn.Module):
     """Several action values that share nothing: Q_i(s, a), or Q_i(s, .) where actions are discrete."""
 
@@ -53,37 +89,48 @@ class Critics(nn.Module):
         super().__init__()
         torso, space = config.critic_torso or config.torso, spaces.observation
         self._continuous = isinstance(spaces.action, gym.spaces.Box)
-        action_size = math.prod(spaces.action.shape or ())
+        action_size = math.prod(spaces.action.shape or ()) if self._continuous else 0
         self._joint = self._continuous and _is_vector(space)
         if self._joint:
             size = gym.spaces.flatdim(space) + action_size
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        self.torsos = nn.ModuleList([torso.build(observation_space=space) for _ in range(count)])
-        self.layout = getattr(self.torsos[0], "layout", lambda observation: observation)
-        num_features = _num_features(self.torsos[0], self.layout, space)
-        hidden = config.action_head if self._continuous and not self._joint else []
-        num_inputs = num_features + (action_size if self._continuous and not self._joint else 0)
+        torsos = [torso.build(observation_space=space) for _ in range(count)]
+        self.layout = getattr(torsos[0], "layout", lambda observation: observation)
+        num_inputs, hidden = _num_features(torsos[0], self.layout, space), []
+        if self._continuous and not self._joint:
+            num_inputs, hidden = num_inputs + action_size, config.action_head
         num_outputs = 1 if self._continuous else int(spaces.action.n)  # type: ignore[attr-defined]
-        self.heads = nn.ModuleList([Stream(num_inputs, hidden, num_outputs, None) for _ in range(count)])
-        self._parts = list(zip(self.torsos, self.heads, strict=True))
+        heads = [Stream(num_inputs, hidden, num_outputs, None) for _ in range(count)]
+        self.perceptrons: Perceptrons | None = None
+        if _is_vector(space) and all(type(part) is MLP and not part.norms for part in torsos):
+            layers = [[*t.layers, *h.layers] for t, h in zip(torsos, heads, strict=True)]
+            self.perceptrons = Perceptrons(layers, torsos[0].activate)
+            return
+        self.torsos, self.heads = nn.ModuleList(torsos), nn.ModuleList(heads)
+        self._parts = list(zip(torsos, heads, strict=True))
 
     def forward(self, observation: Tensor, action: Tensor, first: bool = False) -> Tensor:
-        """Values of the actions taken, [count, batch]; of all actions where they are discrete,
-        [count, batch, actions].
+        """Values of the actions taken, [critics, batch]; of all actions where they are discrete,
+        [critics, batch, actions].
 
         observation: [batch, *obs]; action: continuous ones in [-1, 1], [batch, size], others are not looked
         at; first: of the first critic alone.
         """
         if self._joint:
-            observation = torch.cat([observation.flatten(1).float(), action], dim=1)
-        values = []
-        for torso, head in self._parts[:1] if first else self._parts:
-            features = torso(observation)
-            if self._continuous and not self._joint:
-                features = torch.cat([features, action.to(features.dtype)], dim=1)
-            values.append(head.forward(features, None))
-        stacked = torch.stack(values)
-        return stacked.squeeze(2) if self._continuous else stacked
+            observation = torch.cat([vectors(observation, []), action], dim=1)
+        if self.perceptrons is not None:
+            values = self.perceptrons.forward(observation if self._joint else vectors(observation, []), first)
+        else:
+            parts = self._parts[:1] if first else self._parts
+            values = torch.stack([self._values(torso, head, observation, action) for torso, head in parts])
+        return values.squeeze(2) if self._continuous else values
+
+    def _values(self, torso: nn.Module, head: Stream, observation: Tensor, action: Tensor) -> Tensor:
+        """Of one critic. [batch, outputs]"""
+        features = torso(observation)
+        if self._continuous and not self._joint:
+            features = torch.cat([features, action.to(features.dtype)], dim=1)
+        return head.forward(features, None)
 
 
 def _is_vector(space: gym.Space) -> bool:

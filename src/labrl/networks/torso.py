@@ -7,6 +7,7 @@ layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
@@ -103,7 +104,7 @@ class MLP(nn.Module):
         self._choices = choices_of(observation_space)
         activation: nn.Module = getattr(nn, config.activation)()
         # What a layer gives is nobody else's, so the two most common ones act where it lies.
-        self._activation = IN_PLACE.get(config.activation, activation.forward)
+        self.activate: Callable[[Tensor], Tensor] = IN_PLACE.get(config.activation, activation.forward)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
@@ -116,7 +117,7 @@ class MLP(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
         observation = vectors(observation, self._choices)
-        activation = self._activation
+        activation = self.activate
         if self._normed:
             for (weight, bias), norm in zip(self._weights, self.norms, strict=True):
                 observation = activation(norm(linear(observation, weight, bias)))

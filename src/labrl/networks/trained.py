@@ -15,9 +15,6 @@ from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers
 
 Network = TypeVar("Network", bound=nn.Module)
 
-WORTH_SHARING = 2**23
-"""Products of a weight and a sample in a minibatch from which on two threads gain more than they cost."""
-
 
 class Trained(Generic[Network]):
     """A network, who computes its gradient, and its optimizer."""
@@ -26,17 +23,14 @@ class Trained(Generic[Network]):
         self,
         network: Network,
         compute: Compute,
-        batch_size: int,
+        num_workers: int,
         adam_eps: float,
         max_grad_norm: float | None,
         beta1: float = 0.9,
-        separable: bool = True,
     ) -> None:
-        """batch_size: rows of a minibatch; separable: whether shares of it may be computed apart."""
+        """num_workers: who share a minibatch; the others are of Adam and of the cut."""
         self.network = network.to(compute.device)
-        products = batch_size * sum(weight.numel() for weight in network.parameters())
-        shared = separable and compute.device.type == "cpu" and products >= WORTH_SHARING
-        self._workers = GradientWorkers(self.network, compute.num_threads if shared else 1)
+        self._workers = GradientWorkers(self.network, num_workers)
         self.weights = self._workers.flat.vector
         """All of them, [size]; `weights.grad` is their gradient."""
         self._descent = Descent(self.weights, adam_eps, max_grad_norm, beta1)

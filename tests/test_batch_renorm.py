@@ -1,0 +1,58 @@
+"""Batch renormalization is batch normalization at first, and afterwards nearly what evaluation does."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from labrl.networks.batch_renorm import BatchRenorm, BatchRenormConfig
+
+
+def minibatch(seed: int) -> torch.Tensor:
+    return torch.randn((64, 5), generator=torch.Generator().manual_seed(seed)) * 3 + 2
+
+
+def test_in_the_warm_up_it_is_batch_normalization() -> None:
+    own, other = BatchRenorm(BatchRenormConfig(), 5), nn.BatchNorm1d(5, eps=1e-3, momentum=0.01)
+    for layer in (own, other):
+        nn.init.constant_(layer.weight, 1.5)
+        nn.init.constant_(layer.bias, 0.5)
+    for seed in range(5):
+        inputs = [minibatch(seed).requires_grad_() for _ in range(2)]
+        outputs = [layer(x) for layer, x in zip((own, other), inputs, strict=True)]
+        torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+        for y in outputs:
+            (y**3).sum().backward()
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(own.weight.grad, other.weight.grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(own.mean, other.running_mean)
+    torch.testing.assert_close(own.variance, other.running_var)
+    assert int(own.minibatches) == 5
+    torch.testing.assert_close(own.eval()(minibatch(9)), other.eval()(minibatch(9)), rtol=1e-4, atol=1e-5)
+
+
+def test_afterwards_it_is_algorithm_1_of_the_paper() -> None:
+    config = BatchRenormConfig(warmup=0, r_max=1.2, d_max=0.3, momentum=0.1)
+    layer = BatchRenorm(config, 5)
+    for seed in range(3):
+        x, y = minibatch(seed).requires_grad_(), minibatch(seed).requires_grad_()
+        mean, variance = layer.mean.clone(), layer.variance.clone()
+        batch_mean, batch_std = y.mean(0), (y.var(0, correction=0) + 1e-3).sqrt()
+        std = (variance + 1e-3).sqrt()
+        r = (batch_std / std).detach().clamp(1 / 1.2, 1.2)
+        d = ((batch_mean - mean) / std).detach().clamp(-0.3, 0.3)
+        expected, found = (y - batch_mean) / batch_std * r + d, layer(x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        found.pow(3).sum().backward()
+        expected.pow(3).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_evaluation_changes_nothing_and_does_not_depend_on_the_minibatch() -> None:
+    layer = BatchRenorm(BatchRenormConfig(warmup=0), 5)
+    layer(minibatch(0))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    layer.eval()
+    whole = layer(minibatch(1))
+    torch.testing.assert_close(layer(minibatch(1)[:1]), whole[:1])
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())

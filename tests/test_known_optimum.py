@@ -1,0 +1,117 @@
+"""Off-policy actor-critics find optima that are known: of a bandit, and of a linear-quadratic regulator."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from replay_actor_critic_cases import build, config_of, play
+
+from labrl.step import Episode, Step
+
+LEARNING = ("agent.batch_size=64", "agent.learning_starts=400", "agent.updates_per_frame=0.25", "~agent.lr")
+FALLING = "+agent.lr={kind: cosine, start: 1e-2, end: 0.0, horizon: 4400}"
+ACTION = gym.spaces.Box(-2, 2, (1,), np.float32)
+
+
+class Bandit:
+    """One state, one action, the end. A box pays -4 (a / 2 - 0.3)^2, a choice its number."""
+
+    SPACE = gym.spaces.Box(0, 1, (1,), np.float32)
+
+    def __init__(self, num_envs: int) -> None:
+        self.observation = np.ones((num_envs, 1), np.float32)
+
+    def step(self, action: np.ndarray) -> Step:
+        n, yes, no = len(action), np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
+        box = action.ndim == 2
+        reward = -4 * (action[:, 0] / 2 - 0.3) ** 2 if box else action.astype(np.float64)
+        episodes = [Episode(i, 0, 0, 0.0, 1, False) for i in range(n)]
+        return Step(self.observation, self.observation, reward.astype(np.float32), yes, no, yes, episodes)
+
+
+class Regulator:
+    """x' = x + 0.5 a at a cost of x^2 + 0.5 a^2, cut after 3 steps, which ends no problem."""
+
+    SPACE = gym.spaces.Box(-9, 9, (1,), np.float32)
+    DISCOUNT = 0.8
+
+    def __init__(self, num_envs: int) -> None:
+        self._rng = np.random.default_rng(0)
+        self._x, self._age = self._rng.uniform(-1, 1, num_envs), np.arange(num_envs)
+
+    @property
+    def observation(self) -> np.ndarray:
+        return self._x[:, None].astype(np.float32)
+
+    def step(self, action: np.ndarray) -> Step:
+        a, n = action[:, 0], len(action)
+        reward = -(self._x**2 + 0.5 * a**2)
+        self._x = self._x + 0.5 * a
+        self._age = self._age + 1
+        over, following = self._age >= 3, self.observation
+        self._x = np.where(over, self._rng.uniform(-1, 1, n), self._x)
+        self._age[over] = 0
+        episodes = [Episode(int(i), 0, 0, 0.0, 3, True) for i in np.flatnonzero(over)]
+        no = np.zeros(n, np.bool_)
+        return Step(
+            self.observation if episodes else following,
+            following,
+            reward.astype(np.float32),
+            no,
+            over,
+            over,
+            episodes,
+        )
+
+    @classmethod
+    def best_gain(cls) -> float:
+        """k of the best a = -k x, by iterating the Riccati equation."""
+        p = 1.0
+        for _ in range(200):
+            k = cls.DISCOUNT * 0.5 * p / (0.5 + cls.DISCOUNT * 0.25 * p)
+            p = 1 + cls.DISCOUNT * p * (1 - 0.5 * k)
+        return k
+
+
+@pytest.mark.parametrize("agent", ["sac", "crossq", "td3", "ddpg"])
+def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
+    """With quadratic values the best Gaussian policy has the mean of the best deterministic one."""
+    words = [*LEARNING, "+agent.lr=3e-3" if agent == "crossq" else FALLING]
+    words += [f"agent.discount={Regulator.DISCOUNT}"]
+    words += ["agent.temperature=0.1"] if agent in ("sac", "crossq") else ["agent.noise.std=0.3"]
+    words += [] if agent == "crossq" else ["agent.target.tau=0.05"]
+    player, clock, _ = build(config_of(agent, *words), ACTION, Regulator.SPACE, num_envs=8)
+    play(player, clock, Regulator(8), 450)
+    x = np.linspace(-0.8, 0.8, 9, dtype=np.float32)[:, None]
+    action = player.evaluation_action(x, np.random.default_rng(0))
+    assert float((action * x).sum() / (x * x).sum()) == pytest.approx(-Regulator.best_gain(), abs=0.2)
+
+
+def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entropy() -> None:
+    """Of actions u in (-1, 1) it is exp(-4 (u - 0.3)^2 / 0.08), a Gaussian of deviation 0.1 around 0.3."""
+    words = [*LEARNING, FALLING, "agent.temperature=0.08", "agent.target.tau=0.05"]
+    player, clock, _ = build(config_of("sac", *words), ACTION, Bandit.SPACE, num_envs=8)
+    play(player, clock, Bandit(8), 450)
+    look = np.ones((4000, 1), np.float32)
+    actions = player._explore(player._outputs(look))
+    assert actions.mean() == pytest.approx(0.3, abs=0.05)
+    assert actions.std() == pytest.approx(0.1, abs=0.03)
+
+
+@pytest.mark.parametrize("kind", ["box", "choice"])
+def test_the_temperature_brings_the_entropy_to_its_target(kind: str) -> None:
+    action, target = (ACTION, -1.0) if kind == "box" else (gym.spaces.Discrete(3), 0.5)
+    words = [*LEARNING, FALLING, f"agent.target_entropy={target}", "agent.target.tau=0.05"]
+    player, clock, _ = build(config_of("sac", *words), action, Bandit.SPACE, num_envs=8)
+    play(player, clock, Bandit(8), 500)
+    assert player.metrics()["entropy"] == pytest.approx(target, abs=0.15)
+    assert 0 < player.temperature != 1
+    if kind == "choice":
+        # Of probabilities proportional to exp(r / alpha), the entropy tells alpha.
+        p = np.exp(np.arange(3) / player.temperature)
+        p /= p.sum()
+        assert -(p * np.log(p)).sum() == pytest.approx(target, abs=0.15)
+        assert math.isclose(p.sum(), 1)
