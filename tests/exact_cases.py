@@ -34,6 +34,7 @@ TASKS: dict[str, list[str]] = {
     "cartpole": ["env=cartpole", *VECTOR],
     "pendulum": ["env=pendulum", *VECTOR],
     "pong": ["env=pong", *IMAGES, "env.max_episode_frames=160"],
+    "taxi": ["env=gymnasium", "env.id=Taxi-v4", *VECTOR],  # says which actions are valid
 }
 """Environments with budgets of a second or two, twelve rows, and evaluations that do not fall together."""
 
@@ -46,6 +47,9 @@ REPLAY = [
 
 SMALL: dict[str, list[str]] = {
     "labrl.agents.ppo.PPO": ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"],
+    "labrl.agents.a2c.A2C": [],
+    "labrl.agents.reinforce.Reinforce": ["agent.episodes=4"],
+    "labrl.agents.sarsa.Sarsa": ["agent.horizon=8"],
     "labrl.agents.dqn.DQN": REPLAY,
     **{f"labrl.agents.{name}": REPLAY for name in ("sac.SAC", "crossq.CrossQ", "td3.TD3", "ddpg.DDPG")},
     "labrl.agents.random.RandomAgent": [],
@@ -61,10 +65,13 @@ def small(agent: str, task: str) -> list[str]:
 @functools.cache
 def _small(agent: str, task: str) -> list[str]:
     words = [*QUIET, f"agent={agent}", *TASKS[task]]
-    target = str(compose(words).agent["_target_"])
+    chosen = compose(words).agent
+    target = str(chosen["_target_"])
     if target not in SMALL:
         raise LookupError(f"tests/exact_cases.py: give SMALL a line for {target}, so that it is tested too")
     words += SMALL[target]
+    if chosen.get("self_imitation") is not None:
+        words += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]
     return words + pins(words)
 
 

@@ -45,3 +45,7 @@ class Step:
     """The environment was reset; False at a lost life. [num_envs]"""
     episodes: list[Episode] = field(default_factory=list)
     """The whole episodes that ended in this step."""
+    mask: NDArray[np.bool_] | None = None
+    """Which actions are valid in `observation`, None where all always are. [num_envs, actions]"""
+    next_mask: NDArray[np.bool_] | None = None
+    """The same for `next_observation`; where the task has ended it means nothing. [num_envs, actions]"""

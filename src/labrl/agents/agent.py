@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +20,9 @@ class Agent(Protocol):
     environment, no session and no file. A target may check a configuration before anything is built:
     `check_config(config, env)` against the environment's configuration, `check(config, spaces)` against
     its spaces; both raise ConfigError.
+
+    An agent whose `act` and `evaluation_action` (and `greedy_action`) take a keyword argument `mask` gets
+    which actions are valid, [num_envs, flags], from an environment that says so; others play without.
     """
 
     def act(self, observation: NDArray) -> NDArray:
@@ -62,6 +66,13 @@ class Agent(Protocol):
     def close(self) -> None:
         """End what runs in the background."""
         ...
+
+
+def heeded(choose: Callable[..., NDArray], mask: NDArray[np.bool_] | None) -> dict[str, NDArray[np.bool_]]:
+    """The keyword argument `mask` for a method of an agent that takes one; nothing where there is no mask."""
+    if mask is None or "mask" not in inspect.signature(choose).parameters:
+        return {}
+    return {"mask": mask}
 
 
 @runtime_checkable

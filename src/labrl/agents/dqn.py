@@ -24,7 +24,7 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.action_values import ActionValues
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import Experience, ExperienceConfig, check_experience
-from labrl.agents.exploration import Exploration, epsilon_greedy
+from labrl.agents.exploration import Exploration, epsilon_greedy, uniform_valid
 from labrl.agents.target_network import TargetUpdate
 from labrl.agents.value_learning import chosen
 from labrl.clock import Clock
@@ -104,7 +104,8 @@ class DQN:
         self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
-        self._experience = Experience(config, spaces, clock, streams, compute)
+        num_masked = self._num_actions if spaces.masked else 0
+        self._experience = Experience(config, spaces, clock, streams, compute, num_masked=num_masked)
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
         self._average, self._average_norm = self._rows.clone(), math.nan
 
@@ -127,36 +128,42 @@ class DQN:
         if hasattr(torso.load(), "check"):
             torso.load().check(torso.config, spaces.observation)
 
-    def act(self, observation: NDArray) -> NDArray:
-        """Exploring actions for the environments. [num_envs]"""
+    def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
+        """Exploring actions for the environments, among the valid ones. [num_envs]"""
         frame, shape = self._clock.frame, (len(observation), self._num_actions)
         if self._experience.acts_at_random:
-            action = self._policy_stream.integers(shape[1], size=shape[0])
+            if mask is None:
+                action = self._policy_stream.integers(shape[1], size=shape[0])
+            else:
+                action = uniform_valid(mask, self._policy_stream.random(shape[0]))
         else:
             action = self._exploration.choose(
-                lambda: self._values(observation, self._noise(len(observation))),
+                lambda: self._values(observation, self._noise(len(observation)), mask),
                 shape,
                 frame,
                 self._policy_stream,
+                **({} if mask is None else {"mask": mask}),
             )
-        self._observation, self._action = observation, action
+        self._observation, self._action, self._mask = observation, action, mask
         return self._to_env(action)
 
-    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+    def evaluation_action(
+        self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
+    ) -> NDArray:
         """Mostly the best actions, by the mean weights of a noisy network. [num_envs]"""
         shape = (len(observation), self._num_actions)
         epsilon = self._config.evaluation_epsilon
         return self._to_env(
-            epsilon_greedy(lambda: self._values(observation, None), shape, epsilon, generator)
+            epsilon_greedy(lambda: self._values(observation, None, mask), shape, epsilon, generator, mask)
         )
 
-    def greedy_action(self, observation: NDArray) -> NDArray:
+    def greedy_action(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """The best actions, by the mean weights of a noisy network. [num_envs]"""
-        return self._to_env(self._values(observation, None).argmax(1))
+        return self._to_env(self._values(observation, None, mask).argmax(1))
 
     def observe(self, step: Step) -> None:
         """Remember the outcome of the last actions."""
-        self._experience.add(self._observation, self._action, step)
+        self._experience.add(self._observation, self._action, step, self._mask)
 
     def learn(self) -> int:
         """Make the updates that fell due by this vector step. Returns how many."""
@@ -234,17 +241,22 @@ class DQN:
         with self._compute.autocast():
             return network.forward(inputs, noise)
 
-    def _values(self, observation: NDArray, noise: Tensor | None) -> NDArray:
-        """observation: [n, *obs]; noise: [n, num_noise]. Returns expected returns, [n, actions]."""
+    def _values(
+        self, observation: NDArray, noise: Tensor | None, mask: NDArray[np.bool_] | None = None
+    ) -> NDArray:
+        """observation: [n, *obs]; noise: [n, num_noise]; mask: [n, actions].
+
+        Returns expected returns, [n, actions]; of what is not valid, minus infinity.
+        """
 
         def work(network: QNetwork, share: slice) -> Tensor:
             with torch.inference_mode():
                 part = None if noise is None else noise[share]
                 return self._value.expected(self._outputs(network, observation[share], part))
 
-        if len(observation) < self._workers.num_workers:
-            return joined([work(self.network, slice(None))])
-        return joined(self._workers.map(work, len(observation)))
+        few = len(observation) < self._workers.num_workers
+        shares = [work(self.network, slice(None))] if few else self._workers.map(work, len(observation))
+        return joined(shares) if mask is None else np.where(mask, joined(shares), -np.inf)
 
     def _update(self) -> None:
         """One step of Adam on one minibatch. Raises NonFiniteError."""
@@ -279,7 +291,11 @@ class DQN:
             with torch.no_grad():
                 outputs = self._outputs(self.target, following, delayed)
                 judged = self._outputs(network, following, choosing) if self._config.double else outputs
-                best = self._value.expected(judged).argmax(1)
+                expected = self._value.expected(judged)
+                if sample.next_mask is not None:
+                    valid = torch.from_numpy(sample.next_mask[share]).to(expected.device)
+                    expected = expected.masked_fill(~valid, -math.inf)
+                best = expected.argmax(1)
                 target = self._value.target(chosen(outputs, best), reward[share], discount[share])
             outputs = chosen(self._outputs(network, sample.observation[share], online), action[share])
             losses, errors = self._value.loss(outputs, target)

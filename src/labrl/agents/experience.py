@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 from numpy.typing import NDArray
 
 from labrl.clock import Clock
@@ -77,8 +78,10 @@ class Experience:
         streams: Streams,
         compute: Compute,
         stored_action: gym.Space[Any] | None = None,
+        num_masked: int = 0,
     ) -> None:
-        """stored_action: actions as the agent remembers them; None: as the environment takes them."""
+        """stored_action: actions as the agent remembers them; None: as the environment takes them; num_masked:
+        actions that masks have a flag for, if the agent heeds masks."""
         self.config, self._clock, self.num_envs = config, clock, spaces.num_envs
         self.first_update, self.ratio = first_update(config, spaces.num_envs), config.updates_per_frame
         self.updates = 0
@@ -91,6 +94,7 @@ class Experience:
             discount=config.discount,
             workspace=compute.workspace,
             generator=streams.numpy("replay"),
+            **({"num_masked": num_masked} if num_masked else {}),
         )
 
     @property
@@ -98,9 +102,11 @@ class Experience:
         """Whether chance alone acts now."""
         return self._clock.frame < self.config.learning_starts and self.config.warmup_actions == "random"
 
-    def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
-        """Remember what `action`, chosen at `observation`, led to. [num_envs, ...] each"""
-        self.memory.add(observation, action, step)
+    def add(
+        self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Remember what `action`, chosen at `observation` among those of `mask`, led to. [num_envs, ...] each"""
+        self.memory.add(observation, action, step, **({} if mask is None else {"mask": mask}))
 
     def due(self) -> int:
         """Updates that fall due by the vector step that is being taken in: the clock ticks afterwards."""

@@ -26,9 +26,17 @@ class Exploration(Protocol):
     """Whether all exploration comes from the noise of the network."""
 
     def choose(
-        self, values: Values, shape: tuple[int, int], frame: int, generator: np.random.Generator
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
-        """One action for each environment, counted from 0, [num_envs]; shape: (num_envs, actions)."""
+        """One action for each environment, counted from 0, [num_envs]; shape: (num_envs, actions).
+
+        mask: which actions are valid, [num_envs, actions]; the values of the others are minus infinity.
+        """
         ...
 
     def strength(self, frame: int) -> float:
@@ -36,18 +44,31 @@ class Exploration(Protocol):
         ...
 
 
-def epsilon_greedy(
-    values: Values, shape: tuple[int, int], epsilon: float, generator: np.random.Generator
-) -> NDArray[np.int64]:
-    """With probability `epsilon` a uniformly random action, else the one of the largest value.
+def uniform_valid(mask: NDArray[np.bool_], share: NDArray) -> NDArray[np.int64]:
+    """A random one of the valid actions. mask: [n, actions]; share: uniform in [0, 1), [n]. Returns [n]."""
+    rank = (share * mask.sum(1)).astype(np.int64)
+    return (mask.cumsum(1) > rank[:, None]).argmax(1)
 
-    Every environment tosses its own coin. shape: (num_envs, actions). Returns [num_envs].
+
+def epsilon_greedy(
+    values: Values,
+    shape: tuple[int, int],
+    epsilon: float,
+    generator: np.random.Generator,
+    mask: NDArray[np.bool_] | None = None,
+) -> NDArray[np.int64]:
+    """With probability `epsilon` a uniformly random valid action, else the one of the largest value.
+
+    Every environment tosses its own coin. shape: (num_envs, actions); mask: of that shape. [num_envs].
     """
     if epsilon <= 0:
         return values().argmax(1)
     num_envs, num_actions = shape
     # Lists, because each operation on an array costs more than a few numbers do.
-    coins, choices = generator.random((2, num_envs)).tolist()
+    draws = generator.random((2, num_envs))
+    if mask is not None:
+        return np.where(draws[0] < epsilon, uniform_valid(mask, draws[1]), values().argmax(1))
+    coins, choices = draws.tolist()
     explorers = [env for env, coin in enumerate(coins) if coin < epsilon]
     action = values().argmax(1) if len(explorers) < num_envs else np.empty(num_envs, np.int64)
     for env in explorers:
@@ -73,10 +94,22 @@ class EpsilonGreedy:
         self._config = config
 
     def choose(
-        self, values: Values, shape: tuple[int, int], frame: int, generator: np.random.Generator
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
         """[num_envs]"""
-        return epsilon_greedy(values, shape, self.strength(frame), generator)
+        return epsilon_greedy(values, shape, self.strength(frame), generator, mask)
+
+    def probabilities(self, values: NDArray, frame: int) -> NDArray:
+        """Of every action, where those with a value of minus infinity are not valid. [n, actions]"""
+        valid, epsilon = values > -np.inf, self.strength(frame)
+        probability = epsilon * valid / valid.sum(1, keepdims=True)
+        probability[np.arange(len(values)), values.argmax(1)] += 1 - epsilon
+        return probability
 
     def strength(self, frame: int) -> float:
         """Epsilon."""
@@ -101,10 +134,22 @@ class Boltzmann:
         self._config = config
 
     def choose(
-        self, values: Values, shape: tuple[int, int], frame: int, generator: np.random.Generator
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
         """By the Gumbel-max trick, multiplied by the temperature so that it may be 0. [num_envs]"""
         return (values() + self.strength(frame) * generator.gumbel(size=shape)).argmax(1)
+
+    def probabilities(self, values: NDArray, frame: int) -> NDArray:
+        """Of every action, where those with a value of minus infinity are not valid. [n, actions]"""
+        best = values.max(1, keepdims=True)
+        temperature = self.strength(frame)
+        weight = np.exp((values - best) / temperature) if temperature > 0 else (values == best).astype(float)
+        return weight / weight.sum(1, keepdims=True)
 
     def strength(self, frame: int) -> float:
         """Temperature."""
@@ -126,7 +171,12 @@ class NetworkNoise:
         pass
 
     def choose(
-        self, values: Values, shape: tuple[int, int], frame: int, generator: np.random.Generator
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
         """[num_envs]"""
         return values().argmax(1)

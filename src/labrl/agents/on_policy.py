@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.errors import NonFiniteError
+from labrl.agents.self_imitation import SelfImitation
 from labrl.clock import Clock
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.rollout import Rollout
@@ -52,6 +54,8 @@ class OnPolicyConfig:
     action_bounds: ActionBounds | None = None
     """How continuous actions keep to their bounds: clip (the sample, clipped to them), rescale (clipped to
     [-1, 1], stretched to them) or squash (its hyperbolic tangent, stretched to them); null: clip."""
+    self_imitation: Component | None = None
+    """Learning again from what once turned out better than thought; null: none."""
     log_std_init: float | None = None
     """Initial log standard deviation of a Gaussian policy, continuous actions only; null: 0."""
 
@@ -67,6 +71,14 @@ class Batch(NamedTuple):
     """Advantage, value target, value and log-probability when acting, [n, 4]: one look-up for all."""
     mask: Tensor | None
     """Which actions were valid, [n, actions]; None where all always are."""
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """With mean 0 and deviation 1, as far as there are two. [n]"""
+    if len(advantage) < 2:
+        return advantage
+    std, mean = torch.std_mean(advantage)
+    return (advantage - mean) / (std + 1e-8)
 
 
 class OnPolicyAgent(ABC):
@@ -89,15 +101,18 @@ class OnPolicyAgent(ABC):
         streams: Streams,
         compute: Compute,
         new_rollout: Callable[..., Rollout],
+        has_value: bool = True,
     ) -> None:
-        """new_rollout: makes the storage, given a first observation and the kind of the actions."""
+        """new_rollout: makes the storage, given a first observation and the kind of the actions; has_value:
+        whether the values of states are learned."""
         self._config, self._spaces, self._clock, self._compute = config, spaces, clock, compute
         self._distribution = distribution_for(spaces.action, self.NAME, config.action_bounds)
         gaussian = isinstance(spaces.action, gym.spaces.Box)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(streams.seed, "initialization"))
-            network = ActorCritic(config.network, spaces, self._distribution.num_parameters, log_std_init)
+            num_parameters = self._distribution.num_parameters
+            network = ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value)
         if is_image(spaces.observation):
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
         self.network = network.to(compute.device)
@@ -109,6 +124,15 @@ class OnPolicyAgent(ABC):
         self._make_rollout = new_rollout
         self._rollout: Rollout | None = None
         self._observation: NDArray | None = None
+        self._imitation: SelfImitation | None = None
+        if config.self_imitation is not None:
+            self._imitation = config.self_imitation.build(
+                spaces=spaces,
+                distribution=self._distribution,
+                discount=config.discount,
+                workspace=compute.workspace,
+                generator=streams.numpy("self-imitation"),
+            )
         self._metrics = self._no_metrics()
 
     @classmethod
@@ -130,11 +154,12 @@ class OnPolicyAgent(ABC):
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
-        observation = self.network.layout(observation)
+        seen, observation = observation, self.network.layout(observation)
         parameters, value = self._forward(observation)
         if mask is not None:
             parameters = masked(parameters, mask)
         action = self._distribution.sample(parameters, self._policy_stream)
+        self._choice = seen, action, mask
         if self._rollout is None:
             self._rollout = self._new_rollout(observation)
         self._rollout.add_choice(observation, action, parameters, value, mask)
@@ -161,11 +186,11 @@ class OnPolicyAgent(ABC):
         rollout = self._rollout
         assert rollout is not None, "observe() follows act()"
         if step.truncated.any():
-            final = self.network.layout(step.next_observation)
-            for env in np.flatnonzero(step.truncated & ~step.terminated):
-                rollout.cut[rollout.t, int(env)] = final[env].copy()
+            rollout.add_cuts(step, self.network.layout(step.next_observation))
         rollout.add_outcome(step.reward, step.terminated, step.episode_over)
         self._observation = step.observation
+        if self._imitation is not None:
+            self._imitation.observe(*self._choice, step, lambda seen: self._values(self.network.layout(seen)))
 
     def learn(self) -> int:
         """Update on a full rollout. Returns the number of optimizer updates."""
@@ -174,6 +199,10 @@ class OnPolicyAgent(ABC):
         batch = self._prepare(self._rollout)
         updates = self._update(batch)
         self._rollout.clear()
+        if self._imitation is not None:
+            updates += self._imitation.learn(
+                self._workers, self._evaluate_kept, self._descend, self._clock.frame
+            )
         return updates
 
     def metrics(self) -> dict[str, float]:
@@ -181,6 +210,7 @@ class OnPolicyAgent(ABC):
         return {
             **self._metrics,
             **self._coefficients(self._clock.frame),
+            **({} if self._imitation is None else self._imitation.metrics()),
             "weight_norm": float(self._weights.detach().norm()),
         }
 
@@ -196,6 +226,7 @@ class OnPolicyAgent(ABC):
             "rollout": None if self._rollout is None else self._rollout.state_dict(),
             "observation": self._observation,
             "metrics": self._metrics,
+            "imitation": None if self._imitation is None else self._imitation.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,14 +239,25 @@ class OnPolicyAgent(ABC):
             assert self._observation is not None
             self._rollout = self._new_rollout(self.network.layout(self._observation))
             self._rollout.load_state_dict(state["rollout"])
+        if self._imitation is not None:
+            self._imitation.load_state_dict(state["imitation"])
 
     def close(self) -> None:
-        """End the worker threads."""
+        """End the worker threads and let go of what is kept."""
         self._workers.close()
+        if self._imitation is not None:
+            self._imitation.close()
 
     @abstractmethod
     def _update(self, batch: Batch) -> int:
         """Change the weights by what a rollout taught. Returns the number of optimizer updates."""
+
+    def _descend(self) -> float:
+        """One step down the gathered gradient. Returns its Euclidean norm. Raises NonFiniteError."""
+        norm = self._optimizer.step(value_at(self._config.lr, self._clock.frame))
+        if not math.isfinite(norm):
+            raise NonFiniteError("grad_norm", self._clock.frame)
+        return norm
 
     def _coefficients(self, frame: int) -> dict[str, float]:
         """What a metrics row says of the schedules at `frame`."""
@@ -257,6 +299,8 @@ class OnPolicyAgent(ABC):
 
     def _values(self, observation: NDArray) -> NDArray:
         """State values of any number of observations, [n, *obs] -> [n]."""
+        if not self.network.has_value:
+            return np.zeros(len(observation), np.float32)
         chunks = []
         for start in range(0, len(observation), 4096):
             inputs = self._tensor(observation[start : start + 4096])
@@ -273,6 +317,16 @@ class OnPolicyAgent(ABC):
         with self._compute.autocast():
             parameters, value = network(batch.observation[rows])
         return parameters if batch.mask is None else masked(parameters, batch.mask[rows]), value
+
+    def _evaluate_kept(
+        self, network: ActorCritic, observation: NDArray, mask: NDArray[np.bool_] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same of observations as the environment gives them, [n, *obs]."""
+        with self._compute.autocast():
+            parameters, value = network(self._tensor(network.layout(observation)))
+        if mask is None:
+            return parameters, value
+        return masked(parameters, torch.from_numpy(mask).to(parameters.device)), value
 
     def _prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets of a full rollout, as one flat batch."""

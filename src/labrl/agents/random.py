@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from labrl.agents.exploration import uniform_valid
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
 from labrl.networks.compute import Compute
@@ -40,13 +41,15 @@ class RandomAgent:
         """Raises ConfigError for a space that has no uniform distribution."""
         uniform_actions(spaces.action, 1, np.random.default_rng(0))
 
-    def act(self, observation: NDArray) -> NDArray:
+    def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """[num_envs, ...]"""
-        return uniform_actions(self._space, len(observation), self._generator)
+        return uniform_actions(self._space, len(observation), self._generator, mask)
 
-    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+    def evaluation_action(
+        self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
+    ) -> NDArray:
         """[num_envs, ...]"""
-        return uniform_actions(self._space, len(observation), generator)
+        return uniform_actions(self._space, len(observation), generator, mask)
 
     def observe(self, step: Step) -> None:
         """Nothing to remember."""
@@ -74,8 +77,15 @@ class RandomAgent:
         """Nothing."""
 
 
-def uniform_actions(space: gym.Space[Any], n: int, generator: np.random.Generator) -> NDArray:
-    """`n` independent uniform actions, [n, ...]. Raises ConfigError for unbounded or unknown spaces."""
+def uniform_actions(
+    space: gym.Space[Any], n: int, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
+) -> NDArray:
+    """`n` independent uniform actions, [n, ...]. Raises ConfigError for unbounded or unknown spaces.
+
+    mask: which are valid, those of several choices side by side, [n, flags].
+    """
+    if mask is not None:
+        return _uniform_valid_actions(space, mask, generator)
     if isinstance(space, gym.spaces.Discrete):
         return generator.integers(space.start, space.start + space.n, size=n)
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -88,3 +98,14 @@ def uniform_actions(space: gym.Space[Any], n: int, generator: np.random.Generato
         "agent=random draws from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, "
         f"not from {space}."
     )
+
+
+def _uniform_valid_actions(
+    space: gym.Space[Any], mask: NDArray[np.bool_], generator: np.random.Generator
+) -> NDArray:
+    if isinstance(space, gym.spaces.Discrete):
+        return uniform_valid(mask, generator.random(len(mask))) + space.start
+    assert isinstance(space, gym.spaces.MultiDiscrete), "no other space has masks"
+    parts = np.split(mask, np.cumsum(space.nvec.flat)[:-1], axis=1)
+    chosen = np.stack([uniform_valid(part, generator.random(len(mask))) for part in parts], axis=1)
+    return chosen.reshape(-1, *space.shape) + space.start

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
+from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, without_mask
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv, WorkerFactory
@@ -47,6 +48,9 @@ class GymnasiumConfig:
     fresh_env_per_episode: bool | None = None
     """Make the environment anew for every episode, for those whose seeded reset depends on what they
     played before; null: found out by playing at most 150 steps before the run."""
+    action_mask: bool = True
+    """Whether the actions that the environment calls valid are the only ones, for agents that heed masks:
+    `info["action_mask"]`, or that entry of a dict observation beside `observation`."""
     extra: str | None = None
     """The extra of labrl that brings what the id needs, named when it is missing."""
 
@@ -77,11 +81,14 @@ class GymnasiumEnv:
         self.num_envs = num_envs
         self.frame_skip = 1
         make: MakeEnv = config.factory()
+        self.masked = config.action_mask and gives_masks(make, config.name)
+        self.action_mask: NDArray[np.bool_] | None = None
         fresh = config.fresh_env_per_episode
         if depends_on_history(make, config.name) if fresh is None else fresh:
             make = FreshFactory(make)
         self._env = _vectorized(make, config.vectorization, num_envs, num_threads)
-        self.observation_space: Space[Any] = self._env.single_observation_space
+        self._in_dict = carries_mask(self._env.single_observation_space)
+        self.observation_space: Space[Any] = without_mask(self._env.single_observation_space)
         self.action_space: Space[Any] = self._env.single_action_space
 
     @classmethod
@@ -89,7 +96,7 @@ class GymnasiumEnv:
         """Observation and action space of one environment. Raises ConfigError when it cannot be made."""
         env = config.factory()()
         env.close()
-        return env.observation_space, env.action_space
+        return without_mask(env.observation_space), env.action_space
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
@@ -101,14 +108,35 @@ class GymnasiumEnv:
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
         # Gymnasium takes one seed for every environment, the ALE one for each masked environment.
-        observation, _ = self._env.reset(seed=seeds.tolist(), options={"reset_mask": mask})
-        return observation.copy()
+        observation, info = self._env.reset(seed=seeds.tolist(), options={"reset_mask": mask})
+        if self.masked:
+            given, whose = given_masks(observation, info, self.num_envs)
+            self._take_masks(given, whose, mask)
+        return self._alone(observation).copy()
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
-        observation, reward, terminated, truncated, _ = self._env.step(actions)
+        observation, reward, terminated, truncated, info = self._env.step(actions)
+        if self.masked:
+            given, whose = given_masks(observation, info, self.num_envs)
+            self._take_masks(given, whose, np.ones(self.num_envs, np.bool_))
         # Copied here, not by Gymnasium: its deepcopy takes several times as long.
-        return Transition(observation.copy(), reward, terminated, truncated, terminated)
+        return Transition(self._alone(observation).copy(), reward, terminated, truncated, terminated)
+
+    def _alone(self, observation: Any) -> NDArray:
+        return observation["observation"] if self._in_dict else observation
+
+    def _take_masks(
+        self, given: NDArray[np.bool_] | None, whose: NDArray[np.bool_], fresh: NDArray[np.bool_]
+    ) -> None:
+        """Masks of the `fresh` environments; one that gives none leaves all its actions valid. [num_envs]"""
+        before = self.action_mask
+        if before is None:
+            before = np.ones((self.num_envs, sum(choices(self.action_space))), np.bool_)
+        now = np.where(fresh[:, None], True, before)
+        if given is not None:
+            now[fresh & whose] = given[fresh & whose]
+        self.action_mask = now
 
     def close(self) -> None:
         """End the environments and the worker processes."""

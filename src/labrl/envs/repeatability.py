@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from labrl.envs.masks import made_valid
 from labrl.envs.single import MakeEnv
 
 STEPS = 50
@@ -61,9 +62,11 @@ def same(left: Any, right: Any) -> bool:
 
 def _play(env: gymnasium.Env[Any, Any], seed: int, actions: Sequence[Any]) -> list[Any]:
     # Options are never None in labrl's vector environments either.
-    trace: list[Any] = [env.reset(seed=seed, options={})[0]]
+    observation, info = env.reset(seed=seed, options={})
+    trace: list[Any] = [_copied(observation)]
     for action in actions:
-        observation, reward, terminated, truncated, _ = env.step(action)
+        valid = made_valid(action, env.action_space, observation, info)
+        observation, reward, terminated, truncated, info = env.step(valid)
         # Some environments hand out the same array each time and write into it.
         trace.append((_copied(observation), reward, terminated, truncated))
         if terminated or truncated:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from labrl.envs.actions import ActionRecord, action_dtype, check_actions
+from labrl.envs.masks import choices, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.repeatability import same
 from labrl.seeding import episode_seed
@@ -39,6 +40,10 @@ class VectorEnv:
         """Of one environment."""
         self.action_space = backend.action_space
         """Of one environment."""
+        self.masked = bool(getattr(backend, "masked", False))
+        """Whether the environment says which actions are valid."""
+        self.action_mask: NDArray[np.bool_] | None = None
+        """Those of the present observations, None where all always are. [num_envs, flags]"""
         self._action_dtype = action_dtype(backend.action_space)
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
@@ -53,6 +58,7 @@ class VectorEnv:
         """
         self._begin(self.seed if seed is None else seed)
         observation = self._observation = self.backend.reset(self._all, self._episode_seed)
+        self.action_mask = self._mask(self._all)
         return observation
 
     def step(self, actions: NDArray) -> Step:
@@ -70,9 +76,13 @@ class VectorEnv:
         self._reached = observation
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
+        self._steps += 1
+        if self.masked:
+            self.action_mask = step.mask = step.next_mask = self._mask(~ended)
         if over.any():
             step.episodes = self._finished(transition, over)
             step.observation = self._next_episode(over)
+            self.action_mask = step.mask = self._mask(over)
         self._observation = step.observation
         return step
 
@@ -103,6 +113,8 @@ class VectorEnv:
             "actions": [torch.from_numpy(own) for own in self._record.since_reset()],
             "observation": torch.from_numpy(self._observation.copy()),  # [num_envs, *obs]
             "lost": self._lost is not None,
+            "steps": self._steps,
+            "action_mask": self.action_mask,  # [num_envs, flags], or None
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
@@ -131,6 +143,7 @@ class VectorEnv:
                     f"{self.name}: environment {env} gives another observation after its saved actions"
                 )
         self._observation = reached
+        self.action_mask = self._mask(self._all)
         return reached
 
     def abandon(self, state: Mapping[str, Any]) -> NDArray:
@@ -141,6 +154,7 @@ class VectorEnv:
         """
         self._take_over(state)
         lost = self._observation = self._lost = np.asarray(state["observation"])
+        self.action_mask = state["action_mask"]
         return lost
 
     def _take_over(self, state: Mapping[str, Any]) -> list[NDArray]:
@@ -148,6 +162,7 @@ class VectorEnv:
         actions = [np.asarray(own) for own in state["actions"]]
         check_actions(actions, self.num_envs, self.action_space)
         self._begin(int(state["seed"]))
+        self._steps = int(state["steps"])
         self._episode = np.asarray(state["episode"]).astype(np.int64)
         self._episode_seed = np.asarray(state["episode_seed"]).astype(np.int64)
         return actions
@@ -158,7 +173,10 @@ class VectorEnv:
         no = np.zeros(self.num_envs, dtype=np.bool_)
         first = self._observation = self._next_episode(self._all)
         reward = np.zeros(self.num_envs, dtype=np.float32)
-        return Step(first, final, reward, no, self._all.copy(), self._all.copy())
+        step = Step(first, final, reward, no, self._all.copy(), self._all.copy(), next_mask=self.action_mask)
+        self._steps += 1
+        self.action_mask = step.mask = self._mask(self._all)
+        return step
 
     def _begin(self, seed: int) -> None:
         self.seed = seed
@@ -167,6 +185,15 @@ class VectorEnv:
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
         self._record = ActionRecord(self.num_envs, self.action_space)
         self._observation = self._lost = None
+        self._steps = 0
+
+    def _mask(self, needed: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """The masks as the backend has them now, where `needed` with a valid action. [num_envs, flags]"""
+        if not self.masked:
+            return None
+        mask = self.backend.action_mask  # type: ignore[attr-defined]  # of those with masks
+        refuse_empty(mask, choices(self.action_space), needed, self.name, self._steps * self.num_envs)
+        return mask
 
     def _seeds(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Seeds of the present episodes of the masked environments, in order."""
@@ -205,8 +232,11 @@ class VectorEnv:
             fresh = (start == index) | discarded
             if index and fresh.any():
                 self.backend.reset(fresh, self._episode_seed)
-            observation, reward, _, truncated, ended = self.backend.step(row.astype(self._action_dtype))
             own = start <= index
+            if self.masked and not own.all():  # others than the row's owner may not be able to do the same
+                valid = first_valid(self.backend.action_mask, self.action_space)  # type: ignore[attr-defined]
+                row = np.where(own.reshape(-1, *[1] * (row.ndim - 1)), row, valid)
+            observation, reward, _, truncated, ended = self.backend.step(row.astype(self._action_dtype))
             self._return[own] += reward[own]
             over = ended | truncated
             if (over & own).any():

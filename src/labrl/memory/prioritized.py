@@ -57,12 +57,14 @@ class PrioritizedReplay(Replay):
         """Of memory or disk that all of it takes when full."""
         return super().num_bytes + self._tree.num_bytes
 
-    def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
+    def add(
+        self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
+    ) -> None:
         """Store one vector step; what can be sampled since then gets the largest priority so far."""
         transitions = self._transitions
         # Of every environment, the steps that left and then, for a new one may take their place, the new.
         first = np.concatenate([transitions.oldest, transitions.complete])
-        super().add(observation, action, step)
+        super().add(observation, action, step, mask)
         count = np.concatenate([transitions.oldest, transitions.complete]) - first
         row = np.repeat(self._both, count)
         begins = count.cumsum() - count  # where the steps of each row of `first` begin in the result

@@ -16,7 +16,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt, Probability
 from labrl.memory.transitions import Extent, Sample, Transitions
 from labrl.step import Step
-from labrl.workspace import Arrays, NoRoomError, UnfitFileError, Workspace
+from labrl.workspace import Arrays, Layout, NoRoomError, UnfitFileError, Workspace
 
 __all__ = ["Replay", "ReplayConfig", "Sample", "check_capacity"]
 
@@ -63,8 +63,10 @@ class Replay:
         discount: float,
         workspace: Workspace,
         generator: np.random.Generator,
+        num_masked: int = 0,
     ) -> None:
-        """Spaces: of one environment; generator: of the session's streams, which save it.
+        """Spaces: of one environment; generator: of the session's streams, which save it; num_masked: actions
+        that masks have a flag for, 0 without masks.
 
         Raises ConfigError for a capacity that is too small, and where there is no room for it.
         """
@@ -77,7 +79,7 @@ class Replay:
         # Only what lies in files goes on being written to while a checkpoint counts on it.
         kept = workspace.frames_kept if mapped else 0
         extent = Extent(observation_space, num_envs, config.capacity, n_step, kept)
-        arrays = _arrays(config, extent, action_space, workspace, mapped)
+        arrays = _arrays(config, extent, extent.layouts(action_space, num_masked), workspace, mapped)
         self._transitions = Transitions(arrays, extent, n_step, discount)
         self._num_bytes = arrays.num_bytes
 
@@ -90,14 +92,17 @@ class Replay:
         """Of memory or disk that all of it takes when full."""
         return self._num_bytes
 
-    def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
+    def add(
+        self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
+    ) -> None:
         """Store one vector step.
 
         observation: what was acted on, the `step.observation` of the call before [num_envs, *obs];
-        action: as it is to be sampled [num_envs, *action]; step: the learner's view of the outcome. Raises
-        ValueError when `observation` is another one.
+        action: as it is to be sampled [num_envs, *action]; step: the learner's view of the outcome; mask:
+        which actions were valid, if that is told [num_envs, actions]. Raises ValueError when `observation` is
+        another one.
         """
-        self._transitions.add(observation, action, step)
+        self._transitions.add(observation, action, step, mask)
 
     def sample(self, batch_size: int, frame: int) -> Sample:
         """A batch drawn with replacement at `frame` of the run; it does not change with the memory.
@@ -145,10 +150,9 @@ class Replay:
 
 
 def _arrays(
-    config: ReplayConfig, extent: Extent, action_space: gym.Space[Any], workspace: Workspace, mapped: bool
+    config: ReplayConfig, extent: Extent, layouts: dict[str, Layout], workspace: Workspace, mapped: bool
 ) -> Arrays:
     """Room for all transitions. Raises ConfigError where there is none."""
-    layouts = extent.layouts(action_space)
     try:
         return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
     except UnfitFileError as unfit:

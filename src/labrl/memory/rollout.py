@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from labrl.memory.stacks import pack_stacks, unpack_stacks
+from labrl.step import Step
 
 
 def generalized_advantages(
@@ -70,6 +71,8 @@ class Rollout:
             self._arrays["mask"] = np.zeros((*shape, num_parameters), np.bool_)
         # Final observations of truncated episodes, by (t, env): the only states that are not in the rows.
         self.cut: dict[tuple[int, int], NDArray] = {}
+        self.cut_mask: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        """Which actions are valid in these, where there are masks."""
         self.t = 0
         """Steps stored so far."""
 
@@ -86,7 +89,7 @@ class Rollout:
         self,
         observation: NDArray,
         action: NDArray,
-        parameters: NDArray,
+        parameters: NDArray | float,
         value: NDArray | float,
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
@@ -97,6 +100,16 @@ class Rollout:
         self._arrays["value"][self.t] = value
         if mask is not None:
             self._arrays["mask"][self.t] = mask
+
+    def add_cuts(self, step: Step, final: NDArray) -> None:
+        """The last states of the episodes that the outcome of step t cuts short; before `add_outcome`.
+
+        final: what the step led to, as the rows hold observations. [num_envs, *obs]
+        """
+        for env in np.flatnonzero(step.truncated & ~step.terminated):
+            self.cut[self.t, int(env)] = final[env].copy()
+            if step.next_mask is not None:
+                self.cut_mask[self.t, int(env)] = step.next_mask[env].copy()
 
     def add_outcome(self, reward: NDArray, terminated: NDArray, episode_over: NDArray) -> None:
         """What came of step t, [num_envs] each; the rollout moves on to t + 1."""
@@ -135,6 +148,7 @@ class Rollout:
         """Begin the next rollout."""
         self.t = 0
         self.cut.clear()
+        self.cut_mask.clear()
 
     def flat(self, name: str) -> Tensor:
         """One of the arrays as a batch without copying it, [n, ...] with n = horizon * num_envs."""
@@ -152,6 +166,7 @@ class Rollout:
             "observation": pack_stacks(arrays.pop("observation")),
             "arrays": {name: array.copy() for name, array in arrays.items()},
             "cut": [[t, env, observation.copy()] for (t, env), observation in self.cut.items()],
+            "cut_mask": [[t, env, mask.copy()] for (t, env), mask in self.cut_mask.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,3 +176,4 @@ class Rollout:
         for name, rows in state["arrays"].items():
             self._arrays[name][: self.t] = rows
         self.cut = {(int(t), int(env)): observation for t, env, observation in state["cut"]}
+        self.cut_mask = {(int(t), int(env)): mask for t, env, mask in state["cut_mask"]}

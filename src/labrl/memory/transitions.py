@@ -38,6 +38,10 @@ class Sample(NamedTuple):
     """Importance weights, the largest is 1; all 1 where sampling is uniform. [batch]"""
     index: NDArray[np.int64]  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a batch
     """Names the transitions to `update_priorities`. [batch]"""
+    mask: NDArray[np.bool_] | None = None
+    """Which actions were valid, None where all always are. [batch, actions]"""
+    next_mask: NDArray[np.bool_] | None = None
+    """Which are valid in `next_observation`; they mean nothing where `discount` is 0. [batch, actions]"""
 
 
 class Extent:
@@ -64,11 +68,11 @@ class Extent:
         self.frames = self.live_frames + (self.shape.frames_of(spare, n_step) if spare else 0)
         """Places for frames."""
 
-    def layouts(self, action_space: gym.Space[Any]) -> dict[str, Layout]:
-        """The arrays that hold it all."""
+    def layouts(self, action_space: gym.Space[Any], num_masked: int) -> dict[str, Layout]:
+        """The arrays that hold it all. num_masked: actions that have a flag in a mask."""
         assert action_space.shape is not None, "spaces in several parts are refused before"
         action = np.float32 if action_space.dtype == np.float64 else action_space.dtype
-        fields = [
+        fields: list[Any] = [
             ("frame", np.int64),  # the newest of the observation
             ("next_frame", np.int64),  # the newest of what it led to
             ("action", action, action_space.shape),
@@ -76,6 +80,8 @@ class Extent:
             ("terminated", np.bool_),
             ("cut", np.bool_),  # the next row is not what follows, or not to the learner
         ]
+        if num_masked:
+            fields += [("mask", np.bool_, (num_masked,)), ("next_mask", np.bool_, (num_masked,))]
         frames = (self.num_envs, self.frames, *self.shape.frame)
         return {
             "frames": Layout(frames, self.shape.dtype, self.live_frames),
@@ -106,6 +112,7 @@ class Transitions:
         self._arrays, self._extent, self._n_step = arrays, extent, n_step
         self._rows = arrays["transitions"]
         self._columns = {name: self._rows[name] for name in self._rows.dtype.names or ()}
+        self._masked = "mask" in self._columns
         self._written = arrays["written"]
         self._ring = FrameRing(
             arrays["frames"], self._written[: self.num_envs], extent.shape, extent.live_frames
@@ -119,7 +126,9 @@ class Transitions:
     def __len__(self) -> int:
         return int((self.complete - self.oldest).sum())
 
-    def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
+    def add(
+        self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
+    ) -> None:
         """Store one vector step. Raises ValueError when `observation` is not what the last one led to."""
         self._check(observation)
         ring, slot, over = self._ring, self.steps % self.slots, step.episode_over
@@ -133,6 +142,9 @@ class Transitions:
         columns["reward"][:, slot] = step.reward
         columns["terminated"][:, slot] = step.terminated
         columns["cut"][:, slot] = cut
+        if self._masked:
+            columns["mask"][:, slot] = mask
+            columns["next_mask"][:, slot] = step.next_mask
         if over.any():
             envs = np.flatnonzero(over)
             ring.begin(step.observation[envs], envs)
@@ -163,6 +175,8 @@ class Transitions:
             discount.astype(np.float32),
             weight,
             step * self.num_envs + env,
+            window["mask"][:, 0] if self._masked else None,
+            end["next_mask"] if self._masked else None,
         )
 
     def pairs(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -22,6 +22,11 @@ class ActorCriticConfig:
     """Whether policy and value function share one torso; null: they do for images only."""
 
 
+def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
+    """Whether policy and value function are to have one torso."""
+    return is_image(spaces.observation) if config.shared is None else config.shared
+
+
 class PolicyHead(nn.Module):
     """Features to the parameters of a distribution; a Gaussian's deviations do not depend on the state."""
 
@@ -46,24 +51,32 @@ class ActorCritic(nn.Module):
     """A policy and a state-value function.
 
     spaces: what it is built for; num_outputs: parameters of the action distribution; log_std_init:
-    initial log standard deviation of a Gaussian policy, None for others.
+    initial log standard deviation of a Gaussian policy, None for others; has_value: otherwise there is a
+    policy alone, and all values are 0.
     """
 
     def __init__(
-        self, config: ActorCriticConfig, spaces: Spaces, num_outputs: int, log_std_init: float | None
+        self,
+        config: ActorCriticConfig,
+        spaces: Spaces,
+        num_outputs: int,
+        log_std_init: float | None,
+        has_value: bool = True,
     ) -> None:
         super().__init__()
-        self.shared = is_image(spaces.observation) if config.shared is None else config.shared
+        self.has_value = has_value
+        self.shared = has_value and is_shared(config, spaces)
         self.policy_torso: nn.Module = config.torso.build(observation_space=spaces.observation)
-        self.value_torso = (
-            self.policy_torso if self.shared else config.torso.build(observation_space=spaces.observation)
-        )
+        self.value_torso: nn.Module = self.policy_torso
+        if has_value and not self.shared:
+            self.value_torso = config.torso.build(observation_space=spaces.observation)
         self.layout = getattr(self.policy_torso, "layout", lambda observation: observation)
         example = torch.as_tensor(self.layout(spaces.observation.sample()[None]))
         with torch.no_grad():
             num_features = self.policy_torso(example).shape[1]
         self.policy_head = PolicyHead(num_features, num_outputs, log_std_init)
-        self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
+        if has_value:
+            self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
 
     def policy(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns distribution parameters [batch, num_outputs]."""
@@ -77,6 +90,8 @@ class ActorCritic(nn.Module):
         """Distribution parameters [batch, num_outputs] and values [batch]; a shared torso runs once."""
         # Not `self.policy_torso(...)`: that call asks for hooks, which nobody hangs on, and is as dear
         features = self.policy_torso.forward(observation)
+        if not self.has_value:
+            return self.policy_head.forward(features).float(), features.new_zeros(len(features)).float()
         value_features = features if self.shared else self.value_torso.forward(observation)
         return self.policy_head.forward(features).float(), self._value(value_features)
 

@@ -43,6 +43,26 @@ class FlatParameters:
             parameter.grad = place
         return gradient
 
+    def parts(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
+        """The parameters of some modules inside `module`, in as few pieces as they lie in; with gradients."""
+        owned = {id(parameter) for owner in owners for parameter in owner.parameters()}
+        ranges: list[list[int]] = []
+        start = 0
+        for parameter in _trained(module):
+            stop = start + _aligned(parameter.numel())
+            if id(parameter) in owned and ranges and ranges[-1][1] == start:
+                ranges[-1][1] = stop
+            elif id(parameter) in owned:
+                ranges.append([start, stop])
+            start = stop
+        assert self.vector.grad is not None
+        pieces = []
+        for first, end in ranges:
+            piece = nn.Parameter(self.vector.data[first:end])
+            piece.grad = self.vector.grad[first:end]
+            pieces.append(piece)
+        return pieces
+
     def replica(self, module: Network) -> tuple[Network, Tensor]:
         """A copy of `module` with the same weights in the same memory and gradients of its own."""
         twin = copy.deepcopy(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,12 +135,13 @@ class RMSProp:
 class Separate:
     """An optimizer for the policy and one for the value function, each with its own learning rate and cut."""
 
-    def __init__(self, policy: Optimizer, value: Optimizer) -> None:
-        self._policy, self._value = policy, value
+    def __init__(self, policy: Optimizer, value: Optimizer, value_lr: Callable[[], float]) -> None:
+        """value_lr: gives the present learning rate of the value function."""
+        self._policy, self._value, self._value_lr = policy, value, value_lr
 
-    def step(self, lr: float, value_lr: float) -> float:
+    def step(self, lr: float) -> float:
         """One update of both. Returns the Euclidean norm of the whole gradient before the cuts."""
-        return math.hypot(self._policy.step(lr), self._value.step(value_lr))
+        return math.hypot(self._policy.step(lr), self._value.step(self._value_lr()))
 
     def state_dict(self) -> dict[str, Any]:
         """Of both."""

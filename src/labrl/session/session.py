@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent
+from labrl.agents.agent import Agent, heeded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
@@ -75,7 +75,8 @@ class Session:
         self.env = make_env(config.env, self.seed, num_threads)
         with ExitStack() as on_failure:
             on_failure.callback(self.env.close)
-            spaces = Spaces(self.env.observation_space, self.env.action_space, self.env.num_envs)
+            env = self.env
+            spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
             self.transforms = Transforms.build(config.transforms, spaces)
             self.agent: Agent = config.agent.build(
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
@@ -109,7 +110,7 @@ class Session:
         clock.start()
         timers.restart()
         while not (clock.finished or self.interruption.requested):
-            action = agent.act(self._observation)
+            action = agent.act(self._observation, **heeded(agent.act, env.action_mask))
             timers.lap("act")
             step = env.step(action)
             timers.lap("env")

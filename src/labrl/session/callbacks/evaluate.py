@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.agents.agent import heeded
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.seeding import derived_seed
@@ -143,7 +145,8 @@ class Evaluate(Callback):
                 return None
             seen = session.transforms.frozen(observation)
             agent = session.agent
-            action = agent.greedy_action(seen) if self._greedy else agent.evaluation_action(seen, generator)
+            choose = agent.greedy_action if self._greedy else partial(agent.evaluation_action, generator=generator)
+            action = choose(seen, **heeded(choose, self._env.action_mask))
             step = self._env.step(action)
             for episode in step.episodes:
                 # An environment that is done plays on while others finish: a further, short episode

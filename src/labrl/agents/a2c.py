@@ -1,0 +1,146 @@
+"""Advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783), all environments in step with each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig, normalized
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
+from labrl.memory.episodes import Episodes
+from labrl.memory.rollout import Rollout
+from labrl.networks.actor_critic import ActorCritic, is_shared
+from labrl.networks.compute import Compute
+from labrl.networks.optimizers import Separate
+from labrl.networks.spaces import Spaces
+from labrl.schedules import value_at
+from labrl.seeding import Streams
+
+
+@dataclass(kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """Options of A2C. Either `horizon` or `episodes` says when to learn."""
+
+    optimizer: Component
+    """How the weights follow the gradient."""
+    horizon: PositiveInt | None = 5
+    """Agent steps of each environment in one update, t_max in the paper, >= 1."""
+    episodes: PositiveInt | None = None
+    """Whole episodes in one update, over all environments, >= 1."""
+    gae_lambda: Probability = 1.0
+    """Decay of the advantage estimator, lambda, in [0, 1]; 1: the paper's returns over all that is left of
+    the rollout, 0: of one step."""
+    value_coef: NonNegativeFloat = 0.5
+    """Weight of half the squared error of the values."""
+    value_lr: NonNegativeSchedule | None = None
+    """Learning rate of the value network, which then has an optimizer and a gradient norm of its own; null:
+    one for all."""
+    normalize_advantage: bool = False
+    """Whether the advantages of an update have mean 0 and deviation 1."""
+
+
+def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """Mean of log pi(a|s) A, whose gradient is that of the expected return (section 4, eq. for A3C).
+
+    log_prob, advantage: [batch]. Returns a scalar to be maximized.
+    """
+    return torch.dot(log_prob, advantage) / len(advantage)
+
+
+class A2C(OnPolicyAgent):
+    """One step down the gradient on each rollout, which is then forgotten.
+
+    The advantage of a step is R - V(s), with R the discounted rewards until the rollout ends and the value of
+    the state it ends in; lambda below 1 mixes in shorter returns. Over whole episodes R is the full return.
+    """
+
+    Config = A2CConfig
+    NAME = "A2C"
+    STATISTICS = ("loss_policy", "loss_value", "entropy")
+    _config: A2CConfig
+
+    def __init__(
+        self, config: A2CConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+    ) -> None:
+        self.check(config, spaces)
+        if config.horizon is not None:
+            new_rollout: Any = partial(Rollout, config.horizon)
+        else:
+            new_rollout = partial(Episodes, config.episodes)
+        super().__init__(config, spaces, clock, streams, compute, new_rollout)
+        self._gae_lambda = config.gae_lambda
+        build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
+        if config.value_lr is None:
+            self._optimizer = build(parameters=[self._weights])
+        else:
+            flat, network = self._workers.flat, self.network
+            policy = flat.parts(network, [network.policy_torso, network.policy_head])
+            value = flat.parts(network, [network.value_torso, network.value_head])
+            value_lr = partial(value_at, config.value_lr)
+            self._optimizer = Separate(
+                build(parameters=policy), build(parameters=value), lambda: value_lr(clock.frame)
+            )
+
+    @classmethod
+    def check_config(cls, config: A2CConfig, env: Any) -> None:
+        """Raises ConfigError where it is not said when to learn, or that would be after the budget."""
+        if (config.horizon is None) == (config.episodes is None):
+            given = "neither" if config.horizon is None else "both"
+            raise ConfigError(
+                "agent.horizon (steps) or agent.episodes (whole episodes) says when to learn, and the other "
+                f"is null: got {given} (set agent.horizon=5 agent.episodes=null, or agent.horizon=null "
+                "agent.episodes=8)."
+            )
+        if config.horizon is not None and env.max_frame < config.horizon * env.num_envs:
+            rollout = config.horizon * env.num_envs
+            raise ConfigError(
+                f"env.max_frame must be at least one rollout of {rollout} (agent.horizon {config.horizon} x "
+                f"env.num_envs {env.num_envs}), got {env.max_frame} (set env.max_frame={rollout} or a "
+                "smaller agent.horizon)."
+            )
+
+    @classmethod
+    def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
+        """Raises ConfigError for options that the environment's spaces leave without a meaning."""
+        super().check(config, spaces)
+        assert isinstance(config, A2CConfig)
+        if config.value_lr is not None and is_shared(config.network, spaces):
+            raise ConfigError(
+                "agent.value_lr needs a value network of its own (set agent.network.shared=false, or leave "
+                "agent.value_lr=null)."
+            )
+
+    def _update(self, batch: Batch) -> int:
+        """One update on the whole batch."""
+        frame = self._clock.frame
+        entropy_coef = value_at(self._config.entropy_coef, frame)
+        if self._config.normalize_advantage:
+            batch.columns[:, 0] = normalized(batch.columns[:, 0])
+
+        def loss(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
+            parameters, value = self._evaluate(network, batch, share)
+            return self._loss(parameters, value, batch.action[share], batch.columns[share], entropy_coef)
+
+        statistics = self._workers.backward(loss, len(batch.action))
+        self._record(statistics, self._descend())
+        return 1
+
+    def _loss(
+        self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, entropy_coef: float
+    ) -> tuple[Tensor, Tensor]:
+        """-log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the means named in STATISTICS."""
+        log_prob, entropies = self._distribution.log_prob_entropy(parameters, action)
+        policy = -policy_objective(log_prob, columns[:, 0])
+        value_error = 0.5 * (columns[:, 1] - value).square().mean()
+        entropy = entropies.mean()
+        loss = policy + self._config.value_coef * value_error
+        if entropy_coef:  # a term of weight zero would still be differentiated
+            loss = loss - entropy_coef * entropy
+        return loss, torch.stack([policy, value_error, entropy]).detach()

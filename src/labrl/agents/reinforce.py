@@ -1,0 +1,107 @@
+"""REINFORCE (Williams, 1992, doi:10.1007/BF00992696): the gradient of the return, from whole episodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig, normalized
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.config.types import NonNegativeFloat, PositiveInt
+from labrl.memory.episodes import Episodes
+from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.schedules import value_at
+from labrl.seeding import Streams
+
+
+@dataclass(kw_only=True)
+class ReinforceConfig(OnPolicyConfig):
+    """Options of REINFORCE."""
+
+    optimizer: Component
+    """How the weights follow the gradient."""
+    episodes: PositiveInt = 8
+    """Whole episodes in one update, over all environments, >= 1."""
+    baseline: Literal["none", "mean", "value"] = "mean"
+    """What is taken off the returns: nothing, their mean in the update, or a learned value of the state."""
+    value_coef: NonNegativeFloat = 0.5
+    """Weight of half the squared error of the values, where the baseline is one."""
+    normalize_advantage: bool = True
+    """Whether the returns of an update, less the baseline, have mean 0 and deviation 1."""
+
+
+class Reinforce(OnPolicyAgent):
+    """One step along the mean of (G_t - b) grad log pi(a_t|s_t) over some whole episodes.
+
+    G_t is the discounted sum of rewards from step t to the end of its episode (Sutton & Barto, 2018, section
+    13.4, without the factor gamma^t, as is usual). An episode that a time limit cut goes on, for all that is
+    known: a value baseline stands for the rest of its return, and without one that rest is missing. With
+    several environments an episode may be under way at an update; it counts at the next one, as if all of it
+    had been played by the policy of that time. With env.num_envs=1 and agent.episodes=1 it is the textbook's.
+    """
+
+    Config = ReinforceConfig
+    NAME = "REINFORCE"
+    STATISTICS = ("loss_policy", "loss_value", "entropy")
+    _config: ReinforceConfig
+
+    def __init__(
+        self, config: ReinforceConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+    ) -> None:
+        new_rollout, learned = partial(Episodes, config.episodes), config.baseline == "value"
+        super().__init__(config, spaces, clock, streams, compute, new_rollout, has_value=learned)
+        self._optimizer = config.optimizer.build(
+            parameters=[self._weights], max_grad_norm=config.max_grad_norm
+        )
+
+    @classmethod
+    def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
+        """Raises ConfigError for options that have no meaning in the environment's spaces, or together."""
+        super().check(config, spaces)
+        assert isinstance(config, ReinforceConfig)
+        if config.self_imitation is not None and config.baseline != "value":
+            raise ConfigError(
+                "agent.self_imitation compares returns with learned values, and agent.baseline is "
+                f"{config.baseline} (set agent.baseline=value)."
+            )
+
+    def _update(self, batch: Batch) -> int:
+        """One update on all steps of the episodes."""
+        frame = self._clock.frame
+        entropy_coef = value_at(self._config.entropy_coef, frame)
+        advantage = batch.columns[:, 0]
+        if self._config.baseline == "mean":
+            advantage -= advantage.mean()
+        if self._config.normalize_advantage:
+            advantage.copy_(normalized(advantage))
+
+        def loss(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
+            parameters, value = self._evaluate(network, batch, share)
+            return self._loss(parameters, value, batch.action[share], batch.columns[share], entropy_coef)
+
+        statistics = self._workers.backward(loss, len(batch.action))
+        self._record(statistics, self._descend())
+        return 1
+
+    def _loss(
+        self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, entropy_coef: float
+    ) -> tuple[Tensor, Tensor]:
+        """-(G - b) log pi(a|s), less the entropy bonus, and the mean statistics named in STATISTICS."""
+        log_prob, entropies = self._distribution.log_prob_entropy(parameters, action)
+        policy = -(columns[:, 0] * log_prob).mean()
+        value_error = 0.5 * (columns[:, 1] - value).square().mean()
+        entropy = entropies.mean()
+        loss = policy
+        if self.network.has_value:
+            loss = loss + self._config.value_coef * value_error
+        if entropy_coef:  # a term of weight zero would still be differentiated
+            loss = loss - entropy_coef * entropy
+        return loss, torch.stack([policy, value_error, entropy]).detach()

@@ -1,0 +1,101 @@
+"""Agents that learn from their own rollouts, as their YAML makes them, and what their tests share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from dqn_cases import Noise
+
+from labrl.agents.agent import Agent, heeded
+from labrl.clock import Clock
+from labrl.config.compose import compose, resolve
+from labrl.config.schema import TrialConfig
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
+
+VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
+DISCRETE = gym.spaces.Discrete(3)
+BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
+SWITCHES = gym.spaces.MultiBinary(3)
+CHOICES = gym.spaces.MultiDiscrete([2, 3])
+
+
+@cache
+def config_of(agent: str, *words: str) -> TrialConfig:
+    """As `labrl agent=<agent> <words>` would run, without presets."""
+    return resolve(compose([f"agent={agent}", "preset=none", *words]))
+
+
+def build(
+    agent: str,
+    *words: str,
+    observation: gym.Space = VECTOR,
+    action: gym.Space = DISCRETE,
+    num_envs: int = 4,
+    masked: bool = False,
+) -> tuple[Any, Clock, Streams]:
+    """The agent for these spaces, with its clock and its streams."""
+    clock, streams = Clock(10**6), Streams(3)
+    player = config_of(agent, *words).agent.build(
+        spaces=Spaces(observation, action, num_envs, masked),
+        clock=clock,
+        streams=streams,
+        compute=Compute.choose("cpu", "fp32", 1),
+    )
+    return player, clock, streams
+
+
+def play(agent: Agent, clock: Clock, world: Any, steps: int) -> int:
+    """Let the agent act and learn in a `world` with `observation`, `step` and perhaps `mask`."""
+    updates = 0
+    for _ in range(steps):
+        step = world.step(agent.act(world.observation, **heeded(agent.act, getattr(world, "mask", None))))
+        agent.observe(step)
+        updates += agent.learn()
+        clock.tick(len(step.reward))
+    return updates
+
+
+def kept_from(agent: Any, name: str) -> list[Any]:
+    """What a method of an agent returns from now on, in order."""
+    found: list[Any] = []
+    method: Callable[..., Any] = getattr(agent, name)
+
+    def spy(*given: Any) -> Any:
+        found.append(method(*given))
+        return found[-1]
+
+    setattr(agent, name, spy)
+    return found
+
+
+def assert_same_future(make: Callable[[], tuple[Any, Clock, Streams]], world: Any, steps: int) -> None:
+    """An agent that is saved after some steps and restored into a new one learns the same to the bit."""
+    agent, clock, streams = make()
+    play(agent, clock, world, steps)
+    saved = copy.deepcopy((agent.state_dict(), streams.state_dict(), clock.state_dict(), world))
+    assert play(agent, clock, world, 40) > 0
+    restored, clock, streams = make()
+    state, streams_state, clock_state, world = saved
+    clock.load_state_dict(clock_state)
+    streams.load_state_dict(streams_state)
+    restored.load_state_dict(state)
+    play(restored, clock, world, 40)
+    assert torch.equal(agent._weights, restored._weights)
+    assert_equal(agent.metrics(), restored.metrics())
+
+
+def assert_equal(one: Mapping[str, float], other: Mapping[str, float]) -> None:
+    assert list(one) == list(other)
+    np.testing.assert_array_equal(list(one.values()), list(other.values()))
+
+
+def noise(num_envs: int = 4, seed: int = 0) -> Noise:
+    return Noise(VECTOR, num_envs, seed)

@@ -1,0 +1,172 @@
+"""A2C's update is the paper's, by steps, lambda and whole episodes, and it finds the better way."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from dqn_cases import Fork
+from on_policy_cases import (
+    BOX,
+    DISCRETE,
+    VECTOR,
+    assert_same_future,
+    build,
+    config_of,
+    kept_from,
+    noise,
+    play,
+)
+
+from labrl.agents.a2c import A2C, policy_objective
+from labrl.config.errors import ConfigError
+from labrl.networks.spaces import Spaces
+from labrl.step import Step
+
+ADAM = "agent/optimizer=adam"
+
+
+class Recorded:
+    """A world that remembers its steps."""
+
+    def __init__(self, world: Any) -> None:
+        self._world, self.steps, self.seen = world, [], []
+
+    @property
+    def observation(self) -> np.ndarray:
+        return self._world.observation
+
+    def step(self, action: np.ndarray) -> Step:
+        self.seen.append(self.observation)
+        self.steps.append(self._world.step(np.asarray(action).reshape(len(action), -1)[:, 0]))
+        return self.steps[-1]
+
+
+def returns(steps: list[Step], network: Any, discount: float) -> torch.Tensor:
+    """R of section 4, backwards from the value of the state that was reached, or 0. [t, num_envs]"""
+    found = []
+    with torch.no_grad():
+        following = network.value(torch.from_numpy(steps[-1].observation))
+        for step in reversed(steps):
+            final = network.value(torch.from_numpy(step.next_observation))
+            cut = torch.from_numpy(step.truncated)
+            following = torch.where(cut, final, following)
+            following = torch.where(torch.from_numpy(step.terminated), 0.0, following)
+            following = torch.from_numpy(step.reward) + discount * following
+            found.append(following)
+    return torch.stack(found[::-1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "continuous"])
+def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(shared: bool, action: gym.Space) -> None:
+    words = [f"agent.network.shared={shared}", "agent.entropy_coef=0.02", "agent.max_grad_norm=0.3"]
+    agent, clock, _ = build("a2c", *words, "agent.value_coef=0.7", "agent.discount=0.9", action=action)
+    world = Recorded(noise())
+    assert play(agent, clock, world, 4) == 0
+    network, batches = copy.deepcopy(agent.network), kept_from(agent, "_prepare")
+    assert play(agent, clock, world, 1) == 1
+
+    observation = torch.from_numpy(np.concatenate(world.seen))
+    target = returns(world.steps, network, 0.9).flatten()
+    parameters, value = network(observation)
+    taken = batches[0].action
+    if action is DISCRETE:
+        policy: Any = torch.distributions.Categorical(logits=parameters)
+        log_prob, entropy = policy.log_prob(taken), policy.entropy()
+    else:
+        policy = torch.distributions.Normal(parameters[:, :2], parameters[:, 2:].exp())
+        log_prob, entropy = policy.log_prob(taken).sum(1), policy.entropy().sum(1)
+    advantage = target - value.detach()
+    loss = -(log_prob * advantage).mean() + 0.7 * 0.5 * (target - value).square().mean()
+    loss = loss - 0.02 * entropy.mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 0.3)
+    for ours, expected in zip(agent.network.parameters(), network.parameters(), strict=True):
+        assert expected.grad is not None
+        square = 0.99 + 0.01 * expected.grad.square()
+        after = expected.detach() - 7e-4 * expected.grad / (square + 1e-5).sqrt()
+        torch.testing.assert_close(ours.detach(), after, rtol=1e-4, atol=1e-6)
+
+
+def test_lambda_one_and_whole_episodes_give_the_full_returns() -> None:
+    agent, clock, _ = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.discount=0.9")
+    world, batches = Recorded(noise()), kept_from(agent, "_prepare")
+    while not play(agent, clock, world, 1):
+        pass
+    advantage, target, value, _ = batches[0].columns.unbind(1)
+    torch.testing.assert_close(advantage, target - value)
+    assert sum(int((s.terminated | s.episode_over).sum()) for s in world.steps) >= 6
+    network = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.discount=0.9")[0].network
+    expected = returns(world.steps, network, 0.9).T  # [num_envs, t]
+    ended = np.stack([s.terminated | s.episode_over for s in world.steps], axis=1)
+    whole = np.flip(np.flip(ended, 1).cumsum(1) > 0, 1)  # an end is still to come
+    torch.testing.assert_close(target, expected[torch.from_numpy(whole.copy())], rtol=1e-4, atol=1e-5)
+
+
+def test_smaller_lambda_is_the_generalized_advantage() -> None:
+    agent, clock, _ = build("a2c", "agent.gae_lambda=0", "agent.discount=0.9")
+    world, batches, network = Recorded(noise()), kept_from(agent, "_prepare"), copy.deepcopy(agent.network)
+    assert play(agent, clock, world, 5) == 1
+    with torch.no_grad():
+        one_step = [returns([step], network, 0.9) for step in world.steps]
+    torch.testing.assert_close(batches[0].columns[:, 1], torch.cat(one_step).flatten())
+
+
+def test_a_value_network_with_an_optimizer_of_its_own_has_its_own_rate_and_norm() -> None:
+    words = ["agent.network.shared=false", "agent.max_grad_norm=1e-3", ADAM]
+    agent, clock, _ = build("a2c", *words, "agent.lr=0", "agent.value_lr=0.01")
+    before = copy.deepcopy(agent.network)
+    assert play(agent, clock, noise(), 5) == 1
+    for name in ("policy_torso", "policy_head", "value_torso", "value_head"):
+        pairs = zip(
+            getattr(before, name).parameters(), getattr(agent.network, name).parameters(), strict=True
+        )
+        unchanged = all(torch.equal(one, other) for one, other in pairs)
+        assert unchanged == name.startswith("policy")
+
+
+def test_policy_objective_by_hand() -> None:
+    log_prob, advantage = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, -1.0])
+    torch.testing.assert_close(policy_objective(log_prob, advantage), torch.tensor((-3.0 + 2.0) / 2))
+
+
+@pytest.mark.parametrize("when", [["agent.horizon=8"], ["agent.horizon=null", "agent.episodes=8"]])
+def test_it_finds_the_better_way_and_what_it_is_worth(when: list[str]) -> None:
+    words = [*when, ADAM, "agent.lr=0.01", f"agent.discount={Fork.DISCOUNT}", "agent.network.shared=false"]
+    agent, clock, _ = build("a2c", *words, observation=Fork.SPACE, action=gym.spaces.Discrete(2), num_envs=8)
+    play(agent, clock, Fork(8), 600)
+    states = torch.eye(Fork.STATES)
+    with torch.no_grad():
+        policy, value = agent.network(states)
+    assert float(policy[0].softmax(0)[1]) > 0.9
+    met = [0, 4, 5, 6]
+    np.testing.assert_allclose(value[met], Fork.best_values().max(1)[met], atol=0.12)
+
+
+@pytest.mark.parametrize("steps", [3, 5, 23])
+@pytest.mark.parametrize(
+    "words", [(), ("agent.horizon=null", "agent.episodes=3"), ("agent.value_lr=1e-3",)], ids=str
+)
+def test_a_restored_agent_has_the_same_future(steps: int, words: tuple[str, ...]) -> None:
+    assert_same_future(lambda: build("a2c", *words), noise(), steps)
+
+
+def test_the_two_ways_to_say_when_to_learn_exclude_each_other() -> None:
+    env = SimpleNamespace(num_envs=4, max_frame=1000)
+    for words in (("agent.episodes=3",), ("agent.horizon=null",)):
+        with pytest.raises(ConfigError, match=r"agent\.horizon .*or agent\.episodes .* got (both|neither)"):
+            A2C.check_config(config_of("a2c", *words).agent.config, env)
+    with pytest.raises(ConfigError, match=r"env\.max_frame must be at least one rollout of 20"):
+        A2C.check_config(config_of("a2c").agent.config, SimpleNamespace(num_envs=4, max_frame=19))
+
+
+def test_a_shared_network_has_no_second_learning_rate() -> None:
+    config = config_of("a2c", "agent.value_lr=1e-3", "agent.network.shared=true").agent.config
+    with pytest.raises(ConfigError, match=r"agent\.value_lr .*agent\.network\.shared=false"):
+        A2C.check(config, Spaces(VECTOR, DISCRETE, 1))

@@ -1,0 +1,244 @@
+"""Only valid actions are taken, learned about and bootstrapped from, where an environment says which are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from exact_cases import SMALL, rows, state, unequal
+from masked_env import Doors
+from numpy.typing import NDArray
+from on_policy_cases import build, config_of
+
+import labrl
+from labrl.agents.agent import heeded
+from labrl.agents.exploration import EpsilonGreedy, EpsilonGreedyConfig, uniform_valid
+from labrl.agents.random import uniform_actions
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe, make_env
+from labrl.envs.masks import NoValidActionError
+from labrl.step import Step
+
+AGENTS = ("ppo", "a2c", "reinforce", "sil_ppo", "sarsa", "dqn", "rainbow_lite", "random")
+QUIET = [
+    "meta.progress=false",
+    "meta.tensorboard=false",
+    "seed=5",
+    "env.max_frame=400",
+    "meta.log_frequency=200",
+]
+
+
+OPTIONS = ("action_mask", "vectorization", "fresh_env_per_episode")
+
+
+def doors(**settings: Any) -> Component:
+    more = {name: settings.pop(name) for name in OPTIONS if name in settings}
+    make = {"_target_": "masked_env.Doors", **settings}
+    target = "labrl.envs.gym.GymnasiumEnv"
+    return Component.parse({"_target_": target, "name": "doors", "make": make, **more}, "env")
+
+
+def words(agent: str, folder: Path, **settings: Any) -> list[str]:
+    """A run of `agent` on Doors."""
+    made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
+    made += [f"+env.make.{name}={value}" for name, value in settings.items()]
+    target = str(config_of(agent).agent.target)
+    small = ["agent.self_imitation.batch_size=16"] if agent.startswith("sil") else []
+    return [f"agent={agent}", *made, *QUIET, *SMALL[target], *small, f"hydra.run.dir={folder}"]
+
+
+def run(*given: str) -> Any:
+    return labrl.train(list(given), config_dir=Path(__file__).parent)
+
+
+@pytest.mark.parametrize("style", ["info", "dict"])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_each_step_tells_what_is_valid_next(style: str, vectorization: str) -> None:
+    env = make_env(doors(style=style, vectorization=vectorization), seed=1, num_threads=1, num_envs=3)
+    try:
+        assert env.masked
+        assert env.observation_space == gym.spaces.Box(0, 1, (2,), np.float32)
+        env.reset()
+        kinds = set()
+        for _ in range(40):
+            before = env.action_mask
+            assert before is not None
+            assert before.any(1).all()
+            step = env.step(before.argmax(1) + 2)  # an invalid one would be an error
+            assert step.mask is not None
+            assert step.next_mask is not None
+            np.testing.assert_array_equal(step.mask, env.action_mask)
+            same = step.mask is step.next_mask
+            assert same == (not step.episode_over.any())
+            assert not step.next_mask[step.terminated].any()
+            assert step.next_mask[~step.terminated].any(1).all()
+            kinds |= {(bool(t), bool(o)) for t, o in zip(step.terminated, step.episode_over, strict=True)}
+        assert kinds == {(True, True), (False, True), (False, False)}
+    finally:
+        env.close()
+
+
+def test_masks_come_back_with_a_replayed_episode() -> None:
+    one, other = (make_env(doors(), seed=1, num_threads=1, num_envs=3) for _ in range(2))
+    one.reset()
+    for _ in range(11):
+        assert one.action_mask is not None
+        one.step(one.action_mask.argmax(1) + 2)
+    other.load_state_dict(one.state_dict())
+    np.testing.assert_array_equal(one.action_mask, other.action_mask)
+    state = one.state_dict()
+    other.abandon(state)
+    np.testing.assert_array_equal(one.action_mask, other.action_mask)
+    step = other.step(np.full(3, 2))
+    np.testing.assert_array_equal(step.next_mask, one.action_mask)
+    assert step.mask is not None
+    assert step.mask.any(1).all()
+
+
+def test_a_state_without_a_valid_action_is_an_error_that_names_environment_and_frame() -> None:
+    env = make_env(doors(broken=2, fresh_env_per_episode=False), seed=1, num_threads=1, num_envs=3)
+    env.reset()
+    assert env.action_mask is not None
+    env.step(env.action_mask.argmax(1) + 2)
+    with pytest.raises(NoValidActionError, match=r"doors: environment \d has no valid action at frame 6"):
+        env.step(env.action_mask.argmax(1) + 2)
+
+
+def test_masks_can_be_left_aside_and_must_fit_the_actions() -> None:
+    env = make_env(doors(action_mask=False, style="dict"), seed=1, num_threads=1, num_envs=2)
+    assert not env.masked
+    assert env.reset().shape == (2, 2)
+    assert env.action_mask is None
+    assert describe(doors(style="dict"))[0] == gym.spaces.Box(0, 1, (2,), np.float32)
+    wrong = Component.parse(
+        {
+            "_target_": "labrl.envs.gym.GymnasiumEnv",
+            "name": "wrong",
+            "make": {"_target_": "test_masks.Wrong"},
+        },
+        "env",
+    )
+    with pytest.raises(ConfigError, match=r"env\.name=wrong: its action_mask has 4 flags.*need 3"):
+        make_env(wrong, seed=1, num_threads=1, num_envs=2)
+
+
+class Wrong(Doors):
+    """Its mask is too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gym.spaces.Discrete(3)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
+    """In training and evaluation; the environment fails at an invalid one."""
+    given = words(agent, tmp_path / "run", style="dict" if agent in ("a2c", "dqn") else "info")
+    result = run(*given, "meta.rigorous_eval=2", "meta.eval_frequency=200")
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "random"])
+def test_each_of_several_choices_is_valid(agent: str, tmp_path: Path) -> None:
+    assert run(*words(agent, tmp_path / "run", several=True)).exit_code == 0
+
+
+@pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn"])
+def test_a_resumed_run_has_the_same_masks_and_future(agent: str, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(*words(agent, whole)).exit_code == 0
+    assert run(*words(agent, broken), "env.max_frame=230").exit_code == 0
+    assert run(f"+resume={broken}", "env.max_frame=400").exit_code == 0
+    assert rows(whole / "session_0/train.csv")[-1] == rows(broken / "session_0/train.csv")[-1]
+    assert unequal(state(whole / "session_0"), state(broken / "session_0")) == []
+
+
+def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:
+    yes, no = np.ones(1, np.bool_), np.zeros(1, np.bool_)
+    observation = np.ones((1, 3), np.float32)
+    over = yes if terminated else no
+    return Step(observation, observation, np.ones(1, np.float32), over, no, over, [], mask, next_mask)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_targets_of_q_learning_never_look_at_an_invalid_action(double: bool) -> None:
+    learning = ["agent.batch_size=1", "agent.learning_starts=0", "agent.memory.capacity=16", "agent.lr=0"]
+    plain = ["agent.network.torso.mlp.hidden=[8]", "agent.discount=0.9", f"agent.double={double}"]
+    action = gym.spaces.Discrete(3)
+    agent, _, _ = build("dqn", *learning, *plain, action=action, num_envs=1, masked=True)
+    valid = np.array([[True, True, False]])
+    observation = np.ones((1, 3), np.float32)
+    q = agent._values(observation, None)[0]
+    q_min = int(q.argmin())
+    following = np.arange(3)[None] == q_min  # the worst one is the only valid one
+    targets = []
+    find = agent._value.target
+    agent._value.target = lambda *given: targets.append(find(*given)) or targets[-1]
+    agent.act(observation, valid)
+    agent.observe(step_of(following, following, terminated=False))
+    agent._gradient(agent._memory.sample(1, 0))
+    assert float(targets[0]) == pytest.approx(1 + 0.9 * q[q_min], abs=1e-5)
+    agent.act(observation, following)
+    agent.observe(step_of(valid, np.zeros((1, 3), np.bool_), terminated=True))
+    for _ in range(8):
+        agent._gradient(agent._memory.sample(1, 0))
+    assert all(torch.isfinite(target).all() for target in targets)
+
+
+def test_a_masked_policy_is_updated_on_the_masked_probabilities() -> None:
+    small = ["agent.horizon=4", "agent.batch_size=8", "agent.epochs=1", "agent.lr=0"]
+    agent, clock, _ = build("ppo", *small, num_envs=2, masked=True)
+    rng = np.random.default_rng(0)
+    mask = rng.random((2, 3)) < 0.5
+    mask[:, 0] = True
+    for _ in range(4):
+        observation = rng.normal(size=(2, 3)).astype(np.float32)
+        agent.act(observation, mask)
+        no = np.zeros(2, np.bool_)
+        following = rng.random((2, 3)) < 0.5
+        following[:, 1] = True
+        agent.observe(
+            Step(observation, observation, np.ones(2, np.float32), no, no, no, [], following, following)
+        )
+        updates, mask = agent.learn(), following
+        clock.tick(2)
+    assert updates == 1
+    # With the weights unchanged the ratios are 1 exactly where both sides saw the same masks.
+    assert agent.metrics()["kl"] == pytest.approx(0, abs=1e-6)
+    assert agent.metrics()["entropy"] < np.log(3)
+
+
+def test_random_choices_among_the_valid_ones_are_uniform() -> None:
+    mask = np.tile([False, True, True, False, True], (30_000, 1))
+    chosen = uniform_valid(mask, np.random.default_rng(0).random(30_000))
+    np.testing.assert_allclose(
+        np.bincount(chosen, minlength=5) / 30_000, [0, 1 / 3, 1 / 3, 0, 1 / 3], atol=0.01
+    )
+    space = gym.spaces.MultiDiscrete([2, 3], start=[0, 10])
+    both = np.tile([True, False, False, True, True], (300, 1))
+    drawn = uniform_actions(space, 300, np.random.default_rng(0), both)
+    assert set(drawn[:, 0].tolist()) == {0}
+    assert set(drawn[:, 1].tolist()) == {11, 12}
+
+
+def test_exploration_keeps_to_the_valid_actions() -> None:
+    mask = np.array([[False, True, False], [True, False, True]])
+    values = np.where(mask, 0.5, -np.inf)
+    explore = EpsilonGreedy(EpsilonGreedyConfig(epsilon=0.7))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        chosen = explore.choose(lambda: values, (2, 3), 0, rng, mask)
+        assert mask[[0, 1], chosen].all()
+
+
+def test_an_agent_that_takes_no_masks_plays_without() -> None:
+    mask = np.ones((1, 2), np.bool_)
+    assert heeded(lambda observation: observation, mask) == {}
+    assert list(heeded(lambda observation, mask=None: observation, mask)) == ["mask"]
+    assert heeded(lambda observation, mask=None: observation, None) == {}

@@ -1,0 +1,134 @@
+"""REINFORCE follows the gradient of whole episodes' returns, and knows what a time limit hides."""
+
+from __future__ import annotations
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from on_policy_cases import CHOICES, SWITCHES, assert_same_future, build, kept_from, noise, play
+from test_a2c import Recorded
+
+from labrl.step import Step
+
+ONE = gym.spaces.Box(0, 1, (1,), np.float32)
+
+
+class Bandit:
+    """One decision a game; `pay` says what an action is worth."""
+
+    def __init__(self, pay: object, num_envs: int) -> None:
+        self._pay, self.observation = pay, np.ones((num_envs, 1), np.float32)
+
+    def step(self, action: np.ndarray) -> Step:
+        yes, no = np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
+        reward = np.array([self._pay(a) for a in action], np.float32)  # type: ignore[operator]
+        return Step(self.observation, self.observation, reward, yes, no, yes)
+
+
+@pytest.mark.parametrize("baseline", ["none", "mean", "value"])
+def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(baseline: str) -> None:
+    words = [f"agent.baseline={baseline}", "agent.normalize_advantage=false", "agent.discount=0.9"]
+    words += ["agent.max_grad_norm=null", "agent.entropy_coef=0.01", "agent.network.shared=false"]
+    agent, clock, _ = build("reinforce", *words, "agent.episodes=5", num_envs=1)
+    world, batches, network = Recorded(noise(1)), kept_from(agent, "_prepare"), copy.deepcopy(agent.network)
+    while not play(agent, clock, world, 1):
+        pass
+    target, following = [], torch.zeros(1)
+    for step in reversed(world.steps):
+        with torch.no_grad():
+            final = (
+                network.value(torch.from_numpy(step.next_observation))
+                if network.has_value
+                else torch.zeros(1)
+            )
+        if step.episode_over[0]:
+            following = final if step.truncated[0] and not step.terminated[0] else torch.zeros(1)
+        following = torch.from_numpy(step.reward) + 0.9 * following
+        target.append(following)
+    wanted = torch.cat(target[::-1])
+    observation = torch.from_numpy(np.concatenate(world.seen))
+    parameters, value = network(observation)
+    policy = torch.distributions.Categorical(logits=parameters)
+    advantage = wanted - (wanted.mean() if baseline == "mean" else value.detach())
+    loss = -(advantage * policy.log_prob(batches[0].action)).mean() - 0.01 * policy.entropy().mean()
+    if baseline == "value":
+        loss = loss + 0.5 * 0.5 * (wanted - value).square().mean()
+    loss.backward()
+    for ours, expected in zip(agent.network.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_an_episode_under_way_is_learned_from_when_it_has_ended() -> None:
+    agent, clock, _ = build("reinforce", "agent.episodes=3")
+    world, batches = Recorded(noise()), kept_from(agent, "_prepare")
+    play(agent, clock, world, 120)
+    rows = sum(len(batch.action) for batch in batches)
+    ended = np.stack([step.terminated | step.episode_over for step in world.steps])
+    last = [int(np.flatnonzero(ended[:, env])[-1]) + 1 for env in range(4)]
+    under_way = agent._rollout._end  # of episodes that have ended since the last update
+    assert rows <= sum(last)
+    assert rows + int((under_way - agent._rollout._first).sum()) == sum(last)
+    seen = torch.cat([batch.observation for batch in batches])
+    assert len(torch.unique(seen, dim=0)) == rows, "no step is learned from twice"
+
+
+def test_it_finds_the_best_arm() -> None:
+    for baseline in ("none", "mean", "value"):
+        words = [f"agent.baseline={baseline}", "agent.lr=0.02", "agent.episodes=16"]
+        agent, clock, _ = build(
+            "reinforce", *words, observation=ONE, action=gym.spaces.Discrete(4), num_envs=8
+        )
+        play(agent, clock, Bandit(lambda arm: float(arm == 2), 8), 100)
+        with torch.no_grad():
+            assert float(agent.network.policy(torch.ones(1, 1)).softmax(1)[0, 2]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("action", "best"),
+    [(SWITCHES, np.array([1, 0, 1])), (CHOICES, np.array([1, 2]))],
+    ids=["switches", "choices"],
+)
+@pytest.mark.parametrize("agent_name", ["reinforce", "a2c", "ppo"])
+def test_several_choices_at_once_are_learned_each(
+    agent_name: str, action: gym.Space, best: np.ndarray
+) -> None:
+    words = {
+        "reinforce": ["agent.lr=0.02", "agent.episodes=16"],
+        "a2c": ["agent.lr=0.01", "agent/optimizer=adam", "agent.horizon=8"],
+        "ppo": ["agent.lr=0.01", "agent.horizon=8", "agent.batch_size=32"],
+    }[agent_name]
+    agent, clock, _ = build(agent_name, *words, observation=ONE, action=action, num_envs=8)
+    play(agent, clock, Bandit(lambda tried: float((tried == best).mean()), 8), 200)
+    chosen = agent.greedy_action(np.ones((1, 1), np.float32))
+    assert action.contains(chosen[0])
+    np.testing.assert_array_equal(chosen[0], best)
+
+
+@pytest.mark.parametrize("bounds", ["clip", "rescale", "squash"])
+@pytest.mark.parametrize("agent_name", ["reinforce", "a2c", "ppo"])
+def test_continuous_actions_are_learned_within_any_bounds(agent_name: str, bounds: str) -> None:
+    space = gym.spaces.Box(np.array([0], np.float32), np.array([10], np.float32))
+    words = {
+        "reinforce": ["agent.lr=0.02", "agent.episodes=16"],
+        "a2c": ["agent.lr=0.01", "agent/optimizer=adam", "agent.horizon=8", "agent.normalize_advantage=true"],
+        "ppo": ["agent.lr=0.01", "agent.horizon=8", "agent.batch_size=32"],
+    }[agent_name]
+    words += ["agent.log_std_init=-1"]
+    agent, clock, _ = build(
+        agent_name, *words, f"agent.action_bounds={bounds}", observation=ONE, action=space, num_envs=8
+    )
+    play(agent, clock, Bandit(lambda a: -abs(float(a[0]) - 2.5), 8), 240)
+    chosen = agent.greedy_action(np.ones((1, 1), np.float32))
+    assert space.contains(chosen[0])
+    assert float(chosen[0, 0]) == pytest.approx(2.5, abs=1)
+
+
+@pytest.mark.parametrize("steps", [2, 17, 40])
+@pytest.mark.parametrize("baseline", ["mean", "value"])
+def test_a_restored_agent_has_the_same_future(steps: int, baseline: str) -> None:
+    assert_same_future(
+        lambda: build("reinforce", f"agent.baseline={baseline}", "agent.episodes=4"), noise(), steps
+    )

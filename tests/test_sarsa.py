@@ -1,0 +1,145 @@
+"""Sarsa's targets are the book's, and the values that it learns are those of the policy that acts."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from dqn_cases import Chain
+from numpy.typing import NDArray
+from on_policy_cases import BOX, DISCRETE, VECTOR, assert_same_future, build, config_of, noise, play
+from test_a2c import Recorded
+
+from labrl.agents.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
+from labrl.agents.sarsa import Sarsa
+from labrl.config.errors import ConfigError
+from labrl.networks.spaces import Spaces
+
+SMALL = "agent.network.torso.mlp.hidden=[32]"
+
+
+def values_of_policy(left: float) -> NDArray:
+    """Q of the policy that goes left with this probability everywhere, by iteration. [states, actions]"""
+    q = np.zeros((Chain.STATES, 2))
+    for _ in range(200):
+        value = left * q[:, 0] + (1 - left) * q[:, 1]
+        back = 0.05 + Chain.DISCOUNT * value[np.maximum(np.arange(Chain.STATES) - 1, 0)]
+        on = np.append(Chain.DISCOUNT * value[1:], 1.0)
+        q = np.stack([back, on], axis=1)
+    return q
+
+
+@pytest.mark.parametrize("expected", [False, True])
+def test_targets_are_lambda_returns_with_the_actions_that_were_taken(expected: bool) -> None:
+    words = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.discount=0.9", f"agent.expected={expected}"]
+    agent, clock, _ = build("sarsa", *words, SMALL, "agent.exploration.epsilon=0.5", num_envs=1)
+    agent._rollout = agent._new_rollout(np.zeros((1, 3), np.float32))
+    world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.network)
+    play(agent, clock, world, 5)
+    taken: list[int] = []
+    act = agent.act
+    agent.act = lambda seen: taken.append(act(seen)) or taken[-1]  # type: ignore[func-returns-value]
+    targets: list[NDArray] = []
+    find = agent._targets
+    agent._targets = lambda rollout: targets.append(find(rollout)) or targets[-1]
+    play(agent, clock, world, 1)
+    actions = agent._rollout["action"][:, 0]
+    play(agent, clock, world, 1)
+
+    def q(observation: NDArray) -> NDArray:
+        with torch.no_grad():
+            return network(torch.from_numpy(observation))[0, :, 0].numpy()
+
+    def worth(observation: NDArray, action: int) -> float:
+        values = q(observation)
+        return float(0.5 * values.max() + 0.5 * values.mean()) if expected else float(values[action])
+
+    following_actions = [*actions[1:], int(taken[-1][0])]
+    found, later = [], None
+    for t in reversed(range(6)):
+        step = world.steps[t]
+        if step.terminated[0]:
+            goal = 0.0
+        elif step.truncated[0]:
+            goal = None  # an action drawn for the last state: only its mean is known here
+        else:
+            bootstrap = worth(step.next_observation, following_actions[t])
+            goal = bootstrap if later is None else 0.3 * bootstrap + 0.7 * later
+        if goal is None and expected:
+            goal = worth(step.next_observation, 0)
+        later = None if goal is None else float(step.reward[0]) + 0.9 * goal
+        found.append(later)
+        if later is None:
+            later = float(targets[0][t])
+    for ours, wanted in zip(targets[0], found[::-1], strict=True):
+        assert wanted is None or ours == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words", [("agent.expected=true", "agent.trace_decay=0"), ("agent.trace_decay=0.9",)], ids=str
+)
+def test_values_become_those_of_the_policy_that_acts(words: tuple[str, ...]) -> None:
+    """Of chance alone: known in closed form, and far from the best ones."""
+    decaying = "agent.lr={kind: linear, start: 1e-2, end: 1e-4, horizon: 7000}"
+    words = (
+        *words,
+        "agent.exploration.epsilon=1.0",
+        "agent.discount=0.8",
+        "agent.horizon=8",
+        decaying,
+        SMALL,
+    )
+    two = gym.spaces.Discrete(2)
+    agent, clock, _ = build("sarsa", *words, observation=Chain.SPACE, action=two, num_envs=8)
+    play(agent, clock, Chain(8), 1000)
+    with torch.no_grad():
+        found = agent.network(torch.eye(Chain.STATES)).squeeze(2).numpy()
+    exact = values_of_policy(0.5)
+    np.testing.assert_allclose(found, exact, atol=0.08)
+    assert np.abs(Chain.best_values() - exact).max() > 0.2
+
+
+def test_the_action_after_an_update_was_chosen_before_it() -> None:
+    agent, clock, _ = build("sarsa", "agent.horizon=4", SMALL)
+    play(agent, clock, noise(), 3)
+    assert agent._next_action is None
+    play(agent, clock, noise(), 1)
+    chosen = agent._next_action.copy()
+    np.testing.assert_array_equal(agent.act(noise().observation), chosen)
+    assert agent._next_action is None
+
+
+@pytest.mark.parametrize("steps", [3, 4, 9])
+@pytest.mark.parametrize("expected", [False, True])
+def test_a_restored_agent_has_the_same_future(steps: int, expected: bool) -> None:
+    make: Any = lambda: build("sarsa", "agent.horizon=4", f"agent.expected={expected}", SMALL)  # noqa: E731
+    assert_same_future(make, noise(), steps)
+
+
+def test_probabilities_are_those_of_the_choices() -> None:
+    values = np.array([[1.0, 2.0, -np.inf], [0.0, 0.5, 1.0]])
+    greedy = EpsilonGreedy(EpsilonGreedyConfig(epsilon=0.3)).probabilities(values, 0)
+    np.testing.assert_allclose(greedy, [[0.15, 0.85, 0], [0.1, 0.1, 0.8]])
+    soft = Boltzmann(BoltzmannConfig(temperature=0.5)).probabilities(values, 0)
+    np.testing.assert_allclose(soft, torch.softmax(torch.from_numpy(values) / 0.5, 1).numpy())
+    np.testing.assert_allclose(Boltzmann(BoltzmannConfig(temperature=0.0)).probabilities(values, 0).max(1), 1)
+
+
+def test_what_it_cannot_learn_is_refused() -> None:
+    config = config_of("sarsa").agent.config
+    with pytest.raises(ConfigError, match=r"Sarsa chooses among the values of Discrete actions.*Box"):
+        Sarsa.check(config, Spaces(VECTOR, BOX, 1))
+    Sarsa.check(config, Spaces(VECTOR, DISCRETE, 1))
+    env = SimpleNamespace(num_envs=4, max_frame=1000)
+    Sarsa.check_config(config, env)
+    with pytest.raises(ConfigError, match=r"agent\.exploration: .*NetworkNoise does not say"):
+        Sarsa.check_config(config_of("sarsa", "agent/exploration=noise").agent.config, env)
+    with pytest.raises(ConfigError, match=r"agent\.network\.noisy"):
+        Sarsa.check_config(config_of("sarsa", "agent.network.noisy=0.5").agent.config, env)
+    with pytest.raises(ConfigError, match=r"env\.max_frame must be at least one rollout of 64"):
+        Sarsa.check_config(config, SimpleNamespace(num_envs=4, max_frame=63))

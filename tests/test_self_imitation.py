@@ -1,0 +1,114 @@
+"""Self-imitation keeps whole episodes with their returns, and learns only from what was underrated."""
+
+from __future__ import annotations
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from dqn_cases import Noise
+from on_policy_cases import DISCRETE, VECTOR, assert_same_future, build, config_of, noise, play
+from test_a2c import Recorded
+
+from labrl.agents.reinforce import Reinforce
+from labrl.agents.self_imitation import imitation_losses
+from labrl.config.errors import ConfigError
+from labrl.networks.spaces import Spaces
+
+WORDS = (
+    "agent.self_imitation.batch_size=8",
+    "agent.self_imitation.memory.capacity=200",
+    "agent.self_imitation.updates=2",
+)
+PPO = ("agent.horizon=8", "agent.batch_size=16", "agent.epochs=1")
+
+
+def test_losses_by_hand() -> None:
+    """Eq. 2 and 3: of the first step all, of the second, which was overrated, nothing."""
+    log_prob, value = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 5.0], requires_grad=True)
+    policy, value_error = imitation_losses(log_prob, value, torch.tensor([3.0, 3.0]))
+    torch.testing.assert_close(policy, torch.tensor([2.0, 0.0]))
+    torch.testing.assert_close(value_error, torch.tensor([2.0, 0.0]))
+    (policy.sum() + value_error.sum()).backward()
+    torch.testing.assert_close(value.grad, torch.tensor([-2.0, 0.0]))  # the policy's loss teaches no value
+
+
+def test_what_is_kept_are_whole_episodes_with_their_discounted_returns() -> None:
+    agent, clock, _ = build("sil_a2c", *WORDS, "agent.discount=0.9", "agent.lr=0")
+    world = Recorded(noise())
+    play(agent, clock, world, 40)
+    memory = agent._imitation._memory
+    sample = memory.sample(400, 0)
+    kept = {tuple(row): float(worth) for row, worth in zip(sample.observation, sample.reward, strict=True)}
+    later, exact = np.zeros(4), {}
+    ended = np.zeros(4, bool)
+    for seen, step in zip(reversed(world.seen), reversed(world.steps), strict=True):
+        over = step.terminated | step.episode_over
+        final = agent._values(step.next_observation) * (step.truncated & ~step.terminated)
+        later = step.reward + 0.9 * np.where(over, final, later)
+        ended |= over
+        exact.update({tuple(seen[env]): later[env] for env in np.flatnonzero(ended)})
+    assert len(memory) == len(exact) - 1, "the last step waits for what comes after it"
+    assert len(kept) > 20
+    for row, worth in kept.items():
+        assert worth == pytest.approx(exact[row], rel=1e-4, abs=1e-4)
+
+
+def test_its_update_is_the_gradient_of_equation_1() -> None:
+    agent, clock, _ = build("sil_a2c", *WORDS, "agent.lr=0", "agent.max_grad_norm=null")
+    play(agent, clock, noise(), 39)
+    part, network = agent._imitation, copy.deepcopy(agent.network)
+    drawn = []
+    draw = part._memory.sample
+    part._memory.sample = lambda size, frame: drawn.append(draw(size, frame)) or drawn[-1]
+    play(agent, clock, noise(seed=1), 1)
+    sample = drawn[-1]
+    parameters, value = network(torch.from_numpy(sample.observation))
+    log_prob = torch.distributions.Categorical(logits=parameters).log_prob(torch.from_numpy(sample.action))
+    underrated = (torch.from_numpy(sample.reward) - value).clamp(min=0)
+    losses = -log_prob * underrated.detach() + 0.01 * 0.5 * underrated.square()
+    (torch.from_numpy(sample.weight) * losses).mean().backward()
+    for ours, expected in zip(agent.network.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_priorities_follow_what_was_underrated() -> None:
+    agent, clock, _ = build("sil_ppo", *PPO, *WORDS)
+    given = []
+    memory = agent._imitation._memory
+    update = memory.update_priorities
+    memory.update_priorities = lambda index, error: given.append(error.copy()) or update(index, error)
+    play(agent, clock, noise(), 40)
+    assert given
+    assert all((error >= 0).all() for error in given)
+    assert any((error == 0).any() for error in given)
+
+
+@pytest.mark.parametrize("steps", [3, 16, 33])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        ("sil_a2c",),
+        ("sil_ppo", *PPO),
+        ("reinforce", "agent.baseline=value", "agent/self_imitation=replay"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_restored_agent_has_the_same_future(agent: tuple[str, ...], steps: int) -> None:
+    assert_same_future(lambda: build(*agent, *WORDS), noise(), steps)
+
+
+def test_frames_of_images_are_kept_too() -> None:
+    space = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
+    agent, clock, _ = build("sil_a2c", *WORDS, observation=space, action=DISCRETE)
+    play(agent, clock, Noise(space, 4), 12)
+    sample = agent._imitation._memory.sample(4, 0)
+    assert sample.observation.shape == (4, 2, 40, 40)
+
+
+def test_agents_without_values_have_nothing_to_compare_with() -> None:
+    config = config_of("reinforce", "agent/self_imitation=replay").agent.config
+    with pytest.raises(ConfigError, match=r"agent\.self_imitation .*agent\.baseline=value"):
+        Reinforce.check(config, Spaces(VECTOR, DISCRETE, 1))
