@@ -153,6 +153,10 @@ class Sarsa:
             epsilon_greedy(lambda: self._values(observation, mask), shape, epsilon, generator, mask)
         )
 
+    def greedy_action(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
+        """The best actions, among the valid ones. [num_envs]"""
+        return self._to_env(self._values(self.network.layout(observation), mask).argmax(1))
+
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
         rollout = self._rollout
