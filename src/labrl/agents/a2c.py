@@ -73,6 +73,7 @@ class A2C(OnPolicyAgent):
         if config.horizon is not None:
             new_rollout: Any = partial(Rollout, config.horizon)
         else:
+            assert config.episodes is not None, "check_config has refused neither"
             new_rollout = partial(Episodes, config.episodes)
         super().__init__(config, spaces, clock, streams, compute, new_rollout)
         self._gae_lambda = config.gae_lambda

@@ -44,6 +44,14 @@ class Exploration(Protocol):
         ...
 
 
+class KnownExploration(Exploration, Protocol):
+    """One that can also say how likely it takes each action, which is what Sarsa asks for."""
+
+    def probabilities(self, values: NDArray, frame: int) -> NDArray:
+        """Of every action, where those with a value of minus infinity are not valid. [n, actions]"""
+        ...
+
+
 def uniform_valid(mask: NDArray[np.bool_], share: NDArray) -> NDArray[np.int64]:
     """A random one of the valid actions. mask: [n, actions]; share: uniform in [0, 1), [n]. Returns [n]."""
     rank = (share * mask.sum(1)).astype(np.int64)

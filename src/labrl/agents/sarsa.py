@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.errors import NonFiniteError
-from labrl.agents.exploration import Exploration, epsilon_greedy
+from labrl.agents.exploration import KnownExploration, epsilon_greedy
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
@@ -45,6 +45,8 @@ class SarsaConfig:
     that was taken."""
     horizon: PositiveInt = 16
     """Agent steps that each environment contributes to one update, >= 1."""
+    epochs: PositiveInt = 1
+    """Steps of all the rollout's values towards their targets, which stay as they were, >= 1."""
     trace_decay: Probability = 0.9
     """Lambda, in [0, 1]; 0: targets of one step, 1: of all that is left of the rollout."""
     discount: Probability = 0.99
@@ -75,7 +77,7 @@ class Sarsa:
         assert isinstance(spaces.action, gym.spaces.Discrete)
         self._config, self._spaces, self._clock, self._compute = config, spaces, clock, compute
         self._num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
-        self._exploration: Exploration = config.exploration.build()
+        self._exploration: KnownExploration = config.exploration.build()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(streams.seed, "initialization"))
             network = QNetwork(config.network, spaces, self._num_actions, num_outputs=1)
@@ -172,7 +174,7 @@ class Sarsa:
             return 0
         self._update(self._rollout)
         self._rollout.clear()
-        return 1
+        return self._config.epochs
 
     def metrics(self) -> dict[str, float]:
         """Of the last update; coefficients at this frame."""
@@ -280,7 +282,7 @@ class Sarsa:
         return rollout.advantages(beyond, self._config.discount, self._config.trace_decay) + worth
 
     def _update(self, rollout: Rollout) -> None:
-        """One step down the gradient of (G - Q(s, a))^2 / 2. Raises NonFiniteError."""
+        """Steps down the gradient of (G - Q(s, a))^2 / 2. Raises NonFiniteError."""
         frame, device = self._clock.frame, self._compute.device
         target = torch.from_numpy(self._targets(rollout)).to(device)
         observation, action = rollout.flat("observation").numpy(), rollout.flat("action").to(device)
@@ -292,8 +294,9 @@ class Sarsa:
             mean = 0.5 * error.square().mean()
             return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
 
-        statistics = self._workers.backward(loss, len(action))
-        norm = self._optimizer.step(value_at(self._config.lr, frame))
+        for _ in range(self._config.epochs):
+            statistics = self._workers.backward(loss, len(action))
+            norm = self._optimizer.step(value_at(self._config.lr, frame))
         self._metrics = dict(zip(self.METRICS, [*statistics.tolist(), norm], strict=True))
         for term, number in self._metrics.items():
             if not math.isfinite(number):
