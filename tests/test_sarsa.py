@@ -132,7 +132,7 @@ def test_probabilities_are_those_of_the_choices() -> None:
 
 def test_what_it_cannot_learn_is_refused() -> None:
     config = config_of("sarsa").agent.config
-    with pytest.raises(ConfigError, match=r"Sarsa chooses among the values of Discrete actions.*Box"):
+    with pytest.raises(ConfigError, match=r"agent: sarsa acts in Discrete spaces.*Box.*agent=ppo"):
         Sarsa.check(config, Spaces(VECTOR, BOX, 1))
     Sarsa.check(config, Spaces(VECTOR, DISCRETE, 1))
     env = SimpleNamespace(num_envs=4, max_frame=1000)

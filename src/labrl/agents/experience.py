@@ -80,8 +80,8 @@ class Experience:
         stored_action: gym.Space[Any] | None = None,
         num_masked: int = 0,
     ) -> None:
-        """stored_action: actions as the agent remembers them; None: as the environment takes them; num_masked:
-        actions that masks have a flag for, if the agent heeds masks."""
+        """stored_action: actions as the agent remembers them; None: as the environment takes them;
+        num_masked: actions that masks have a flag for, if the agent heeds masks."""
         self.config, self._clock, self.num_envs = config, clock, spaces.num_envs
         self.first_update, self.ratio = first_update(config, spaces.num_envs), config.updates_per_frame
         self.updates = 0
@@ -105,7 +105,7 @@ class Experience:
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
     ) -> None:
-        """Remember what `action`, chosen at `observation` among those of `mask`, led to. [num_envs, ...] each"""
+        """Remember what `action`, chosen at `observation` among `mask`, led to. [num_envs, ...] each"""
         self.memory.add(observation, action, step, **({} if mask is None else {"mask": mask}))
 
     def due(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from labrl.agents.action_spaces import check_actions
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.exploration import KnownExploration, epsilon_greedy
 from labrl.clock import Clock
@@ -124,11 +125,7 @@ class Sarsa:
     @classmethod
     def check(cls, config: SarsaConfig, spaces: Spaces) -> None:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
-        if not isinstance(spaces.action, gym.spaces.Discrete):
-            raise ConfigError(
-                "agent: Sarsa chooses among the values of Discrete actions; this environment's actions are "
-                f"{spaces.action}. agent=ppo, a2c and reinforce act in them."
-            )
+        check_actions("sarsa", spaces.action)
         torso = config.network.torso
         if hasattr(torso.load(), "check"):
             torso.load().check(torso.config, spaces.observation)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent, Greedy
+from labrl.agents.agent import Agent, Greedy, heeded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
@@ -37,7 +37,7 @@ class Player:
         """env: where it is to play. Raises ConfigError where greedy actions are wanted and there are none."""
         assert config.seed is not None
         self.seed, self.frame = session_seed(config.seed, session), checkpoint.frame
-        spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs)
+        spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs, env.masked)
         clock = Clock(config.env.config.max_frame)
         clock.load_state_dict(checkpoint.state["clock"])
         self._transforms = Transforms.build(config.transforms, spaces)
@@ -62,12 +62,14 @@ class Player:
             raise
         self._greedy = greedy
 
-    def act(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
-        """observation: as the environments give it, [num_envs, *obs]. Returns [num_envs, ...]."""
+    def act(
+        self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
+    ) -> NDArray:
+        """observation, mask: as the environments give them, [num_envs, ...]. Returns [num_envs, ...]."""
         seen = self._transforms.frozen(observation)
         if self._greedy and isinstance(self.agent, Greedy):
-            return self.agent.greedy_action(seen)
-        return self.agent.evaluation_action(seen, generator)
+            return self.agent.greedy_action(seen, **heeded(self.agent.greedy_action, mask))
+        return self.agent.evaluation_action(seen, generator, **heeded(self.agent.evaluation_action, mask))
 
     def play(
         self, env: VectorEnv, episodes: int, seed: int, after_step: Callable[[], None] = lambda: None
@@ -84,7 +86,7 @@ class Player:
         observation = env.reset(derived_seed(self.seed, "enjoy", self.frame, seed))
         after_step()
         while any(left):
-            step = env.step(self.act(observation, generator))
+            step = env.step(self.act(observation, generator, env.action_mask))
             after_step()
             for episode in step.episodes:
                 if left[episode.env]:

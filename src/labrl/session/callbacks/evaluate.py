@@ -145,7 +145,9 @@ class Evaluate(Callback):
                 return None
             seen = session.transforms.frozen(observation)
             agent = session.agent
-            choose = agent.greedy_action if self._greedy else partial(agent.evaluation_action, generator=generator)
+            choose = (
+                agent.greedy_action if self._greedy else partial(agent.evaluation_action, generator=generator)
+            )
             action = choose(seen, **heeded(choose, self._env.action_mask))
             step = self._env.step(action)
             for episode in step.episodes:
