@@ -130,7 +130,7 @@ class OnPolicyAgent(ABC):
                 spaces=spaces,
                 distribution=self._distribution,
                 discount=config.discount,
-                workspace=compute.workspace,
+                compute=compute,
                 generator=streams.numpy("self-imitation"),
             )
         self._metrics = self._no_metrics()

@@ -20,11 +20,11 @@ from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.memory.episodes import Episodes
 from labrl.memory.replay import Replay, Sample
 from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionDistribution
 from labrl.networks.gradient import GradientWorkers
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
-from labrl.workspace import Workspace
 
 Values = Callable[[NDArray], NDArray]
 """State values of observations, [n, *obs] -> [n]."""
@@ -74,7 +74,7 @@ class SelfImitation:
         spaces: Spaces,
         distribution: ActionDistribution,
         discount: float,
-        workspace: Workspace,
+        compute: Compute,
         generator: np.random.Generator,
     ) -> None:
         """generator: of the session's streams, which save it."""
@@ -89,7 +89,7 @@ class SelfImitation:
             num_envs=1,  # episodes come one after the other, whoever played them
             n_step=1,
             discount=discount,
-            workspace=workspace,
+            workspace=compute.workspace,
             generator=generator,
             **({"num_masked": distribution.num_parameters} if spaces.masked else {}),
         )
