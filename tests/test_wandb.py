@@ -25,6 +25,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Nothing of a test lies in, or comes from, the home of whoever runs it."""
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")  # a machine may be busy
     yield
     wandb.teardown()
 

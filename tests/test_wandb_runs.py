@@ -17,7 +17,7 @@ from labrl.cli import main, send_to_wandb
 from labrl.dashboards.transaction_log import last_step
 
 ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
-QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5", "wandb.wait=600"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a login, wherever the tests run."""
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")  # a machine may be busy
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
 
@@ -37,7 +38,7 @@ def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not any(last_step(log) for log in logs(run / "session_0")):
         assert time.monotonic() < until
         assert process.poll() is None
