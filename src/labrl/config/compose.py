@@ -87,6 +87,7 @@ def prepare(config_dir: str | os.PathLike[str] | None = None) -> None:
     OmegaConf.register_resolver("labrl.product", lambda *factors: math.prod(factors), replace=True)
     OmegaConf.register_resolver("labrl.sum", lambda *terms: sum(terms), replace=True)
     OmegaConf.register_resolver("labrl.first", _first, replace=True)
+    OmegaConf.register_resolver("labrl.whole", _whole, replace=True)
     # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
         if folder and str(folder) not in sys.path:
@@ -150,6 +151,11 @@ def _unset(node: Any, key: str = "") -> Iterator[str]:
 def _first(*values: Any) -> Any:
     """The first of `values` that is not null."""
     return next((value for value in values if value is not None), None)
+
+
+def _whole(number: float | None, otherwise: int) -> int:
+    """`number` of something that is only to be had whole; `otherwise` where it is null."""
+    return otherwise if number is None else math.ceil(number)
 
 
 def _slug(name: Any) -> str:

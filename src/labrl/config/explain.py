@@ -51,6 +51,10 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
             f"{kinds[1]}: a list cannot take the place of a group of keys, nor the other way round. To put "
             f"something of another kind there, take the old one away: ~{key} '+{key}=...'"
         )
+    plugin = re.search(r"Unknown plugin class : 'hydra_plugins\.labrl_experiments\.cluster\.(\w+)'", message)
+    if plugin:
+        extra = "ray" if plugin[1].startswith("Ray") else "submitit"
+        return ConfigError(f"this launcher is not installed: pip install 'labrl[{extra}]'")
     choices = re.match(r"Error resolving interpolation 'auto_\$\{agent\}", message)
     if choices:
         return ConfigError("agent and env must each be chosen: agent=<option> env=<option>")

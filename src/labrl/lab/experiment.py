@@ -30,6 +30,7 @@ class Experiment:
         self.outcomes: dict[int, Outcome] = {}
         """Of the trials that have ended, by number."""
         self._changing = threading.Lock()
+        self._before = {number: self._standing(record) for number, record in self.records.items()}
 
     @classmethod
     @contextmanager
@@ -96,19 +97,24 @@ class Experiment:
             self.look()
 
     def look(self) -> None:
-        """Take over what the run folders of unfinished trials say."""
+        """Take over what the run folders of unfinished trials say, where it is new."""
         for number, record in list(self.records.items()):
-            if number in self.outcomes:
+            standing = self._standing(record)
+            if number in self.outcomes or standing == self._before[number]:
                 continue
-            try:
-                run = RunFolder.open(self.folder.trial_path(record))
-                outcome = recorded(run)
-            except ConfigError:
-                continue  # not begun, or its folder is being made
+            outcome = recorded(RunFolder.open(self.folder.trial_path(record)))
             if outcome is not None:
                 self.ended(number, outcome)
             elif record.status == "waiting":
                 self.started(number)
+
+    def _standing(self, record: TrialRecord) -> tuple[str, str] | None:
+        """Status of the trial's run folder and since when; None before it is one."""
+        try:
+            info = RunFolder.open(self.folder.trial_path(record)).info()
+            return info["status"], info["updated"]
+        except (ConfigError, KeyError):
+            return None
 
     def close(self, interrupted: int | None) -> int:
         """Tell how the trials stand, and make the report. Returns the exit code.

@@ -73,7 +73,8 @@ def _run(launcher: Launcher, orders: Sequence[Order], experiment: Experiment) ->
     """Let `launcher` run the trials. Returns the exit code where a signal ended it, else None."""
     launch_orders = getattr(launcher, "launch_orders", None)
     if launch_orders is not None:
-        stopped: int | None = launch_orders(orders, experiment.started, experiment.ended)
+        with experiment.watched():
+            stopped: int | None = launch_orders(orders, experiment.started, experiment.ended)
         return stopped
     try:
         with experiment.watched():

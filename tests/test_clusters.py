@@ -1,0 +1,142 @@
+"""Trials as jobs of a cluster: submitit and Ray on this machine, SLURM as far as it can be composed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_experiment import QUICK, frame, needs_proc, started, statuses, wait_for, worker_of
+
+from labrl.cli import main
+from labrl.config.compose import compose
+
+needs_submitit = pytest.mark.skipif(
+    importlib.util.find_spec("submitit") is None, reason="pip install 'labrl[submitit]'"
+)
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'labrl[ray]'")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def launcher(*words: str) -> Any:
+    return compose([*words], with_hydra=True).hydra.launcher
+
+
+@needs_submitit
+@needs_proc
+def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_path: Path) -> None:
+    words = [
+        *QUICK,
+        "env.max_frame=1e9",
+        "meta.log_frequency=1e6",
+        "hydra/launcher=submitit_local",
+        "seed=0,1",
+    ]
+    first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
+    with started(*words) as process:
+        wait_for(lambda: frame(first) and frame(second), process)
+        os.kill(worker_of(first), signal.SIGKILL)
+        wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
+        os.kill(worker_of(second), signal.SIGUSR2)  # as SLURM does, a while before it takes the place
+        said, _ = process.communicate()
+    assert process.returncode == 1
+    assert "trial 0 failed" in said
+    info = json.loads((second / "run.json").read_text())
+    assert info["status"] == "interrupted"
+    assert list((second / "session_0" / "checkpoints").glob("frame_*")), "the trial saved what it had reached"
+    log = "".join(path.read_text() for path in (tmp_path / "e" / ".submitit").glob("*/*.err"))
+    assert "preempted" in log
+    assert "Requeued job" in log
+
+
+@needs_submitit
+@needs_proc
+def test_ctrl_c_stops_the_jobs_of_submitit_with_what_they_reached(tmp_path: Path) -> None:
+    words = [*QUICK, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=submitit_local", "seed=0"]
+    trial = tmp_path / "e" / "0_random_cartpole"
+    with started(*words) as process:
+        wait_for(lambda: frame(trial), process)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate()
+    assert process.returncode == 130
+    assert f"labrl -m +resume={tmp_path / 'e'}" in said
+    assert json.loads((trial / "run.json").read_text())["status"] == "interrupted"
+    assert list((trial / "session_0" / "checkpoints").glob("frame_*"))
+
+
+def test_slurm_asks_for_what_the_trial_needs_and_comes_back_after_preemption() -> None:
+    chosen = launcher("hydra/launcher=submitit_slurm", "meta.max_session=4", "hydra.launcher.partition=gpu")
+    assert (chosen.cpus_per_task, chosen.gpus_per_node, chosen.partition) == (4, 0, "gpu")
+    assert chosen.max_num_timeout > 0, "a job that reaches its limit goes on later"
+    assert chosen.signal_delay_s >= 60, "time enough to save"
+    chosen = launcher("hydra/launcher=submitit_slurm", "meta.num_cpus=6", "meta.num_gpus=0.5")
+    assert (chosen.cpus_per_task, chosen.gpus_per_node) == (6, 1)
+
+
+@needs_submitit
+def test_slurm_takes_every_key_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script for sbatch is written with them; there is no SLURM here to hand it to."""
+    import submitit
+    from omegaconf import OmegaConf
+    from submitit.slurm import slurm
+
+    from labrl.lab.submitted import executor_of
+
+    monkeypatch.setattr(slurm.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
+    chosen = launcher("hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "meta.num_cpus=6")
+    chosen.submitit_folder = str(tmp_path)
+    settings = OmegaConf.to_container(chosen, resolve=True)
+    assert isinstance(settings, dict)
+    settings = {str(key): value for key, value in settings.items() if key != "_target_"}
+    executor = executor_of("slurm", settings)
+    assert isinstance(executor, submitit.AutoExecutor)
+    script = executor._executor._make_submission_file_text("run", "id")
+    assert "#SBATCH --partition=gpu" in script
+    assert "#SBATCH --cpus-per-task=6" in script
+    assert "#SBATCH --signal=USR2@120" in script
+
+
+def test_ray_asks_for_what_the_trial_needs() -> None:
+    chosen = launcher("hydra/launcher=ray", "meta.max_session=2", "meta.num_gpus=0.5")
+    assert (chosen.ray.remote.num_cpus, chosen.ray.remote.num_gpus) == (2, 0.5)
+
+
+@needs_ray
+@needs_proc
+def test_ray_runs_trials_of_which_one_may_be_killed(tmp_path: Path) -> None:
+    words = [*QUICK, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=ray", "seed=0,1"]
+    words += ["hydra.launcher.ray.init.num_cpus=2", "hydra.launcher.ray.init.include_dashboard=false"]
+    first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
+    with started(*words) as process:
+        wait_for(lambda: frame(first) and frame(second), process)
+        os.kill(worker_of(first), signal.SIGKILL)
+        wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
+        time.sleep(0.5)
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 130
+    assert statuses(tmp_path / "e") == ["failed", "interrupted"]
+    assert list((second / "session_0" / "checkpoints").glob("frame_*"))
+
+
+@pytest.mark.parametrize("name", ["submitit_local", "ray"])
+def test_a_launcher_that_is_not_installed_is_named_with_what_to_type(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hydra.core.plugins import Plugins
+
+    plugins = Plugins.instance().class_name_to_class
+    for known in [known for known in plugins if ".labrl_experiments.cluster." in known]:
+        monkeypatch.delitem(plugins, known)
+    assert main(["-m", *QUICK, f"hydra/launcher={name}", "seed=0"]) == 2
+    extra = name.partition("_")[0]
+    assert f"this launcher is not installed: pip install 'labrl[{extra}]'" in capsys.readouterr().err
