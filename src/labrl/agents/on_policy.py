@@ -29,7 +29,7 @@ from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionBounds, distribution_for, masked
-from labrl.networks.gradient import GradientWorkers, joined
+from labrl.networks.gradient import FlatParameters, GradientWorkers, joined
 from labrl.networks.optimizers import Optimizer
 from labrl.networks.spaces import Spaces, is_image
 from labrl.schedules import value_at
@@ -134,6 +134,11 @@ class OnPolicyAgent(ABC):
                 generator=streams.numpy("self-imitation"),
             )
         self._metrics = self._no_metrics()
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All that is learned, for sessions that train it together (`meta.distributed`)."""
+        return self._workers.flat
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:

@@ -153,7 +153,7 @@ def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _whole(number: float | None, otherwise: int) -> int:
+def _whole(number: Any, otherwise: Any) -> Any:
     """`number` of something that is only to be had whole; `otherwise` where it is null."""
     return otherwise if number is None else math.ceil(number)
 

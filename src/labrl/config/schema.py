@@ -50,8 +50,9 @@ class ProfileConfig:
 class MetaConfig:
     """How a trial is run; nothing here changes what is learned."""
 
-    distributed: Literal[False] = False
-    """Whether sessions share their weights; false: each learns on its own."""
+    distributed: Literal[False, "shared", "synced"] = False
+    """Whether sessions train the same weights without a lock (Hogwild): shared, in the same memory; synced,
+    each in its own and exchanged after each update; false: each session learns by itself."""
     rigorous_eval: NonNegativeInt | None = None
     """Separate environments that are played at each evaluation, >= 0; null or 0: scores come from the
     training episodes."""

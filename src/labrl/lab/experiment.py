@@ -79,13 +79,15 @@ class Experiment:
         self.outcomes[number] = outcome
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Meanwhile, what the run folders say is taken over: for trials that nobody here looks after."""
+    def watched(self, ends: bool) -> Iterator[None]:
+        """Meanwhile, what the run folders say is taken over: that a trial has begun and, with `ends`, what it
+        came to. A cluster knows better: there a trial may be interrupted and go on.
+        """
         stopped = threading.Event()
 
         def watch() -> None:
             while not stopped.wait(LOOK_SECONDS):
-                self.look()
+                self.look(ends)
 
         thread = threading.Thread(target=watch, name="experiment watch", daemon=True)
         thread.start()
@@ -94,16 +96,16 @@ class Experiment:
         finally:
             stopped.set()
             thread.join()
-            self.look()
+            self.look(ends)
 
-    def look(self) -> None:
-        """Take over what the run folders of unfinished trials say, where it is new."""
+    def look(self, ends: bool) -> None:
+        """Take over what the run folders of unfinished trials say, where it is new; see `watched`."""
         for number, record in list(self.records.items()):
             standing = self._standing(record)
             if number in self.outcomes or standing == self._before[number]:
                 continue
             outcome = recorded(RunFolder.open(self.folder.trial_path(record)))
-            if outcome is not None:
+            if outcome is not None and ends:
                 self.ended(number, outcome)
             elif record.status == "waiting":
                 self.started(number)
@@ -121,16 +123,14 @@ class Experiment:
 
         interrupted: exit code where a signal ended the experiment, else None.
         """
-        codes = [outcome.exit_code for outcome in self.outcomes.values() if outcome.exit_code < INTERRUPTED]
-        stopped = [
-            outcome.exit_code for outcome in self.outcomes.values() if outcome.exit_code >= INTERRUPTED
-        ]
+        codes = [outcome.exit_code for outcome in self.outcomes.values()]
+        failed = max((code for code in codes if code < INTERRUPTED), default=DONE)
+        stopped = max((code for code in codes if code >= INTERRUPTED), default=DONE)
         status: ExperimentStatus
-        if interrupted is not None or stopped or len(self.outcomes) < len(self.records):
-            status, code = "interrupted", interrupted or max(stopped, default=FAILED)
+        if interrupted is not None or len(self.outcomes) < len(self.records) or (stopped and not failed):
+            status, code = "interrupted", interrupted or stopped or FAILED
         else:
-            code = max(codes, default=DONE)
-            status = "failed" if code else "finished"
+            status, code = ("failed" if failed else "finished"), failed
         self.folder.set_status(status)
         print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
         reporting.report_experiment(self.folder.path)

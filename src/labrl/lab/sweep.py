@@ -73,11 +73,11 @@ def _run(launcher: Launcher, orders: Sequence[Order], experiment: Experiment) ->
     """Let `launcher` run the trials. Returns the exit code where a signal ended it, else None."""
     launch_orders = getattr(launcher, "launch_orders", None)
     if launch_orders is not None:
-        with experiment.watched():
+        with experiment.watched(ends=False):
             stopped: int | None = launch_orders(orders, experiment.started, experiment.ended)
         return stopped
     try:
-        with experiment.watched():
+        with experiment.watched(ends=True):
             returns = launcher.launch([order.words for order in orders], initial_job_idx=orders[0].number)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -29,6 +29,7 @@ from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.interruption import SIGNALS, Interruption, children_ignore_ctrl_c, exit_code_of
+from labrl.session.shared_weights import forget_shared_weights
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus
 
@@ -55,9 +56,26 @@ def check(config: TrialConfig) -> None:
             f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
             "Set meta.eval_greedy=false."
         )
+    if meta.distributed:
+        _check_distributed(config)
     Transforms.build(config.transforms, spaces)
     check_callbacks(config)
     login.chosen(config.wandb)
+
+
+def _check_distributed(config: TrialConfig) -> None:
+    """Raises ConfigError where sessions cannot train the same weights."""
+    meta = config.meta
+    asked = f"meta.distributed={meta.distributed}"
+    if meta.max_session < 2:
+        raise ConfigError(f"{asked} is for sessions that train together: set meta.max_session=2 or more")
+    if not hasattr(config.agent.load(), "weights"):
+        raise ConfigError(
+            f"{asked}: {config.agent.target} cannot train weights together with other sessions; agents that "
+            "learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false."
+        )
+    if Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus).device.type != "cpu":
+        raise ConfigError(f"{asked} shares the memory of processors: set meta.device=cpu")
 
 
 def run_trial(
@@ -104,12 +122,16 @@ def run_sessions(
         folder = run.session(index)
         for outdated in (folder.result, folder.progress):
             outdated.unlink(missing_ok=True)
+    if config.meta.distributed:
+        forget_shared_weights(run.path)
+        say("meta.distributed: sessions write the same weights in no fixed order, so no two runs are equal")
     num_threads = threads_per_session(config.meta.num_cpus, len(indices))
     with shown_on_wandb(config.wandb, run, indices, say):
         if config.meta.max_session == 1:
             codes = {0: run_session(config, 0, run.session(0), num_threads)}
         else:
             codes = _in_processes(config, plain, run, indices, num_threads)
+        forget_shared_weights(run.path)
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
             result.sessions.append(_read_result(config, run, index, codes.get(index, 0)))

@@ -27,19 +27,29 @@ class FlatParameters:
         trained = _trained(module)
         size = sum(_aligned(p.numel()) for p in trained)
         self.vector = nn.Parameter(torch.zeros(size, device=trained[0].device))
+        self._bound: list[list[nn.Parameter]] = []
         self._bind(module, copy_values=True)
         self.vector.grad = self.bind_gradients(module)
 
     def _bind(self, module: nn.Module, copy_values: bool) -> None:
-        for parameter, place in zip(_trained(module), _views(module, self.vector.data), strict=True):
+        trained = _trained(module)
+        for parameter, place in zip(trained, _views(trained, self.vector.data), strict=True):
             if copy_values:
                 place.copy_(parameter.data)
             parameter.data = place
+        self._bound.append(trained)
+
+    def move_to(self, memory: Tensor) -> None:
+        """Let the weights, those of all copies that share them too, be what lies in `memory`. [size]"""
+        self.vector.data = memory
+        for trained in self._bound:
+            for parameter, place in zip(trained, _views(trained, memory), strict=True):
+                parameter.data = place
 
     def bind_gradients(self, module: nn.Module) -> Tensor:
         """Let the gradients of `module` gather in a new vector, which is returned. [size]"""
         gradient = torch.zeros_like(self.vector.data)
-        for parameter, place in zip(_trained(module), _views(module, gradient), strict=True):
+        for parameter, place in zip(_trained(module), _views(_trained(module), gradient), strict=True):
             parameter.grad = place
         return gradient
 
@@ -82,10 +92,10 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-def _views(module: nn.Module, vector: Tensor) -> list[Tensor]:
-    """Pieces of `vector` shaped and laid out in memory like each trained parameter of `module`."""
+def _views(trained: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
+    """Pieces of `vector` shaped and laid out in memory like each of the `trained` parameters."""
     views, start = [], 0
-    for parameter in _trained(module):
+    for parameter in trained:
         views.append(vector.as_strided(parameter.shape, parameter.stride(), start))
         start += _aligned(parameter.numel())
     return views

@@ -18,12 +18,14 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError
 from labrl.networks.compute import Compute
+from labrl.networks.gradient import FlatParameters
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
 from labrl.session.callbacks import Callback, default_callbacks
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
+from labrl.session.shared_weights import SharedWeights
 from labrl.storage.run_folder import SessionFolder
 from labrl.workspace import Workspace
 
@@ -81,7 +83,16 @@ class Session:
             self.agent: Agent = config.agent.build(
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
             )
+            self.shared_weights = self._shared_weights()
             on_failure.pop_all()
+
+    def _shared_weights(self) -> SharedWeights | None:
+        """What the sessions of the trial train together, if they do."""
+        mode = self.config.meta.distributed
+        if not mode:
+            return None
+        weights: FlatParameters = self.agent.weights  # type: ignore[attr-defined]  # the trial has checked
+        return SharedWeights(self.folder.path.parent, mode, weights)
 
     def _workspace(self) -> Workspace:
         """Room for large arrays, in which nothing is overwritten that the oldest checkpoint counts on."""
@@ -116,7 +127,10 @@ class Session:
             timers.lap("env")
             seen = transforms.step(step)
             agent.observe(seen)
-            clock.opt_step += agent.learn()
+            updates = agent.learn()
+            if updates and self.shared_weights is not None:
+                self.shared_weights.exchange()
+            clock.opt_step += updates
             self._observation = seen.observation
             timers.lap("learn")
             clock.tick(env.num_envs, len(step.episodes))
@@ -173,7 +187,10 @@ class Session:
         self.streams.load_state_dict(state["streams"])
         self.episodes.load_state_dict(state["episodes"])
         self.transforms.load_state_dict(state["transforms"])
-        self.agent.load_state_dict(state["agent"])
+        if self.shared_weights is None:
+            self.agent.load_state_dict(state["agent"])
+        else:
+            self.shared_weights.restore(lambda: self.agent.load_state_dict(state["agent"]))
         self.timers.seconds.update(state["timers"])
         # The statistics had seen this observation when they were saved: its view is the same again.
         self._observation = self.transforms.frozen(self._restore_env(state["env"]))

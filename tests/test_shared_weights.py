@@ -1,0 +1,109 @@
+"""Hogwild: the sessions of a trial train the same weights, learn, and can be gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from labrl.cli import main
+from labrl.networks.gradient import GradientWorkers
+from labrl.session.shared_weights import FOLDER, SharedWeights
+from labrl.storage.checkpoint import CheckpointStore
+
+TRIAL = ["env.num_envs=2", "agent.horizon=32", "agent.batch_size=64", "meta.progress=false", "seed=1"]
+TRIAL += ["meta.max_session=2", "env.max_frame=1024", "meta.log_frequency=512", "meta.tensorboard=false"]
+
+
+def network(seed: int) -> tuple[nn.Linear, GradientWorkers[nn.Linear]]:
+    torch.manual_seed(seed)
+    module = nn.Linear(3, 2)
+    return module, GradientWorkers(module, num_workers=2)
+
+
+def test_shared_weights_are_one_memory_for_all_and_their_workers(tmp_path: Path) -> None:
+    (first, one), (second, other) = network(1), network(2)
+    initial = first.weight.detach().clone()
+    SharedWeights(tmp_path, "shared", one.flat)
+    SharedWeights(tmp_path, "shared", other.flat)
+    assert torch.equal(second.weight, initial), "the first session to come brings the initial weights"
+    with torch.no_grad():
+        one.flat.vector.add_(1.0)
+    for workers in (one, other):
+        sums = workers.map(lambda replica, share: replica.weight.detach().sum(), size=2)
+        for found in sums:
+            torch.testing.assert_close(found, (initial + 1).sum())
+
+
+def test_synced_weights_add_up_what_each_session_changed(tmp_path: Path) -> None:
+    (first, one), (second, other) = network(1), network(2)
+    initial = first.weight.detach().clone()
+    a, b = SharedWeights(tmp_path, "synced", one.flat), SharedWeights(tmp_path, "synced", other.flat)
+    assert torch.equal(second.weight, initial)
+    with torch.no_grad():
+        first.weight.add_(1.0)
+        second.weight.add_(0.25)
+    assert not torch.equal(first.weight, second.weight), "until they are exchanged each has its own"
+    a.exchange()
+    torch.testing.assert_close(first.weight.detach(), initial + 1)
+    b.exchange()
+    torch.testing.assert_close(second.weight.detach(), initial + 1.25)
+    a.exchange()
+    torch.testing.assert_close(first.weight.detach(), initial + 1.25)
+
+
+@pytest.mark.parametrize("mode", ["shared", "synced"])
+def test_the_first_session_that_comes_back_brings_the_weights(mode: str, tmp_path: Path) -> None:
+    (first, one), (second, other) = network(1), network(2)
+    pair = [SharedWeights(tmp_path, mode, workers.flat) for workers in (one, other)]  # type: ignore[arg-type]
+    for shared, workers, value in zip(pair, (one, other), (5.0, 7.0), strict=True):
+        shared.restore(lambda workers=workers, value=value: workers.flat.vector.data.fill_(value))
+    assert float(first.weight.detach().mean()) == float(second.weight.detach().mean()) == 5.0
+
+
+@pytest.mark.parametrize("mode", ["shared", "synced"])
+def test_a_trial_ends_with_the_same_weights_in_all_sessions_and_goes_on(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main([*TRIAL, f"meta.distributed={mode}", f"hydra.run.dir={run}"]) == 0
+    assert "no two runs are equal" in capsys.readouterr().out
+    assert not (run / FOLDER).exists(), "each session's checkpoint has what is needed"
+    assert main([f"+resume={run}", "env.max_frame=2048"]) == 0
+    info = json.loads((run / "run.json").read_text())
+    assert [session["frame"] for session in info["sessions"]] == [2048, 2048]
+    for index in (0, 1):
+        checkpoint = CheckpointStore(run / f"session_{index}" / "checkpoints", keep_last=2).latest()
+        assert checkpoint is not None
+        assert checkpoint.frame == 2048
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["meta.max_session=1"], "set meta.max_session=2 or more"),
+        (["agent=dqn", "meta.max_session=2"], "cannot train weights together"),
+        (["agent=random", "meta.max_session=2"], "cannot train weights together"),
+        (["meta.distributed=both"], "meta.distributed"),
+    ],
+)
+def test_what_cannot_be_trained_together_is_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["meta.distributed=shared", *words, f"hydra.run.dir={run}"]) == 2
+    assert said in capsys.readouterr().err
+    assert not run.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["shared", "synced"])
+def test_two_sessions_learn_cartpole_together(mode: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [f"meta.distributed={mode}", "meta.max_session=2", "meta.progress=false", "seed=1"]
+    assert main([*words, f"hydra.run.dir={run}"]) == 0
+    info = json.loads((run / "run.json").read_text())
+    assert all(session["return_mean"] > 400 for session in info["sessions"]), info["sessions"]
