@@ -53,6 +53,8 @@ def test_without_a_terminal_a_line_follows_each_row_and_ten_quiet_seconds() -> N
         terminal.now = second
         display.show([at(int(second * 100) + 1, rows)])
     display.show([at(10_000, 2, status="finished")])
+    terminal.now = 99  # a report is made, and the panel drawn again
+    display.show([at(10_000, 2, status="finished")])
     assert [line.split(" of ")[0] for line in terminal.lines] == [
         *("frame 1", "frame 1,001", "frame 1,201", "frame 1,301", "frame 2,301"),
         "frame 10,000",

@@ -26,6 +26,9 @@ from labrl.storage.run_folder import RunFolder
 GRACE_SECONDS = 10.0
 """What the end of a trial grants besides `wandb.wait`: the process may have only just begun."""
 
+QUIET_SECONDS = 3.0
+"""How long it is waited for without a word."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +55,7 @@ def shown_on_wandb(
         yield
     finally:
         if process is not None:
-            failure = _ended(process, config.wait + GRACE_SECONDS)
+            failure = _ended(process, config.wait + GRACE_SECONDS, say)
             for told in _outcome(run, sessions, failure, log):
                 say(told)
 
@@ -106,11 +109,16 @@ def _started(
     return process
 
 
-def _ended(process: subprocess.Popen[str], seconds: float) -> str | None:
+def _ended(process: subprocess.Popen[str], seconds: float, say: Callable[[str], None]) -> str | None:
     """Say that the trial is over; wait at most `seconds`, or until Ctrl-C. Returns what went wrong."""
+    quietly = min(seconds, QUIET_SECONDS)
     try:
         with contextlib.suppress(OSError):  # it ended before
-            process.communicate("end\n", timeout=seconds)
+            try:
+                process.communicate("end\n", timeout=quietly)
+            except subprocess.TimeoutExpired:
+                say(f"Weights & Biases: finishing, {seconds:.0f} s at most (Ctrl-C: not now)")
+                process.communicate(timeout=seconds - quietly)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         process.wait()

@@ -93,7 +93,9 @@ class Display:
             return
         width = self._console.width
         if self._live is not None and width < self._width:
-            self.close()  # what was drawn is wrapped by now: leave it, and draw anew below
+            # What was drawn has been wrapped by the terminal, over more lines than rich knows of.
+            self._live.transient = True
+            self.close()
         if self._live is None:
             self._open()
         self._width = width
@@ -132,6 +134,8 @@ class Display:
             return
         told, rows, status = self._told.get(progress.index, (-math.inf, 0, "running"))
         ended = progress.status != status
+        if progress.status != "running" and not ended:
+            return  # that has been told
         if ended or now - told >= (REFRESH_SECONDS if progress.rows > rows else LINE_SECONDS):
             self._told[progress.index] = (now, progress.rows, progress.status)
             prefix = f"session {progress.index}: " if self._several else ""
