@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from labrl.cli import main
-from labrl.config.compose import compose, to_plain
+from labrl.config.compose import compose, resolve, to_plain
 from labrl.lab.search.recipe import BEST, Recipe
 from labrl.lab.search.space import Space
 
@@ -103,3 +105,18 @@ def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Pat
     path.write_text(recipe.as_yaml(params, None, tmp_path, ["told"]))
     assert to_plain(compose(["experiment=best"], tmp_path)) == to_plain(compose(recipe.configuration(params)))
     assert to_plain(compose(["experiment=best", "agent.lr=1"], tmp_path))["agent"]["lr"] == 1
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "search.md").read_text().replace("\\\n", " ")
+COMMANDS = re.findall(r"^    (labrl -m hydra/sweeper=optuna .*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_page_compose_and_have_something_to_search(command: str) -> None:
+    words = [word for word in shlex.split(command.partition(" #")[0])[2:] if word]
+    searching = [word for word in words if re.search(r"=(tag|interval|choice|range)\(", word)]
+    cfg = compose([word for word in words if word not in searching], with_hydra=True)
+    config = resolve(cfg)
+    found = Space.of(config.search.space, {}, [word for word in words if not word.startswith("hydra")])
+    assert found.distributions
+    assert cfg.hydra.sweeper.n_trials >= 20

@@ -20,6 +20,7 @@ from labrl.analysis.plots.trial import plot_trial
 from labrl.analysis.report.comparison import Comparison, comparison_report
 from labrl.analysis.report.formats import moment
 from labrl.analysis.report.render import render
+from labrl.analysis.report.search import search_sections
 from labrl.analysis.report.sections import Report
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
@@ -82,6 +83,7 @@ def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
         command=shlex.join(map(str, command)) if isinstance(command, list) else str(command or ""),
         warnings=experiment.warnings,
         trials=info.get("trials", []),
+        extra=search_sections(experiment),
     )
 
 

@@ -32,7 +32,7 @@ from labrl.lab.shares import Machine, Need, Share
 from labrl.lab.summary import say
 from labrl.storage.experiment_folder import ExperimentFolder
 
-OF_A_TRIAL = ("meta.progress=false",)
+OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
 """Words for trials that run side by side and are not looked at one by one."""
 
 OWN_STUDY = "labrl"
