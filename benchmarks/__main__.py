@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import overhead, replay, solve, speed, startup
+from benchmarks import checkpoint, overhead, replay, solve, speed, startup
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Report, describe_setting, setting_line
 
@@ -19,6 +19,7 @@ CASES: dict[str, Callable[[int, bool], Report]] = {
     "overhead": overhead.run,
     "startup": startup.run,
     "replay": replay.run,
+    "checkpoint": checkpoint.run,
 }
 
 

@@ -94,7 +94,7 @@ def _measure_labrl(capacity: int, seed: int, storage: Any, prioritized: bool = F
             workspace=Workspace(Path(folder), FRAMES_KEPT),
             generator=np.random.default_rng(seed),
         )
-        add = _fill(memory.add, capacity, seed)
+        add, _ = fill(memory.add, capacity, seed)
         samples, updates = [], []
         error = np.random.default_rng(seed).random(BATCH)
         for _ in range(1000):
@@ -128,7 +128,7 @@ def _measure_sb3(capacity: int, seed: int, optimize_memory_usage: bool) -> Measu
     def add(observation: NDArray, action: NDArray, step: Step) -> None:
         buffer.add(observation, step.next_observation, action, step.reward, step.episode_over, infos)
 
-    seconds = _fill(add, capacity, seed)
+    seconds, _ = fill(add, capacity, seed)
     samples = []
     for _ in range(1000):
         began = time.perf_counter()
@@ -139,8 +139,11 @@ def _measure_sb3(capacity: int, seed: int, optimize_memory_usage: bool) -> Measu
     return {"bytes": num_bytes, "add": seconds, "sample": statistics.median(samples)}
 
 
-def _fill(add: Add, capacity: int, seed: int) -> float:
-    """Add until the memory is full and more. Returns the median seconds of an add since it was full."""
+def fill(add: Add, capacity: int, seed: int) -> tuple[float, NDArray]:
+    """Add until the memory is full and more.
+
+    Returns the median seconds of an add since it was full, and what is to be acted on next.
+    """
     rng = np.random.default_rng(seed)
     pool = rng.integers(0, 256, (64, NUM_ENVS, SIZE, SIZE), np.uint8)
     action, no = rng.integers(0, 6, NUM_ENVS), np.zeros(NUM_ENVS, np.bool_)
@@ -160,7 +163,7 @@ def _fill(add: Add, capacity: int, seed: int) -> float:
         if t >= full:
             seconds.append(time.perf_counter() - began)
         observation = step.observation
-    return statistics.median(seconds)
+    return statistics.median(seconds), observation
 
 
 if __name__ == "__main__":
