@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.alone import Measured, answer
 from benchmarks.problems import Problem, problem_of
+from labrl.agents.random import uniform_actions
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
@@ -99,8 +100,8 @@ def _env(problem: Problem, env: VectorEnv, seconds: float) -> float:
 
 def _actions(problem: Problem, env: VectorEnv, observation: NDArray, rng: np.random.Generator) -> NDArray:
     """Random, but on CartPole those of a player who does not fall: resets would make the ceiling too low."""
-    if problem.atari:
-        return rng.integers(0, env.action_space.n, env.num_envs)  # type: ignore[attr-defined]
+    if problem.env != "cartpole":
+        return uniform_actions(env.action_space, env.num_envs, rng)
     return (observation[:, 2] + 0.5 * observation[:, 3] > 0).astype(np.int64)
 
 
@@ -155,7 +156,7 @@ def _observations(network: nn.Module, env: VectorEnv, count: int) -> NDArray:
     rng = np.random.default_rng(0)
     collected = [env.reset()]
     while len(collected) * env.num_envs < count:
-        actions = rng.integers(0, env.action_space.n, env.num_envs)  # type: ignore[attr-defined]
+        actions = uniform_actions(env.action_space, env.num_envs, rng)
         collected.append(env.step(actions).observation)
     observations = np.concatenate(collected)[:count]
     return network.layout(observations)  # type: ignore[operator]

@@ -13,6 +13,8 @@ class Problem:
     """Name of the labrl agent."""
     env: str
     """Name of the labrl environment."""
+    gym_id: str = "CartPole-v1"
+    """What Gymnasium calls it, unless it is a game."""
     title: str
     network: str
     """Name, among the modules of labrl's agent, of the network that acts and learns."""
@@ -21,7 +23,7 @@ class Problem:
     lr: float
     discount: float = 0.99
     batch_size: int
-    max_grad_norm: float
+    max_grad_norm: float | None
     warm_up: int
     """Frames before those that are timed; by then it learns."""
     frames_per_row: int
@@ -39,9 +41,9 @@ class Problem:
         raise NotImplementedError
 
     @property
-    def bootstraps_per_sample(self) -> int:
+    def bootstraps_per_sample(self) -> float:
         """Forward passes without a gradient for each of these samples."""
-        return 0
+        return 0.0
 
     def overrides(self) -> list[str]:
         """The same as words of labrl's command line; `preset=none` keeps labrl's own tuning out."""
@@ -53,7 +55,7 @@ class Problem:
             f"agent.lr={self.lr}",
             f"agent.discount={self.discount}",
             f"agent.batch_size={self.batch_size}",
-            f"agent.max_grad_norm={self.max_grad_norm}",
+            f"agent.max_grad_norm={self.max_grad_norm or 'null'}",
             "meta.device=cpu",
         ]
 
@@ -71,7 +73,7 @@ class PPOProblem(Problem):
     batch_size: int = 256
     gae_lambda: float = 0.95
     value_coef: float = 0.5
-    max_grad_norm: float = 0.5
+    max_grad_norm: float | None = 0.5
 
     @property
     def samples_per_frame(self) -> float:
@@ -98,7 +100,7 @@ class DQNProblem(Problem):
     agent: str = "dqn"
     network: str = "q_network"
     num_envs: int = 1
-    max_grad_norm: float = 10.0
+    max_grad_norm: float | None = 10.0
     frames_per_update: int
     capacity: int
     epsilon: float
@@ -114,7 +116,7 @@ class DQNProblem(Problem):
         return self.batch_size / self.frames_per_update
 
     @property
-    def bootstraps_per_sample(self) -> int:
+    def bootstraps_per_sample(self) -> float:
         """The target network on the next observation."""
         return 1
 
@@ -128,6 +130,50 @@ class DQNProblem(Problem):
             f"agent.exploration.epsilon={self.epsilon}",
             f"agent.target.every={self.target_every}",
             *([f"agent.network.torso.mlp.hidden={list(self.hidden)}"] if self.hidden else []),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticProblem(Problem):
+    """SAC or TD3: an update of a minibatch at every frame, policy and critics of the same size."""
+
+    env: str = "pendulum"
+    gym_id: str = "Pendulum-v1"
+    network: str = "policy"
+    num_envs: int = 1
+    lr: float = 1e-3
+    batch_size: int = 256
+    max_grad_norm: float | None = None
+    hidden: tuple[int, ...] = (256, 256)
+    """Units of the layers of every network."""
+    capacity: int = 100_000
+    gradients: float
+    """Networks that are differentiated by their weights in an update."""
+    forwards: float
+    """Other passes through a network: of targets, through the critics, and back to the policy's actions."""
+    warm_up: int = 1000
+    frames_per_row: int = 4000
+    rows: int = 1
+    sb3_frames: int = 4000
+
+    @property
+    def samples_per_frame(self) -> float:
+        """Of one network."""
+        return self.batch_size * self.gradients
+
+    @property
+    def bootstraps_per_sample(self) -> float:
+        """Of one network."""
+        return self.forwards / self.gradients
+
+    def overrides(self) -> list[str]:
+        """The options that SAC and TD3 share, too."""
+        return [
+            *super().overrides(),
+            "agent.updates_per_frame=1",
+            f"agent.learning_starts={self.warm_up}",
+            f"agent.memory.capacity={self.capacity}",
+            f"agent.network.torso.mlp.hidden={list(self.hidden)}",
         ]
 
 
@@ -170,6 +216,13 @@ PROBLEMS: dict[str, Problem] = {
         rows=2,
         sb3_frames=2000,
         also_num_envs=(8,),
+    ),
+    "sac-pendulum": ActorCriticProblem(
+        agent="sac", title="SAC on Pendulum (1 environment, 1 update a frame)", gradients=3, forwards=7
+    ),
+    # Policy and targets are updated at every second update.
+    "td3-pendulum": ActorCriticProblem(
+        agent="td3", title="TD3 on Pendulum (1 environment, 1 update a frame)", gradients=2.5, forwards=4
     ),
     "dqn-cartpole": DQNProblem(
         env="cartpole",

@@ -8,14 +8,14 @@ from typing import Any
 import ale_py
 import gymnasium
 import torch
-from stable_baselines3 import DQN, PPO
+from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
 from benchmarks.alone import Measured, answer
-from benchmarks.problems import DQNProblem, PPOProblem, Problem, problem_of
+from benchmarks.problems import ActorCriticProblem, DQNProblem, PPOProblem, Problem, problem_of
 
 
 class Stamps(BaseCallback):
@@ -38,7 +38,7 @@ class Stamps(BaseCallback):
 def make_env(problem: Problem, seed: int) -> VecEnv:
     """DummyVecEnv; for Atari the v5 protocol (sticky actions 0.25) behind the Baselines wrappers."""
     if not problem.atari:
-        return make_vec_env("CartPole-v1", problem.num_envs, seed=seed, vec_env_cls=DummyVecEnv)
+        return make_vec_env(problem.gym_id, problem.num_envs, seed=seed, vec_env_cls=DummyVecEnv)
     gymnasium.register_envs(ale_py)
     envs = make_atari_env(
         "ALE/Pong-v5",
@@ -59,10 +59,19 @@ def make_agent(problem: Problem, env: VecEnv, seed: int) -> BaseAlgorithm:
         "learning_rate": problem.lr,
         "gamma": problem.discount,
         "batch_size": problem.batch_size,
-        "max_grad_norm": problem.max_grad_norm,
         "seed": seed,
         "device": "cpu",
     }
+    if isinstance(problem, ActorCriticProblem):
+        return {"sac": SAC, "td3": TD3}[problem.agent](
+            **shared,
+            buffer_size=problem.capacity,
+            learning_starts=problem.warm_up,
+            train_freq=1,
+            gradient_steps=1,
+            policy_kwargs={"net_arch": list(problem.hidden)},
+        )
+    shared["max_grad_norm"] = problem.max_grad_norm
     if isinstance(problem, PPOProblem):
         return PPO(
             **shared,
