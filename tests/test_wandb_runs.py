@@ -38,13 +38,15 @@ def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    until = time.monotonic() + 600
-    while not any(last_step(log) for log in logs(run / "session_0")):
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        until = time.monotonic() + 600
+        while not any(last_step(log) for log in logs(run / "session_0")):
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.2)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     reached = last_step(logs(run / "session_0")[0])
     assert reached
 
