@@ -1,4 +1,4 @@
-"""The commands and examples of docs/configuration.md and docs/extending.md do what the pages say."""
+"""The commands and examples of docs/configuration.md, experiments.md and extending.md do what they say."""
 
 from __future__ import annotations
 
@@ -40,7 +40,12 @@ def test_commands_of_extending_run(command: str, capsys: pytest.CaptureFixture[s
         assert len(frames) == 8
 
 
-@pytest.mark.parametrize("command", commands("configuration.md"))
+def composing(page: str) -> list[str]:
+    """Those commands of a page that begin something new."""
+    return [command for command in commands(page) if "+resume" not in command]
+
+
+@pytest.mark.parametrize("command", [*composing("configuration.md"), *composing("experiments.md")])
 def test_commands_of_configuration_compose(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = words_of(command)
     if "-m" in words:

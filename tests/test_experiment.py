@@ -227,6 +227,12 @@ def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
     assert seeds[0] != seeds[1]
 
 
+def test_an_experiment_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=e"]) == 0
+    assert main(["+resume=e"]) == 2
+    assert "e is an experiment: go on with all of it by labrl -m +resume=e" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

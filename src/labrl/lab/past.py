@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.errors import ConfigError, did_you_mean
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.provenance import Command, read_command, read_config
 from labrl.storage.run_folder import MARKER, RunFolder
 
@@ -72,6 +73,11 @@ def _named(path: Path) -> RunFolder:
         return RunFolder.open(path)
     if (path.parent / MARKER).exists():
         raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
+    if (path / EXPERIMENT_MARKER).exists():
+        raise ConfigError(
+            f"{path} is an experiment: go on with all of it by labrl -m +resume={path}, "
+            "or name one of its trials"
+        )
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if trials:
         listed = "\n".join(f"  {trial}" for trial in trials)
