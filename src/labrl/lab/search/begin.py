@@ -73,7 +73,8 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
         study = Study(storage, plan, settings.sampler, experiment.path)
         subfolder = f"{{number}}_{recipe.choices['agent']}_{_slug(base.env.config.name)}"
         one = Search(study, asked.search, recipe, experiment, config_dir, shares, subfolder)
-        experiment.set_status("running", search=_facts(storage, study))
+        # of a resumed search with its edits, so that the next resume knows them
+        experiment.set_status("running", **_typed(cfg, words), search=_facts(storage, study))
         _announce(study, storage, len(shares), experiment)
         code, confirmation = one.run()
         return conclude(one, storage, code, confirmation)
@@ -201,15 +202,7 @@ def _experiment(cfg: DictConfig, words: Sequence[str]) -> Iterator[ExperimentFol
         if experiment.info().get("kind") != "search":
             raise ConfigError(f"{folder} holds an experiment that is no search: give another hydra.sweep.dir")
     else:
-        experiment = ExperimentFolder.create(
-            folder,
-            "search",
-            [],
-            overrides=list(words),
-            hydra_overrides=[str(word) for word in cfg.hydra.overrides.hydra if "hydra.mode=" not in word],
-            config_dir=_config_dir(cfg),
-            command=sys.orig_argv,
-        )
+        experiment = ExperimentFolder.create(folder, "search", [], **_typed(cfg, words))
     with experiment.lock():
         try:
             yield experiment
@@ -220,6 +213,16 @@ def _experiment(cfg: DictConfig, words: Sequence[str]) -> Iterator[ExperimentFol
         except BaseException:
             experiment.set_status("failed")
             raise
+
+
+def _typed(cfg: DictConfig, words: Sequence[str]) -> dict[str, Any]:
+    """What `experiment.json` keeps of the command line."""
+    return {
+        "overrides": list(words),
+        "hydra_overrides": [str(word) for word in cfg.hydra.overrides.hydra if "hydra.mode=" not in word],
+        "config_dir": _config_dir(cfg),
+        "command": sys.orig_argv,
+    }
 
 
 def _take_away(experiment: ExperimentFolder) -> None:
