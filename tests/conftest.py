@@ -6,10 +6,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from labrl.lab import reporting
 
 os.environ["WANDB_MODE"] = "disabled"
+# A busy machine may take a second over an example, and no promise is about that.
+settings.register_profile("labrl", deadline=None)
+settings.load_profile("labrl")
 
 _make_report = reporting.make_report
 
