@@ -34,10 +34,14 @@ EPISODES = 100
 """Whole episodes of a complete measurement."""
 
 LONGEST = 20.0
-"""Seconds that a measurement may take at a trial's end."""
+"""Seconds of a processor that a measurement may take at a trial's end."""
 
 SHORTEST = 5.0
 """Seconds that it may take after however short a trial, where there is no published return to go by."""
+
+PATIENCE = 60.0
+"""Seconds by the clock after which it ends in any case, where ten times what it may take is not more: the
+processor may be busy with other work."""
 
 SHARE = 0.05
 """Part of the trial's own seconds of training that it may take beyond that."""
@@ -52,7 +56,7 @@ _log = logging.getLogger(__name__)
 def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
     """Measure the random policy in the environment of the run in `folder`, unless that was done before.
 
-    seconds: at most so many; None: a twentieth of what the trial took, but at most 20,
+    seconds: of a processor, at most so many; None: a twentieth of what the trial took, but at most 20,
     and at least 5 where no return is published. Returns the cache's
     file; None where nothing was measured: actions that have no uniform distribution, an environment
     that cannot be made here, no episode of each environment within the time, no cache to write to.
@@ -94,15 +98,16 @@ def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
 def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> list[float]:
     """Returns of whole episodes of uniformly random actions: at least `episodes`, or what `seconds` allow.
 
-    Every environment plays as many as the one that played the fewest, so that no episode counts because
-    it was short; none where one of them did not end its first in time.
+    seconds: of a processor, so that other work on the machine does not make the measurement worse.
+    Every environment plays as many episodes as the one that played the fewest, so that none counts
+    because it was short; none at all where one of them did not end its first in time.
     """
     rounds = math.ceil(episodes / env.num_envs)
     generator = np.random.default_rng(derived_seed(env.seed, "random baseline"))
     returns: list[list[float]] = [[] for _ in range(env.num_envs)]
-    deadline = time.monotonic() + seconds
+    deadline, patience = time.process_time() + seconds, time.monotonic() + max(PATIENCE, 10 * seconds)
     env.reset()
-    while min(map(len, returns)) < rounds and time.monotonic() < deadline:
+    while min(map(len, returns)) < rounds and time.process_time() < deadline and time.monotonic() < patience:
         for episode in env.step(uniform_actions(env.action_space, env.num_envs, generator)).episodes:
             returns[episode.env].append(float(episode.episode_return))
     return [score for own in returns for score in own[: min(rounds, *map(len, returns))]]
@@ -110,7 +115,7 @@ def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> 
 
 def _measured_by_one(path: Path, plain: Mapping[str, Any], env: Component, seconds: float) -> Path | None:
     """Measure unless another process is about it; then wait for that one."""
-    deadline = time.monotonic() + LONGEST + SHORTEST
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             with FolderLock(path.parent):
@@ -159,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print where the result lies. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m labrl.lab.baseline", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder")
-    parser.add_argument("--seconds", type=float, help="at most so many")
+    parser.add_argument("--seconds", type=float, help="of a processor, at most so many")
     words = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     path = ensure_baseline(words.folder, words.seconds)
