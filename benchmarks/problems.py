@@ -94,6 +94,32 @@ class PPOProblem(Problem):
 
 
 @dataclass(frozen=True, kw_only=True)
+class A2CProblem(Problem):
+    """A2C: one update on each short rollout, the whole of which is the batch."""
+
+    agent: str = "a2c"
+    network: str = "actor_critic"
+    entropy_coef: float
+    horizon: int = 5
+    value_coef: float = 0.5
+    max_grad_norm: float = 0.5
+
+    @property
+    def samples_per_frame(self) -> float:
+        """Each frame is learned from once."""
+        return 1
+
+    def overrides(self) -> list[str]:
+        """The options of A2C; its batch follows from the horizon."""
+        return [
+            *(word for word in super().overrides() if not word.startswith("agent.batch_size=")),
+            f"agent.horizon={self.horizon}",
+            f"agent.entropy_coef={self.entropy_coef}",
+            f"agent.value_coef={self.value_coef}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DQNProblem(Problem):
     """DQN: a minibatch from replay every so many frames."""
 
@@ -200,6 +226,19 @@ PROBLEMS: dict[str, Problem] = {
         frames_per_row=10240,
         rows=10,
         sb3_frames=51_200,
+    ),
+    "a2c-pong": A2CProblem(
+        env="pong",
+        title="A2C on Pong (v5 protocol)",
+        atari=True,
+        num_envs=16,
+        lr=7e-4,
+        batch_size=80,
+        entropy_coef=0.01,
+        warm_up=1600,
+        frames_per_row=1600,
+        rows=2,
+        sb3_frames=3200,
     ),
     "dqn-pong": DQNProblem(
         env="pong",

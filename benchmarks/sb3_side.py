@@ -8,14 +8,14 @@ from typing import Any
 import ale_py
 import gymnasium
 import torch
-from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
 from benchmarks.alone import Measured, answer
-from benchmarks.problems import ActorCriticProblem, DQNProblem, PPOProblem, Problem, problem_of
+from benchmarks.problems import A2CProblem, ActorCriticProblem, DQNProblem, PPOProblem, Problem, problem_of
 
 
 class Stamps(BaseCallback):
@@ -81,6 +81,14 @@ def make_agent(problem: Problem, env: VecEnv, seed: int) -> BaseAlgorithm:
             clip_range=problem.clip,
             ent_coef=problem.entropy_coef,
             vf_coef=problem.value_coef,
+        )
+    if isinstance(problem, A2CProblem):
+        del shared["batch_size"]
+        return A2C(
+            **shared,
+            n_steps=problem.horizon,
+            ent_coef=problem.entropy_coef,
+            vf_coef=problem.value_coef / 2,  # of the whole squared error, labrl's of half of it
         )
     assert isinstance(problem, DQNProblem)
     return DQN(

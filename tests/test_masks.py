@@ -28,6 +28,9 @@ AGENTS = ("ppo", "a2c", "reinforce", "sil_ppo", "sarsa", "dqn", "rainbow_lite", 
 QUIET = [
     "meta.progress=false",
     "meta.tensorboard=false",
+    "meta.videos=false",
+    "meta.report=false",
+    "wandb=disabled",
     "seed=5",
     "env.max_frame=400",
     "meta.log_frequency=200",
@@ -182,12 +185,12 @@ def test_targets_of_q_learning_never_look_at_an_invalid_action(double: bool) -> 
     agent._value.target = lambda *given: targets.append(find(*given)) or targets[-1]
     agent.act(observation, valid)
     agent.observe(step_of(following, following, terminated=False))
-    agent._gradient(agent._memory.sample(1, 0))
+    agent._gradient(agent._experience.memory.sample(1, 0))
     assert float(targets[0]) == pytest.approx(1 + 0.9 * q[q_min], abs=1e-5)
     agent.act(observation, following)
     agent.observe(step_of(valid, np.zeros((1, 3), np.bool_), terminated=True))
     for _ in range(8):
-        agent._gradient(agent._memory.sample(1, 0))
+        agent._gradient(agent._experience.memory.sample(1, 0))
     assert all(torch.isfinite(target).all() for target in targets)
 
 
