@@ -236,9 +236,9 @@ PROBLEMS: dict[str, Problem] = {
         batch_size=80,
         entropy_coef=0.01,
         warm_up=1600,
-        frames_per_row=1600,
+        frames_per_row=4800,
         rows=2,
-        sb3_frames=3200,
+        sb3_frames=4800,
     ),
     "dqn-pong": DQNProblem(
         env="pong",
