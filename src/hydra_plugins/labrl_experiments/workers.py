@@ -26,18 +26,22 @@ class WorkersLauncher(Launcher):
         """Take over what Hydra knows."""
         self.hydra_context, self.config, self.task_function = hydra_context, config, task_function
 
-    def workers(self) -> Any:
-        """The processes (`labrl.lab.workers.Workers`), none of them started yet. Raises ConfigError."""
+    def check(self) -> None:
+        """Raises ConfigError for a number of trials at once that is none."""
         from labrl.config.errors import ConfigError
-        from labrl.lab.hydra_trial import HydraTrial
-        from labrl.lab.shares import Machine
-        from labrl.lab.workers import Workers
 
         if self.n_jobs == 0 or self.n_jobs < -1:
             raise ConfigError(
                 "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine carries, "
                 f"got {self.n_jobs}"
             )
+
+    def workers(self) -> Any:
+        """The processes (`labrl.lab.workers.Workers`), none of them started yet."""
+        from labrl.lab.hydra_trial import HydraTrial
+        from labrl.lab.shares import Machine
+        from labrl.lab.workers import Workers
+
         assert self.hydra_context is not None
         assert self.config is not None
         assert self.task_function is not None

@@ -50,7 +50,11 @@ class Experiment:
                 times = [*folder.info().get("resumes", []), {"command": sys.orig_argv}]
                 folder.set_status("running", resumes=times, **facts)
                 folder.replace_trials(records)
-            yield cls(folder)
+            try:
+                yield cls(folder)
+            except BaseException:
+                folder.set_status("failed")
+                raise
 
     def started(self, number: int) -> None:
         """A trial is running now."""

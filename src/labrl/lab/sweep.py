@@ -36,6 +36,8 @@ def sweep_grid(
     before = ExperimentFolder.open(path) if again else None
     compose = hydra_context.config_loader.load_sweep_config
     machine = Machine()
+    if hasattr(launcher, "check"):
+        launcher.check()
     plan = plan_grid(combinations(words), lambda trial: compose(config, trial), machine, before)
     job.in_experiment, job.force = True, again is not None and again.force
     job.raises_interruption = isinstance(launcher, BasicLauncher)
