@@ -24,8 +24,8 @@ def refused(*overrides: str) -> str:
         (
             ["agent.memory.capacity=50"],
             [
-                "agent.memory.capacity must be at least agent.batch_size 64, got 50",
-                "agent.memory.capacity=64",
+                "agent.memory.capacity must be at least agent.batch_size 128, got 50",
+                "agent.memory.capacity=128",
             ],
         ),
         (
@@ -42,7 +42,7 @@ def refused(*overrides: str) -> str:
         ),
         (
             ["agent.learning_starts=0", "agent.batch_size=500", "env.max_frame=400"],
-            ["agent.batch_size 500 the first update is after frame 501"],
+            ["agent.batch_size 500 the first update is after frame 503"],
         ),
         (
             ["agent/exploration=noise"],

@@ -19,7 +19,7 @@ import numpy as np
 from labrl.agents.random import uniform_actions
 from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
 from labrl.config.component import Component
-from labrl.config.compose import prepare, resolve
+from labrl.config.compose import prepare
 from labrl.config.errors import ConfigError
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
@@ -71,7 +71,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
         if allowed < 1:
             return None
         prepare(past.command.config_dir)
-        env = resolve(past.config).env
+        env = Component.parse(past.config["env"], "env")
         path.parent.mkdir(parents=True, exist_ok=True)
         return _measured_by_one(path, past.config["env"], env, allowed)
     except (ConfigError, OSError) as error:
