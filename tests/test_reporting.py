@@ -1,0 +1,163 @@
+"""A trial ends with its report, made by another process; `labrl-report` makes it again or compares runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_cases import write_experiment
+from run_cases import config_with, rising, write_run
+
+import labrl
+from labrl.cli import report
+from labrl.lab import reporting
+from labrl.storage.run_folder import RunFolder
+
+QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.report
+def test_a_trial_ends_with_its_report_and_what_differs_from_the_defaults() -> None:
+    result = labrl.train(QUICK)
+    assert result.report == result.folder / "report.html"
+    assert result.report.exists()
+    assert (result.folder / "plots" / "session_0.png").exists()
+    changed = json.loads((result.folder / "changed.json").read_text())
+    assert {"key": "env.max_frame", "default": 75000.0, "value": 64} in changed
+    assert "seed" not in {entry["key"] for entry in changed}
+
+
+def test_a_trial_makes_a_report_only_if_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(reporting, "make_report", asked.append)
+    silent = labrl.train([*QUICK, "meta.report=false"])
+    assert (asked, silent.report) == ([], None)
+    labrl.train(QUICK)
+    assert len(asked) == 1
+
+
+def test_an_experiment_gets_one_unless_no_trial_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reporting, "make_report", lambda folder: folder / "report.html")
+    write_run(tmp_path / "no" / "0", [rising(1)], config=config_with(meta__report=False))
+    reporting.report_experiment(tmp_path / "no")
+    assert capsys.readouterr().out == ""
+    write_run(tmp_path / "yes" / "0", [rising(1)], config=config_with(meta__report=True))
+    reporting.report_experiment(tmp_path / "yes")
+    assert "report: " in capsys.readouterr().out
+
+
+class Process:
+    """What `subprocess.Popen` gives, with an end of one's choice."""
+
+    def __init__(self, returncode: int = 0, error: BaseException | None = None, said: str = "") -> None:
+        self.returncode, self.error, self.said, self.killed = returncode, error, said, False
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        if self.error is not None:
+            raise self.error
+        return "", self.said
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wait(self) -> None:
+        assert self.killed
+
+
+@pytest.mark.report
+@pytest.mark.parametrize(
+    ("process", "reason"),
+    [
+        (Process(1, said="Traceback\nMemoryError: too much\n"), "MemoryError: too much"),
+        (Process(-9), "exit code -9"),
+        (Process(error=subprocess.TimeoutExpired("x", 1)), "it took longer than"),
+        (Process(error=KeyboardInterrupt()), "interrupted"),
+        (Process(error=OSError("no memory")), "no memory"),
+    ],
+    ids=["failed", "killed", "hung", "Ctrl-C", "not started"],
+)
+def test_a_report_that_fails_is_one_line_and_no_harm(
+    process: Process, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: process)
+    assert reporting.make_report(tmp_path / "a run") is None
+    said = capsys.readouterr().out
+    assert reason in said
+    assert f"labrl-report '{tmp_path}/a run'" in said
+    assert len(said.splitlines()) == 1
+    assert process.killed, "nothing of it is left behind"
+
+
+def test_one_folder_is_made_again_in_place_even_of_a_killed_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path / "a", [rising(100)], status="running", session_status=None)
+    assert report([str(path)]) == 0
+    said = capsys.readouterr().out
+    assert f"report: {path / 'report.html'}" in said
+    assert "cartpole" in said
+    assert (path / "report.html").exists()
+    assert RunFolder.open(path).changed.exists()
+
+
+def test_several_runs_are_compared_where_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index, lr in enumerate((1e-3, 1e-3, 1e-4)):
+        config = config_with(agent__lr=lr, seed=index)
+        write_run(tmp_path / "runs" / str(index), [rising(10 + index, noise=index)], config=config)
+    assert report(["runs/*", "--out", "out", "--by", "agent.lr", "--format", "csv"]) == 0
+    said = capsys.readouterr()
+    header, *rows = said.out.splitlines()
+    assert header.startswith("env,group,")
+    assert [row.split(",")[1] for row in rows] == ["lr=0.001", "lr=0.0001"]
+    assert said.err.startswith("report: ")
+    assert (tmp_path / "out" / "report.html").exists()
+    assert report(["runs/0", "runs/2", "--format", "latex"]) == 0
+    assert "\\toprule" in capsys.readouterr().out
+    assert (tmp_path / "comparison" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["empty"], "is empty"),
+        (["other"], "holds no run of labrl"),
+        (["nothing*"], "matches nothing"),
+        (["runs", "--by", "agent.lrr"], "no run has this key"),
+        (["runs/0", "--out", "file"], "file cannot be written"),
+        (["begun"], "no trial has begun"),
+    ],
+)
+def test_bad_input_is_told_and_exits_2(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("of another program")
+    (tmp_path / "file").write_text("in the way")
+    write_run(tmp_path / "runs" / "0", [rising(1)])
+    (tmp_path / "begun").mkdir()
+    write_experiment(tmp_path / "begun", [("0", {"status": "waiting"})])
+    assert report(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_help_of_labrl_report_waits_for_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from labrl.cli import report\n"
+        "assert report(['--help']) == 0\n"
+        "sys.exit(bool({'torch', 'matplotlib', 'numpy', 'jinja2'} & set(sys.modules)))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
