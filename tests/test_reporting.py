@@ -33,7 +33,7 @@ def test_a_trial_ends_with_its_report_and_what_differs_from_the_defaults() -> No
     assert result.report.exists()
     assert (result.folder / "plots" / "session_0.png").exists()
     changed = json.loads((result.folder / "changed.json").read_text())
-    assert {"key": "env.max_frame", "default": 75000.0, "value": 64} in changed
+    assert {"key": "env.max_frame", "default": 100000.0, "value": 64} in changed
     assert "seed" not in {entry["key"] for entry in changed}
 
 
