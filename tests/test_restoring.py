@@ -140,7 +140,12 @@ def classes(package: ModuleType) -> Iterator[type]:
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_every_agent_goes_on_exactly(agent: str, tmp_path: Path) -> None:
-    assert changed_futures(tmp_path, [*small(agent, "cartpole"), *SHORT]) == []
+    words = [*small(agent, "cartpole"), *SHORT]
+    try:
+        check(resolve(compose(words)))
+    except ConfigError:  # continuous actions only
+        words = [*small(agent, "pendulum"), *SHORT]
+    assert changed_futures(tmp_path, words) == []
 
 
 def chosen(agent: str) -> set[str]:
@@ -158,7 +163,8 @@ def fitting(option: str) -> tuple[list[str], int]:
     """A small run with `option`, of the first agent that takes it, and where to break it off."""
     part = option.removeprefix("agent/").partition("=")[0]
     for agent in ("ppo", *AGENTS):
-        for task, budget, frame in (("cartpole", SHORT, STOP), ("pong", ["env.max_frame=96"], 50)):
+        tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", ["env.max_frame=96"], 50)]
+        for task, budget, frame in tasks:
             try:
                 words = [*small(agent, task), *budget, option]
                 cfg = compose(words)
@@ -210,7 +216,11 @@ def test_every_callback_takes_part_in_what_is_tested(tmp_path: Path) -> None:
     session.close()
     taking_part = {type(callback) for callback in session.callbacks}
     known = {found for found in classes(labrl.session.callbacks) if issubclass(found, Callback)}
-    assert known - {Callback} == taking_part
+    # Neither remembers anything; tests of their own: test_profile_and_crash.py, test_search_processes.py.
+    on_demand = {"Profile", "ReportToSearch"}
+    assert {found.__name__ for found in known} - {"Callback"} - on_demand == {
+        found.__name__ for found in taking_part
+    }
 
 
 def test_callbacks_go_on_exactly(tmp_path: Path) -> None:
