@@ -138,7 +138,8 @@ def test_what_is_logged_while_the_panel_stands_goes_above_it(monkeypatch: pytest
     terminal, stderr = Terminal(True), Tty()
     monkeypatch.setattr(sys, "stderr", stderr)
     handler = logging.StreamHandler()
-    logging.getLogger("labrl").addHandler(handler)
+    # alone: what other tests have left there may write to streams that are closed by now
+    monkeypatch.setattr(logging.getLogger("labrl"), "handlers", [handler])
     try:
         display = terminal.display()
         display.show([at(10)])

@@ -60,6 +60,7 @@ def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_pat
 
 @needs_submitit
 @needs_proc
+@pytest.mark.slow
 def test_ctrl_c_stops_the_jobs_of_submitit_with_what_they_reached(tmp_path: Path) -> None:
     words = [*QUICK, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=submitit_local", "seed=0"]
     trial = tmp_path / "e" / "0_random_cartpole"

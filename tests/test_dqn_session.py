@@ -68,6 +68,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in WATCHED} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow  # the test below compares two runs as well, one of them broken off
 @pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
 def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
     first, second = run(overrides, tmp_path / "a"), run(overrides, tmp_path / "b")

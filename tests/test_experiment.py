@@ -162,7 +162,7 @@ def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
 
 
 @needs_proc
-@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
+@pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
 def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: Path) -> None:
     length = ["env.max_frame=40000", "meta.log_frequency=20000"]
     words = [*QUICK, *length, "hydra.launcher.n_jobs=2", "seed=0,1,2"]

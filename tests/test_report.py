@@ -188,11 +188,14 @@ def test_an_experiment_ranks_its_groups_and_links_its_trials(tmp_path: Path) -> 
         path = write_run(tmp_path / str(index), [rising(to, noise=index)], config=config, agent=agent)
         (path / "report.html").write_text("")
         trials.append((str(index), {}))
-    page = report_of(write_experiment(tmp_path, [*trials, ("4", {"status": "waiting"})]))
+    page = report_of(
+        write_experiment(tmp_path, [*trials, ("4", {"status": "failed"}), ("5", {"status": "waiting"})])
+    )
     assert "On cartpole ppo is best" in page.text
     assert "A seed of ppo beats one of dqn with probability 1.00" in page.text
     assert ("a", {"href": "2/report.html"}) in page.elements
     assert "trial 4 has no run folder" in page.text
+    assert "trial 5 has no run folder" not in page.text, "it has not begun"
     (chart,) = (chart for chart in page.charts if chart["title"] == "Return")
     centers = {line["name"]: line["colour"] for line in chart["lines"] if line["role"] == "center"}
     assert centers == {"ppo": "#0072B2", "dqn": "#D55E00"}

@@ -138,7 +138,13 @@ def classes(package: ModuleType) -> Iterator[type]:
                 yield found
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+ALIKE = {"c51", "ddpg", "double_dqn", "dueling_dqn", "qr_dqn", "rainbow_lite", "sil_a2c"}
+"""Put together from parts that the others have as well: `make exact` and `make learn` run them too."""
+
+
+@pytest.mark.parametrize(
+    "agent", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in AGENTS]
+)
 def test_every_agent_goes_on_exactly(agent: str, tmp_path: Path) -> None:
     words = [*small(agent, "cartpole"), *SHORT]
     try:
@@ -254,6 +260,7 @@ def test_whatever_a_session_holds_is_saved_or_known_to_need_it_not(tmp_path: Pat
     saved = set(session.state_dict())
     session.close()
     given = {"config", "index", "folder", "seed", "num_threads"}
-    # The observation is the environment's, seen through the transforms; a signal ends with its process.
-    derived = {"_observation", "interruption"}
+    # The observation is the environment's, seen through the transforms; a signal ends with its process;
+    # weights that sessions share are those of the agent.
+    derived = {"_observation", "interruption", "shared_weights"}
     assert set(vars(session)) == saved | given | derived

@@ -61,7 +61,7 @@ def content(folder: Path) -> dict[Path, bytes]:
         (["env.max_frame=128", "hydra.run.dir=two"], r"goes on in its own folder"),
         (["env.max_frame=128", "agent.lrr=1"], r"agent\.lrr: no such key"),
         (["env.max_frame=64,128"], r"several values are an experiment"),
-        (["-m", "env.max_frame=128,256"], r"cannot be part of an experiment"),
+        (["-m", "env.max_frame=128,256"], r"is a run of its own: leave out -m to go on with it"),
         (["+rerun=runs/one"], r"give one"),
         (["+resume=latest"], r"\+resume is given twice"),
         (["+force=yes"], r"\+force=yes: must be true or false"),

@@ -17,12 +17,12 @@ from labrl.storage.run_folder import RunFolder
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """The folder of a search of eight trials on two workers, and its exit code."""
+    """The folder of a search of six trials, one after the other: the same are pruned; its exit code."""
     home = tmp_path_factory.mktemp("search") / "experiment"
     words = [word for word in WORDS if not word.startswith("search.confirm")]
     code = main(
         [
-            *("-m", "hydra/sweeper=optuna", *words, f"hydra.sweep.dir={home}", "hydra.sweeper.n_jobs=2"),
+            *("-m", "hydra/sweeper=optuna", *words, f"hydra.sweep.dir={home}", "hydra.sweeper.n_jobs=1"),
             *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
             *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
         ]

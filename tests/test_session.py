@@ -181,9 +181,9 @@ def test_the_last_evaluation_broken_off_is_told_and_made_up_for(tmp_path: Path) 
         def start(self, session: Any) -> None:
             act = session.agent.evaluation_action
 
-            def stopping(*arguments: Any) -> Any:
+            def stopping(*arguments: Any, **named: Any) -> Any:
                 session.interruption.signal = signal.SIGINT
-                return act(*arguments)
+                return act(*arguments, **named)
 
             session.agent.evaluation_action = stopping
 
