@@ -140,6 +140,7 @@ def test_what_is_logged_while_the_panel_stands_goes_above_it(monkeypatch: pytest
     handler = logging.StreamHandler()
     # alone: what other tests have left there may write to streams that are closed by now
     monkeypatch.setattr(logging.getLogger("labrl"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("labrl"), "propagate", False)
     try:
         display = terminal.display()
         display.show([at(10)])
