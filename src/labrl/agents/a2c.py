@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labrl.agents.budget import check_budget
 from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig, normalized
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -16,7 +17,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.memory.episodes import Episodes
 from labrl.memory.rollout import Rollout
-from labrl.networks.actor_critic import ActorCritic, is_shared
+from labrl.networks.actor_critic import is_shared
 from labrl.networks.compute import Compute
 from labrl.networks.optimizers import Separate
 from labrl.networks.spaces import Spaces
@@ -99,13 +100,8 @@ class A2C(OnPolicyAgent):
                 f"is null: got {given} (set agent.horizon=5 agent.episodes=null, or agent.horizon=null "
                 "agent.episodes=8)."
             )
-        if config.horizon is not None and env.max_frame < config.horizon * env.num_envs:
-            rollout = config.horizon * env.num_envs
-            raise ConfigError(
-                f"env.max_frame must be at least one rollout of {rollout} (agent.horizon {config.horizon} x "
-                f"env.num_envs {env.num_envs}), got {env.max_frame} (set env.max_frame={rollout} or a "
-                "smaller agent.horizon)."
-            )
+        if config.horizon is not None:
+            check_budget(config.horizon, env)
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
@@ -120,18 +116,9 @@ class A2C(OnPolicyAgent):
 
     def _update(self, batch: Batch) -> int:
         """One update on the whole batch."""
-        frame = self._clock.frame
-        entropy_coef = value_at(self._config.entropy_coef, frame)
         if self._config.normalize_advantage:
             batch.columns[:, 0] = normalized(batch.columns[:, 0])
-
-        def loss(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
-            parameters, value = self._evaluate(network, batch, share)
-            return self._loss(parameters, value, batch.action[share], batch.columns[share], entropy_coef)
-
-        statistics = self._workers.backward(loss, len(batch.action))
-        self._record(statistics, self._descend())
-        return 1
+        return self._step_along(batch, self._loss)
 
     def _loss(
         self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, entropy_coef: float

@@ -32,11 +32,13 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.replay import Sample
+from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers, joined
 from labrl.networks.noisy import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
@@ -89,17 +91,15 @@ class DQN:
         images = is_image(spaces.observation)
         # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
         self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(streams.seed, "initialization"))
-            network = QNetwork(config.network, spaces, self._num_actions, self._value.num_outputs)
-        if images:
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
-        self.network = network.to(compute.device)
+        (self.network,) = built(
+            lambda: (QNetwork(config.network, spaces, self._num_actions, self._value.num_outputs),),
+            derived_seed(streams.seed, "initialization"),
+            spaces,
+            compute,
+        )
         self.target = copy.deepcopy(self.network)
         self._target_weights = FlatParameters(self.target).vector.detach()
-        # Two threads inside one small matrix product cost more than they bring.
-        parallel = compute.device.type == "cpu" and images
-        self._workers = GradientWorkers(self.network, compute.num_threads if parallel else 1)
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute))
         self._weights = self._workers.flat.vector
         self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._policy_stream = streams.numpy("policy")
@@ -124,9 +124,7 @@ class DQN:
     def check(cls, config: DQNConfig, spaces: Spaces) -> None:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
         check_actions("dqn", spaces.action)
-        torso = config.network.torso
-        if hasattr(torso.load(), "check"):
-            torso.load().check(torso.config, spaces.observation)
+        check_torso(config.network.torso, spaces)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Exploring actions for the environments, among the valid ones. [num_envs]"""

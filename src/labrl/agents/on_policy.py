@@ -27,11 +27,13 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionBounds, distribution_for, masked
 from labrl.networks.gradient import FlatParameters, GradientWorkers, joined
 from labrl.networks.optimizers import Optimizer
-from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
@@ -109,16 +111,14 @@ class OnPolicyAgent(ABC):
         self._distribution = distribution_for(spaces.action, self.NAME, config.action_bounds)
         gaussian = isinstance(spaces.action, gym.spaces.Box)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(streams.seed, "initialization"))
-            num_parameters = self._distribution.num_parameters
-            network = ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value)
-        if is_image(spaces.observation):
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
-        self.network = network.to(compute.device)
-        # Two threads inside one small matrix product cost more than they bring.
-        parallel = compute.device.type == "cpu" and is_image(spaces.observation)
-        self._workers = GradientWorkers(self.network, compute.num_threads if parallel else 1)
+        num_parameters = self._distribution.num_parameters
+        (self.network,) = built(
+            lambda: (ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value),),
+            derived_seed(streams.seed, "initialization"),
+            spaces,
+            compute,
+        )
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute))
         self._weights = self._workers.flat.vector
         self._policy_stream = streams.numpy("policy")
         self._make_rollout = new_rollout
@@ -145,9 +145,7 @@ class OnPolicyAgent(ABC):
         """Raises ConfigError for options that the environment's spaces leave without a meaning."""
         check_actions(cls.NAME.lower(), spaces.action)
         distribution_for(spaces.action, cls.NAME, config.action_bounds)
-        torso = config.network.torso
-        if hasattr(torso.load(), "check"):
-            torso.load().check(torso.config, spaces.observation)
+        check_torso(config.network.torso, spaces)
         if isinstance(spaces.action, gym.spaces.Box):
             return
         for option in ("log_std_init", "action_bounds"):
@@ -256,6 +254,22 @@ class OnPolicyAgent(ABC):
     @abstractmethod
     def _update(self, batch: Batch) -> int:
         """Change the weights by what a rollout taught. Returns the number of optimizer updates."""
+
+    def _step_along(self, batch: Batch, loss: Callable[..., tuple[Tensor, Tensor]]) -> int:
+        """One update on a whole batch. Returns 1.
+
+        loss: of distribution parameters, values, actions, columns and the entropy's weight, to the loss and
+        the means named in STATISTICS.
+        """
+        entropy_coef = value_at(self._config.entropy_coef, self._clock.frame)
+
+        def of_share(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
+            parameters, value = self._evaluate(network, batch, share)
+            return loss(parameters, value, batch.action[share], batch.columns[share], entropy_coef)
+
+        statistics = self._workers.backward(of_share, len(batch.action))
+        self._record(statistics, self._descend())
+        return 1
 
     def _descend(self) -> float:
         """One step down the gathered gradient. Returns its Euclidean norm. Raises NonFiniteError."""

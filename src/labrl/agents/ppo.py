@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from labrl.agents.budget import check_budget
 from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
@@ -99,19 +100,15 @@ class PPO(OnPolicyAgent):
     def check_config(cls, config: PPOConfig, env: Any) -> None:
         """Raises ConfigError where rollout, minibatch and budget contradict each other."""
         rollout = config.horizon * env.num_envs
-        made_of = f"{rollout} (agent.horizon {config.horizon} x env.num_envs {env.num_envs})"
         if rollout % config.batch_size:
             small = [d for d in range(1, math.isqrt(rollout) + 1) if rollout % d == 0]
             best = min(small + [rollout // d for d in small], key=lambda n: abs(n - config.batch_size))
             raise ConfigError(
-                f"agent.batch_size must divide the rollout of {made_of}, got {config.batch_size} "
+                f"agent.batch_size must divide the rollout of {rollout} (agent.horizon {config.horizon} x "
+                f"env.num_envs {env.num_envs}), got {config.batch_size} "
                 f"(the nearest that fits: agent.batch_size={best})."
             )
-        if env.max_frame < rollout:
-            raise ConfigError(
-                f"env.max_frame must be at least one rollout of {made_of}, got {env.max_frame} "
-                f"(set env.max_frame={rollout} or a smaller agent.horizon)."
-            )
+        check_budget(config.horizon, env)
 
     def _update(self, batch: Batch) -> int:
         """Epochs of minibatch updates. Returns how many updates were made."""

@@ -15,10 +15,8 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.memory.episodes import Episodes
-from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
-from labrl.schedules import value_at
 from labrl.seeding import Streams
 
 
@@ -75,21 +73,12 @@ class Reinforce(OnPolicyAgent):
 
     def _update(self, batch: Batch) -> int:
         """One update on all steps of the episodes."""
-        frame = self._clock.frame
-        entropy_coef = value_at(self._config.entropy_coef, frame)
         advantage = batch.columns[:, 0]
         if self._config.baseline == "mean":
             advantage -= advantage.mean()
         if self._config.normalize_advantage:
             advantage.copy_(normalized(advantage))
-
-        def loss(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
-            parameters, value = self._evaluate(network, batch, share)
-            return self._loss(parameters, value, batch.action[share], batch.columns[share], entropy_coef)
-
-        statistics = self._workers.backward(loss, len(batch.action))
-        self._record(statistics, self._descend())
-        return 1
+        return self._step_along(batch, self._loss)
 
     def _loss(
         self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, entropy_coef: float

@@ -24,9 +24,11 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Sample
 from labrl.networks.box_actions import BoxActions
+from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.torso import check_torso
 from labrl.networks.trained import Averages, Trained
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
@@ -131,19 +133,20 @@ class ReplayActorCritic(ABC):
         images = is_image(spaces.observation)
         # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
         self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(streams.seed, "initialization"))
-            policy = PolicyNetwork(config.network.torso, spaces.observation, actions.num_outputs)
-            critics = Critics(config.network, spaces, self.NUM_CRITICS)
-        if images:
-            for network in (policy, critics):
-                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing there
-        on_cpu = compute.device.type == "cpu"
+        policy, critics = built(
+            lambda: (
+                PolicyNetwork(config.network.torso, spaces.observation, actions.num_outputs),
+                Critics(config.network, spaces, self.NUM_CRITICS),
+            ),
+            derived_seed(streams.seed, "initialization"),
+            spaces,
+            compute,
+        )
         # Two halves of a minibatch at once where Python is but a small part of it; of small networks, each
         # product is shared out, and of the smallest nothing.
-        workers = compute.num_threads if on_cpu and images else 1
+        workers = num_workers(spaces, compute)
         products = config.batch_size * sum(weight.numel() for weight in critics.parameters())
-        self._large = on_cpu and not images and products >= WORTH_SHARING
+        self._large = compute.device.type == "cpu" and not images and products >= WORTH_SHARING
         options = (workers, config.adam_eps, config.max_grad_norm, beta1)
         self._policy = Trained(policy, compute, *options)
         self._critics = Trained(critics, compute, *options)
@@ -170,8 +173,7 @@ class ReplayActorCritic(ABC):
             BoxActions.check(spaces.action, agent)
         torso, other = config.network.torso, config.network.critic_torso
         for part in (torso, other or torso):
-            if hasattr(part.load(), "check"):
-                part.load().check(part.config, spaces.observation)
+            check_torso(part, spaces)
         if other is not None and other.target != torso.target and is_image(spaces.observation):
             raise ConfigError(
                 f"agent.network.critic_torso must be of the kind of agent.network.torso {torso.target}, got "

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
+from labrl.agents.budget import check_budget
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.exploration import KnownExploration, epsilon_greedy
 from labrl.clock import Clock
@@ -21,11 +22,13 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.memory.rollout import Rollout
+from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import GradientWorkers, joined
 from labrl.networks.optimizers import Optimizer
 from labrl.networks.q_network import QNetwork, QNetworkConfig
-from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
@@ -79,16 +82,13 @@ class Sarsa:
         self._config, self._spaces, self._clock, self._compute = config, spaces, clock, compute
         self._num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
         self._exploration: KnownExploration = config.exploration.build()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(streams.seed, "initialization"))
-            network = QNetwork(config.network, spaces, self._num_actions, num_outputs=1)
-        images = is_image(spaces.observation)
-        if images:
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
-        self.network = network.to(compute.device)
-        # Two threads inside one small matrix product cost more than they bring.
-        parallel = compute.device.type == "cpu" and images
-        self._workers = GradientWorkers(self.network, compute.num_threads if parallel else 1)
+        (self.network,) = built(
+            lambda: (QNetwork(config.network, spaces, self._num_actions, num_outputs=1),),
+            derived_seed(streams.seed, "initialization"),
+            spaces,
+            compute,
+        )
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute))
         self._weights = self._workers.flat.vector
         self._optimizer: Optimizer = config.optimizer.build(
             parameters=[self._weights], max_grad_norm=config.max_grad_norm
@@ -103,13 +103,7 @@ class Sarsa:
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:
         """Raises ConfigError for a budget that ends before the first update, and for noise of a network."""
-        rollout = config.horizon * env.num_envs
-        if env.max_frame < rollout:
-            raise ConfigError(
-                f"env.max_frame must be at least one rollout of {rollout} (agent.horizon {config.horizon} x "
-                f"env.num_envs {env.num_envs}), got {env.max_frame} (set env.max_frame={rollout} or a "
-                "smaller agent.horizon)."
-            )
+        check_budget(config.horizon, env)
         if not hasattr(config.exploration.load(), "probabilities"):
             raise ConfigError(
                 f"agent.exploration: {config.exploration.target} does not say how likely it takes an "
@@ -126,9 +120,7 @@ class Sarsa:
     def check(cls, config: SarsaConfig, spaces: Spaces) -> None:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
         check_actions("sarsa", spaces.action)
-        torso = config.network.torso
-        if hasattr(torso.load(), "check"):
-            torso.load().check(torso.config, spaces.observation)
+        check_torso(config.network.torso, spaces)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Exploring actions for the environments, among the valid ones. [num_envs]"""

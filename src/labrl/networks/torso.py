@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
-from labrl.networks.spaces import is_image
+from labrl.networks.spaces import Spaces, is_image
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -226,6 +227,12 @@ class NatureCNN(ImageTorso):
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
         return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
+
+
+def check_torso(torso: Component, spaces: Spaces) -> None:
+    """Raises ConfigError for observations that `torso` cannot read, where it knows of such."""
+    if hasattr(torso.load(), "check"):
+        torso.load().check(torso.config, spaces.observation)
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,31 @@
+"""How every network of an agent begins, and how many threads share its minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces, is_image
+
+Built = TypeVar("Built", bound=tuple[nn.Module, ...])
+
+
+def built(make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute) -> Built:
+    """What `make` builds, its weights drawn from `seed` alone, laid out for the observations."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        networks = make()
+    for network in networks:
+        if is_image(spaces.observation):
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
+        network.to(compute.device)
+    return networks
+
+
+def num_workers(spaces: Spaces, compute: Compute) -> int:
+    """Threads that share a minibatch: two inside one small matrix product cost more than they bring."""
+    return compute.num_threads if compute.device.type == "cpu" and is_image(spaces.observation) else 1
