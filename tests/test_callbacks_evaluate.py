@@ -176,7 +176,7 @@ def test_the_environments_are_made_once_and_closed(tmp_path: Path, monkeypatch: 
         made.append((env, settings))
         return env
 
-    monkeypatch.setattr("labrl.session.callbacks.evaluate.make_env", counted)
+    monkeypatch.setattr("labrl.session.evaluation.make_env", counted)
     evaluate = Evaluate(20, num_envs=2)
     ToySession(tmp_path, max_frame=100).run(evaluate)
     assert [settings for _, settings in made] == [{"evaluation": True, "num_envs": 2}]
@@ -189,8 +189,8 @@ def test_each_environment_plays_its_quota_and_no_more(tmp_path: Path) -> None:
     evaluate = Evaluate(1000, num_envs=3, quota=4)
     session.run(evaluate)
     assert rows(session)[0]["episodes"] == 12
-    assert [episode.env for episode, *_ in evaluate.played] == [0] * 4 + [1] * 4 + [2] * 4
-    assert [episode.index for episode, *_ in evaluate.played] == [0, 1, 2, 3] * 3
+    assert [episode.env for episode, *_ in evaluate.fresh[-1].played] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [episode.index for episode, *_ in evaluate.fresh[-1].played] == [0, 1, 2, 3] * 3
 
 
 def test_greedy_evaluation_plays_the_best_actions_and_draws_nothing(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_greedy_evaluation_plays_the_best_actions_and_draws_nothing(tmp_path: Pa
     evaluate = Evaluate(1000, num_envs=2, greedy=True)
     session.run(evaluate)
     assert session.agent.evaluated == 0
-    assert not np.concatenate([actions for _, actions, _ in evaluate.played]).any()
+    assert not np.concatenate([actions for _, actions, _ in evaluate.fresh[-1].played]).any()
     # a pole that is pushed one way only falls at once
     assert rows(session)[0]["length_mean"] < 15
 

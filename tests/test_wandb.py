@@ -109,6 +109,24 @@ def test_nothing_behind_the_newest_checkpoint_is_sent_before_the_next(tmp_path: 
     assert trial.steps == [[100, 200]]
 
 
+def test_what_lies_behind_an_evaluation_under_way_waits_for_it(tmp_path: Path) -> None:
+    """W&B would refuse its row, because the steps of a run only grow."""
+    trial = Trial(tmp_path / "run", "meta.rigorous_eval=1", "meta.async_eval=true")
+    shows = trial.shown()
+    trial.play(100, 200, 300, evaluate=10**9)
+    trial.save(300)
+    shows.update()
+    CsvTable(trial.session.eval_csv).append({"frame": 200, "return_mean": 7.0})
+    shows.update()
+    trial.play(400, evaluate=10**9)
+    CsvTable(trial.session.eval_csv).append({"frame": 400, "return_mean": 8.0})
+    trial.save(400)
+    trial.end()
+    finished(shows)
+    (log,) = logs(trial.session.path)
+    assert shown(told(log).rows) == tables(trial.session.path)
+
+
 def test_a_run_says_what_it_is_and_how_it_ended(tmp_path: Path) -> None:
     trial = Trial(tmp_path / "experiment" / "trial", "wandb.project=p", "wandb.tags=[one,two]", "agent=ppo")
     (tmp_path / "experiment" / "experiment.json").write_text("{}")

@@ -52,7 +52,11 @@ class Agent(Protocol):
         ...
 
     def modules(self) -> dict[str, nn.Module]:
-        """The networks by name, for summaries and norms."""
+        """The networks by name, for summaries and norms.
+
+        A copy of the agent in another process acts by them, by the clock and by transforms, and by nothing
+        else. Where only some of them act, a method `acting_modules` gives these.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,6 +77,11 @@ def heeded(choose: Callable[..., NDArray], mask: NDArray[np.bool_] | None) -> di
     if mask is None or "mask" not in inspect.signature(choose).parameters:
         return {}
     return {"mask": mask}
+
+
+def acting_modules(agent: Any) -> dict[str, nn.Module]:
+    """The networks by which an agent chooses actions: all of them, unless it says which."""
+    return getattr(agent, "acting_modules", agent.modules)()
 
 
 @runtime_checkable

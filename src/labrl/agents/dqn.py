@@ -192,6 +192,10 @@ class DQN:
         """The network that learns and its delayed twin."""
         return {"q_network": self.network, "target": self.target}
 
+    def acting_modules(self) -> dict[str, nn.Module]:
+        """The network that learns."""
+        return {"q_network": self.network}
+
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, memory, and the averages of the next metrics row."""
         return {

@@ -253,6 +253,10 @@ class ReplayActorCritic(ABC):
         twins = {name: twin.network for name, twin in self._delayed.items()}
         return {"policy": self._policy.network, "critics": self._critics.network, **twins}
 
+    def acting_modules(self) -> dict[str, nn.Module]:
+        """The policy."""
+        return {"policy": self._policy.network}
+
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizers, memory, and the averages of the next metrics row."""
         return {

@@ -60,6 +60,9 @@ class MetaConfig:
     """Episodes of each of these environments, >= 1: the same number, however long they are."""
     eval_greedy: bool = False
     """Whether they are played with the best actions; false: as the agent's policy chooses in evaluation."""
+    async_eval: bool = False
+    """Whether they are played in a process beside training, by the weights of their frame: training waits
+    only where the evaluation before is still under way, and at the end."""
     eval_frequency: Frequency = 10_000
     """Frames between evaluation checkpoints, >= 1; or their share of `env.max_frame`: "1/20"."""
     log_frequency: Frequency = 10_000
@@ -104,7 +107,16 @@ class MetaConfig:
     """Whether statistics, plots and a report are made when the trial has ended."""
 
     def __post_init__(self) -> None:
-        changed = [("eval_episodes", self.eval_episodes, 1), ("eval_greedy", self.eval_greedy, False)]
+        if self.async_eval and self.tensorboard_histograms:
+            raise ValueError(
+                "async_eval=true tells of an evaluation when its weights have changed already, and "
+                "meta.tensorboard_histograms=true shows them beside it: set one of the two to false"
+            )
+        changed = [
+            ("eval_episodes", self.eval_episodes, 1),
+            ("eval_greedy", self.eval_greedy, False),
+            ("async_eval", self.async_eval, False),
+        ]
         for name, value, default in changed:
             if value != default and not self.rigorous_eval:
                 told = str(value).lower()

@@ -27,6 +27,11 @@ def rows_between(session: SessionFolder, after: int, upto: int) -> list[tuple[in
     return sorted(merged.items())
 
 
+def last_frame(table: Path) -> int:
+    """Of its rows; -1 where there is none."""
+    return max((int(row["frame"]) for row in _whole_rows(table)), default=-1)
+
+
 def _whole_rows(path: Path) -> Iterator[Metrics]:
     """The numbers of each line that has been written to its end. Unlike `CsvTable`, mends nothing."""
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.login import Mode
-from labrl.dashboards.rows import rows_between
+from labrl.dashboards.rows import last_frame, rows_between
 from labrl.dashboards.transaction_log import last_step
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
@@ -79,6 +79,9 @@ class WandbSession:
         newest = max(self.folder.checkpoint_frames(), default=-1)
         if newest <= self._sent or now < self._next:
             return
+        if self._config["meta"].get("async_eval") and not self._finished:
+            # Steps of W&B's only grow: what is before an evaluation under way waits for it.
+            newest = min(newest, last_frame(self.folder.eval_csv))
         for frame, metrics in rows_between(self.folder, self._sent, newest):
             self._wandb.log({"frame": frame, **metrics}, step=frame, commit=True)
             self._sent = frame
@@ -87,6 +90,10 @@ class WandbSession:
     def wants(self, artifact: str) -> bool:
         """Whether `artifact` (best, report, videos) was asked for."""
         return artifact in self._options["artifacts"]
+
+    @property
+    def _finished(self) -> bool:
+        return (_json(self.folder.result) or {}).get("status") == "finished"
 
     @property
     def complete(self) -> bool:

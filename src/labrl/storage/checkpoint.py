@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 import torch
 
 from labrl.config.errors import ConfigError
-from labrl.storage.atomic import HashedFile, sync_folder, write_synced
+from labrl.storage.atomic import HashedFile, sync_folder, write_atomic, write_synced
 from labrl.storage.tree import flatten, restore
 
 FORMAT_VERSION = 1
@@ -61,10 +61,11 @@ class CheckpointStore:
         """What was skipped while loading, and why; also logged as warnings."""
         self._ready = False
 
-    def save(self, frame: int, state: Any, best: bool = False) -> Path:
+    def save(self, frame: int, state: Any, best: bool = False, kept: int | None = None) -> Path:
         """Write `state` as the checkpoint of `frame`, also as `best/` if `best`; returns its folder.
 
-        Once it lies on the disk, those older than the `keep_last` newest are removed. Raises TypeError
+        Once it lies on the disk, those older than the `keep_last` newest are removed, but for that of frame
+        `kept`, which `declare_best` may be asked for. Raises TypeError
         if `state` holds anything but plain data, arrays and tensors, OSError if the disk refuses; then
         what was there before still is.
         """
@@ -79,8 +80,21 @@ class CheckpointStore:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         for old in [path for path in self._newest_first() if _frame(path) <= frame][self.keep_last :]:
-            self._remove(old)
+            if _frame(old) != kept:
+                self._remove(old)
         return target
+
+    def declare_best(self, frame: int) -> None:
+        """Let the checkpoint of `frame`, written before, be the best. Raises OSError where there is none."""
+        self._make_ready()
+        path = self.folder / f"frame_{frame:012d}"
+        try:
+            manifest = _read_manifest(path)
+        except ValueError as error:
+            raise OSError(f"{path}: {error}") from error
+        manifest["best"] = True
+        write_atomic(path / MANIFEST, _as_json(manifest))
+        self._publish_best(path)
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None; broken ones are reported and skipped.
@@ -211,9 +225,14 @@ def _write(folder: Path, frame: int, state: Any, best: bool) -> None:
         tensors, cast(IO[bytes], tensors_file)
     )  # straight to the disk: a rollout of frames is tens of megabytes
     manifest["files"] = {TREE: tree_file.finish(), TENSORS: tensors_file.finish()}
-    manifest["checksum"] = _checksum(manifest)
-    write_synced(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    write_synced(folder / MANIFEST, _as_json(manifest))
     sync_folder(folder)
+
+
+def _as_json(manifest: dict[str, Any]) -> bytes:
+    """With its checksum."""
+    manifest["checksum"] = _checksum(manifest)
+    return (json.dumps(manifest, indent=2) + "\n").encode()
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

@@ -40,7 +40,12 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
         listeners.append(Profile(meta.profile))
     listeners += [*_user_callbacks(config), *search_callbacks()]
     evaluate = Evaluate(
-        config.eval_frames, meta.rigorous_eval or 0, listeners, meta.eval_episodes, meta.eval_greedy
+        config.eval_frames,
+        meta.rigorous_eval or 0,
+        listeners,
+        meta.eval_episodes,
+        meta.eval_greedy,
+        beside=meta.async_eval,
     )
     recording: list[Callback] = []
     if meta.record_episodes != "none":

@@ -20,6 +20,9 @@ class Checkpoint(Callback):
     With `on_crash`, a session that an exception ends leaves the state in which it did in a folder of its
     own, to be looked at: it may be in the middle of a step, so no run goes on from it.
     A disk that refuses is reported, and training goes on; the checkpoints before stay.
+
+    Weights that are evaluated beside training are saved when that begins, and kept until it is known whether
+    they are the best.
     """
 
     def __init__(self, frequency: int, keep_last: int, evaluate: Evaluate, save_crash: bool = False) -> None:
@@ -30,23 +33,32 @@ class Checkpoint(Callback):
         self._evaluate = evaluate
         self._store: CheckpointStore | None = None
         self._saved_frame = 0
+        self._best_frame: int | None = None
         self._handled: BaseException | None = None
 
     def start(self, session: SessionView) -> None:
         """Open the folder; a resumed session does not save again where it was saved."""
         self._store = CheckpointStore(session.folder.checkpoints, self._keep_last)
         self._saved_frame = session.clock.frame
+        best_frame = self._best_frame = self._evaluate.best_frame
         # a caller may run a session while it handles an error of its own
         self._handled = sys.exception()
         if session.clock.frame and self._evaluate.is_best(session.clock.frame):
             best = self._store.best()
             if best is None or best.frame < session.clock.frame:  # an evaluation was made up for just now
                 self._save(session)
+        elif best_frame in self._store.frames() and best_frame != self._store.best_frame():
+            self._declare_best()  # killed before it was
 
     def step(self, session: SessionView) -> None:
         """Save if it is due, or if this is the best model so far."""
         frame = session.clock.frame
-        if session.clock.due(self._frequency) or self._evaluate.is_best(frame):
+        if self._evaluate.best_frame != self._best_frame:
+            self._best_frame = self._evaluate.best_frame
+            if not self._evaluate.is_best(frame):
+                self._declare_best()
+        evaluated = self._evaluate.is_best(frame) or self._evaluate.under_way == frame
+        if session.clock.due(self._frequency) or evaluated:
             self._save(session)
 
     def finish(self, session: SessionView) -> None:
@@ -73,8 +85,18 @@ class Checkpoint(Callback):
             # A loss of power may not take rows that the checkpoint counts as written.
             for table in (session.folder.train_csv, session.folder.eval_csv):
                 sync_file(table)
-            self._store.save(frame, session.state_dict(), best=self._evaluate.is_best(frame))
+            kept = self._evaluate.under_way
+            self._store.save(frame, session.state_dict(), self._evaluate.is_best(frame), kept)
         except OSError as error:
             _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)
         else:
             self._saved_frame = frame
+
+    def _declare_best(self) -> None:
+        """Of a checkpoint that was written before."""
+        assert self._store is not None, "start() comes before step()"
+        assert self._best_frame is not None, "the best score has a frame"
+        try:
+            self._store.declare_best(self._best_frame)
+        except OSError as error:
+            _log.warning("the best model, of frame %d, is not kept: %s", self._best_frame, error)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from labrl.agents.agent import heeded
-from labrl.envs.make import make_env
-from labrl.envs.vector import VectorEnv
-from labrl.seeding import derived_seed
+from labrl.session.acting import acting_state
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.log import clock_columns
 from labrl.session.episodes import episode_statistics
-from labrl.step import Episode
+from labrl.session.evaluation import EvaluationEnvs, Played, Quota
+from labrl.session.evaluator import Evaluator, Snapshot
 from labrl.storage.tables import CsvTable
+
+
+class Evaluated(NamedTuple):
+    """An evaluation whose row has been written."""
+
+    frame: int
+    """Of the weights that played."""
+    played: Played
+    """Nothing where the score is that of the training episodes."""
 
 
 class Evaluate(Callback):
@@ -28,6 +32,10 @@ class Evaluate(Callback):
     Otherwise that many separate environments in evaluation mode play `quota` whole episodes each. Seeds of
     those episodes and of the actions follow from the session's seed and the frame alone, so training
     goes the same way with evaluation on or off, and a resumed session evaluates as an unbroken one.
+
+    With `beside` they are played in a process beside training, one evaluation at a time: at the next one
+    training waits for the one before. Rows are the same and in the same order; each is written as it comes.
+    A checkpoint holds what is being evaluated at its time, so that none is lost or doubled by a resume.
     """
 
     def __init__(
@@ -37,45 +45,79 @@ class Evaluate(Callback):
         listeners: Sequence[Callback] = (),
         quota: int = 1,
         greedy: bool = False,
+        beside: bool = False,
+        evaluator: Callable[[SessionView, Quota], Evaluator] = Evaluator,
     ) -> None:
         """frequency: frames between rows; listeners: whose `row` is called with each.
 
-        greedy: whether the best actions are played, rather than the policy's own.
+        greedy: whether the best actions are played, rather than the policy's own; evaluator: starts the
+        process beside training.
         """
         self._frequency = frequency
-        self.num_envs = num_envs
-        """Environments of its own that play for each row; 0: rows tell of the training episodes."""
-        self._quota = quota
-        self._greedy = greedy
-        self.frame: int | None = None
-        """Of the latest row that was written, None before there is one."""
-        self.played: list[tuple[Episode, NDArray, NDArray]] = []
-        """For that row: each episode, its actions and its final observation, by environment."""
+        self._quota = Quota(num_envs, quota, greedy)
+        self._beside = beside and num_envs > 0
+        self._start_evaluator = evaluator
         self._listeners = listeners
+        self.fresh: list[Evaluated] = []
+        """Those whose rows were written in the present step, in order."""
         self.best_return: float | None = None
         """The highest `return_mean` so far, None before there is one."""
         self.best_frame: int | None = None
         """Where it was reached, frames."""
-        self.owed = False
-        """Whether an interruption broke off the evaluation at the present frame."""
+        self._owed = False
+        self._behind: Snapshot | None = None
+        """What the process beside training has not answered yet, or was to play when the session stopped."""
         self._for_the_end = False
-        self._env: VectorEnv | None = None
+        self._frame = 0
+        self._envs: EvaluationEnvs | None = None
+        self._evaluator: Evaluator | None = None
         self._table: CsvTable | None = None
 
+    @property
+    def num_envs(self) -> int:
+        """Environments of its own that play for each row; 0: rows tell of the training episodes."""
+        return self._quota.num_envs
+
+    @property
+    def owed(self) -> bool:
+        """Whether the evaluation at the present frame, or one before it, was broken off."""
+        return self._owed or self._behind is not None
+
+    @property
+    def under_way(self) -> int | None:
+        """The frame whose weights are being evaluated beside training, None if none are."""
+        return None if self._behind is None else self._behind.frame
+
     def start(self, session: SessionView) -> None:
-        """Open the table, cut it back, and make up for an evaluation that an interruption broke off."""
+        """Open the table, cut it back, and make up for evaluations that an interruption broke off."""
         clock = session.clock
+        self._frame = clock.frame
         # an evaluation at the end of the budget has no place in a run with a larger one
         outdated = self._for_the_end and not clock.finished
         self._table = CsvTable(session.folder.eval_csv)
         # made up for already, but killed before the next checkpoint: then the row is there, and goes
-        self._table.truncate_after(clock.frame - (self.owed or outdated))
-        self.owed = self.owed and not outdated
-        if self.owed:
+        kept = clock.frame - (self._owed or outdated)
+        self._table.truncate_after(kept if self._behind is None else self._behind.frame - 1)
+        self._owed = self._owed and not outdated
+        self.fresh = []
+        if self._behind is not None and not self.num_envs:  # there is nobody to play it any more
+            self._behind = None
+        if self._behind is not None:
+            self._begin(session, self._behind)
+            if not self._beside or clock.finished:
+                self._await(session)
+        if self._owed:
             self._evaluate(session)
 
     def step(self, session: SessionView) -> None:
-        """Evaluate if it is due."""
+        """Evaluate if it is due, and take in what was evaluated beside training."""
+        self._frame = session.clock.frame
+        if self.fresh:
+            self.fresh = []
+        if self._beside:
+            if self._evaluator is None:  # ready when it is needed, and no first step waits for it
+                self._evaluator = self._start_evaluator(session, self._quota)
+            self._settle(session, self._evaluator.answer())
         if session.clock.due(self._frequency):
             self._for_the_end = not session.clock.crossed(self._frequency)
             self._evaluate(session)
@@ -85,75 +127,94 @@ class Evaluate(Callback):
         return self.best_frame == frame
 
     def finish(self, session: SessionView) -> None:
-        """Close the environments."""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        """Close the environments, and end the process beside training."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
+        if self._evaluator is not None:
+            self._evaluator.close()
+            self._evaluator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, whether the evaluation at this frame is still to be made, and why it was due."""
+        """The best so far, what is still to be evaluated, at this frame or before, and why it was due."""
+        here = self.under_way == self._frame
+        behind = None if here or self._behind is None else self._behind
         return {
             "best_return": self.best_return,
             "best_frame": self.best_frame,
-            "owed": self.owed,
+            "owed": self._owed or here,
             "for_the_end": self._for_the_end,
+            "behind": None if behind is None else {"columns": behind.columns, "acting": behind.acting},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self.best_return, self.best_frame = state["best_return"], state["best_frame"]
-        self.owed = bool(state["owed"])
+        self._owed = bool(state["owed"])
         self._for_the_end = bool(state["for_the_end"])
+        behind = state.get("behind")  # former versions had none
+        self._behind = None if behind is None else Snapshot(behind["columns"], behind["acting"])
 
     def _evaluate(self, session: SessionView) -> None:
-        assert self._table is not None, "start() comes before step()"
-        if self.num_envs:
+        columns = clock_columns(session)
+        if not self.num_envs:
+            self._write(session, columns, None)
+        elif self._beside:
+            self._owed = not self._await(session)
+            if not self._owed:
+                acting = acting_state(session.agent, session.transforms, session.clock)
+                self._begin(session, Snapshot(columns, acting))
+                if session.clock.finished:
+                    self._await(session)
+        else:
             played = self._play(session)
-            self.owed = played is None
-            if played is None:
-                return
-            self.played = played
+            self._owed = played is None
+            if played is not None:
+                self._write(session, columns, played)
+
+    def _play(self, session: SessionView) -> Played | None:
+        if self._envs is None:
+            self._envs = EvaluationEnvs(session.config.env, session.seed, session.num_threads, self._quota)
+        interruption = session.interruption
+        return self._envs.play(
+            session.agent, session.transforms, session.clock.frame, lambda: interruption.requested
+        )
+
+    def _begin(self, session: SessionView, snapshot: Snapshot) -> None:
+        """Have it played beside training."""
+        if self._evaluator is None:
+            self._evaluator = self._start_evaluator(session, self._quota)
+        self._behind = snapshot
+        self._evaluator.begin(snapshot)
+
+    def _await(self, session: SessionView) -> bool:
+        """Let training wait for what is played beside it. Returns whether nothing is, any more."""
+        if self._behind is not None and self._evaluator is not None:
+            interruption = session.interruption
+            self._settle(session, self._evaluator.wait(lambda: interruption.requested))
+        return self._behind is None
+
+    def _settle(self, session: SessionView, played: Played | None) -> None:
+        if played is not None and self._behind is not None:
+            columns, self._behind = self._behind.columns, None
+            self._write(session, columns, played)
+
+    def _write(self, session: SessionView, columns: dict[str, Any], played: Played | None) -> None:
+        """One row, of the training episodes where nothing was played."""
+        assert self._table is not None, "start() comes before step()"
+        if played is None:
+            statistics = session.episodes.statistics()
+            count, source = len(session.episodes), "training"
+        else:
             statistics = episode_statistics(
                 (episode.episode_return for episode, *_ in played), (episode.length for episode, *_ in played)
             )
             count, source = len(played), "evaluation"
-        else:
-            statistics = session.episodes.statistics()
-            count, source = len(session.episodes), "training"
-        row = {**clock_columns(session), **statistics, "episodes": count, "source": source}
+        row = {**columns, **statistics, "episodes": count, "source": source}
         score = statistics["return_mean"]
         if score > (-np.inf if self.best_return is None else self.best_return):  # never for nan
-            self.best_return, self.best_frame = score, session.clock.frame
+            self.best_return, self.best_frame = score, int(columns["frame"])
         self._table.append(row)
-        self.frame = session.clock.frame
+        self.fresh.append(Evaluated(int(columns["frame"]), played or []))
         for listener in self._listeners:
             listener.row(session, "eval", row)
-
-    def _play(self, session: SessionView) -> list[tuple[Episode, NDArray, NDArray]] | None:
-        """The first whole episodes of each environment, as `played`; None if interrupted."""
-        if self._env is None:  # made once: starting an emulator costs more than an evaluation step
-            seed = derived_seed(session.seed, "evaluation")
-            self._env = make_env(
-                session.config.env, seed, session.num_threads, evaluation=True, num_envs=self.num_envs
-            )
-        frame = session.clock.frame
-        generator = np.random.default_rng(derived_seed(session.seed, "evaluation actions", frame))
-        observation = self._env.reset(derived_seed(session.seed, "evaluation", frame))
-        played: list[list[tuple[Episode, NDArray, NDArray]]] = [[] for _ in range(self.num_envs)]
-        while min(map(len, played)) < self._quota:
-            if session.interruption.requested:
-                return None
-            seen = session.transforms.frozen(observation)
-            agent = session.agent
-            choose = (
-                agent.greedy_action if self._greedy else partial(agent.evaluation_action, generator=generator)
-            )
-            action = choose(seen, **heeded(choose, self._env.action_mask))
-            step = self._env.step(action)
-            for episode in step.episodes:
-                # An environment that is done plays on while others finish: a further, short episode
-                # would count short episodes more often than long ones.
-                if len(played[episode.env]) < self._quota:
-                    played[episode.env].append((episode, *self._env.played(episode)))
-            observation = step.observation
-        return list(chain.from_iterable(played))

@@ -73,7 +73,7 @@ class RecordEpisodes(Callback):
         self._after_evaluation(session)
 
     def step(self, session: SessionView) -> None:
-        """Take in the episodes that ended, of training or of an evaluation at this frame."""
+        """Take in the episodes that ended, of training or of an evaluation that was told of in this step."""
         if session.episodes.latest and not self._evaluate.num_envs:
             for episode in session.episodes.latest:
                 self._take(Played(episode, *session.env.played(episode), session.clock.frame, "training"))
@@ -94,16 +94,14 @@ class RecordEpisodes(Callback):
             self._best_return = float(state["best"]["episode_return"])
 
     def _after_evaluation(self, session: SessionView) -> None:
-        if self._evaluate.frame != session.clock.frame:
-            return
-        frame = session.clock.frame
-        # Backwards, so that the one of the first environment is the latest.
-        for episode, actions, final in reversed(self._evaluate.played):
-            self._take(Played(episode, actions, final, frame, "evaluation"))
-        if self._each:
-            self._write(session, {str(frame): "last"})
-        if time.monotonic() >= self._next_write:
-            self._write(session)
+        for frame, played in self._evaluate.fresh:
+            # Backwards, so that the one of the first environment is the latest.
+            for episode, actions, final in reversed(played):
+                self._take(Played(episode, actions, final, frame, "evaluation"))
+            if self._each:
+                self._write(session, {str(frame): "last"})
+            if time.monotonic() >= self._next_write:
+                self._write(session)
 
     def _take(self, played: Played) -> None:
         self._kept["last"] = played

@@ -45,7 +45,7 @@ class ReportToSearch(Callback):
         if table != "eval" or self._search is None:
             return
         try:
-            self._search.send(session.clock.frame)
+            self._search.send(int(row["frame"]))
             if self._search.recv():
                 session.interruption.give_up()
         except (OSError, EOFError) as error:

@@ -1,0 +1,190 @@
+"""A process that works beside a session's own: started by it, ended with it, its errors raised in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labrl.session.interruption import SIGNALS, children_ignore_ctrl_c
+
+LEAVE_SECONDS = 5.0
+"""What it has to leave by itself when training has ended; then it is killed."""
+
+_GONE = (EOFError, OSError, pickle.UnpicklingError)
+
+
+class CompanionError(RuntimeError):
+    """A process beside training failed, died or hangs; its own traceback is the cause, where there is one."""
+
+
+class RemoteError(Exception):
+    """What another process said of its end: a traceback, as text."""
+
+
+class TrainingEndedError(Exception):
+    """In the process beside training: nobody waits for it any more."""
+
+
+class _Failure(NamedTuple):
+    """What a process sends as its last word."""
+
+    told: str
+    traceback: str
+
+
+class Companion:
+    """The session's hold on such a process. Messages both ways are whatever can be pickled.
+
+    It ignores the signals that ask a run to stop: it is the session that has to save, and lets it go then.
+    """
+
+    def __init__(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...], log: Path) -> None:
+        """Start `work(line, *arguments)` in it, where `line` is its `Line` to the session.
+
+        name: how messages call it; log: of the session, gets its warnings.
+        """
+        self.name = name
+        # A forked child would inherit the threads of torch in an unusable state.
+        context = multiprocessing.get_context("spawn")
+        self._line, there = context.Pipe()
+        self._process = context.Process(target=_main, args=(there, log, work, arguments), name=name)
+        with children_ignore_ctrl_c():
+            self._process.start()
+        there.close()  # so that its end is seen
+
+    def send(self, message: Any) -> None:
+        """Hand it a message that it is waiting for. Raises CompanionError where it is gone."""
+        try:
+            self._line.send(message)
+        except OSError:
+            raise self._ended() from None
+
+    def has_word(self, seconds: float = 0.0) -> bool:
+        """Whether it has sent something, or is gone; waits for that as long."""
+        return self._line.poll(seconds)
+
+    def receive(self) -> Any:
+        """Its next message, waited for. Raises CompanionError where it failed or is gone."""
+        try:
+            message = self._line.recv()
+        except _GONE:
+            raise self._ended() from None
+        if isinstance(message, _Failure):
+            raise CompanionError(f"{self.name} failed: {message.told}") from RemoteError(message.traceback)
+        return message
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        if self._process.is_alive() and self._process.pid is not None:
+            os.kill(self._process.pid, number)
+
+    def close(self) -> None:
+        """Let it go; calling it again changes nothing."""
+        self._line.close()
+        self._process.join(LEAVE_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _ended(self) -> CompanionError:
+        with contextlib.suppress(*_GONE):  # its last word may still lie in the line
+            while self._line.poll():
+                message = self._line.recv()
+                if isinstance(message, _Failure):
+                    error = CompanionError(f"{self.name} failed: {message.told}")
+                    error.__cause__ = RemoteError(message.traceback)
+                    return error
+        self._process.join(LEAVE_SECONDS)
+        code = self._process.exitcode
+        if code is None:
+            return CompanionError(f"{self.name} no longer answers")
+        if code >= 0:
+            return CompanionError(f"{self.name} ended with code {code}")
+        try:
+            how = signal.Signals(-code).name
+        except ValueError:
+            how = f"signal {-code}"
+        hint = ", perhaps because memory ran out" if -code == signal.SIGKILL else ""
+        return CompanionError(f"{self.name} was killed by {how}{hint}")
+
+
+class Line:
+    """What the process has of the session. Its methods raise TrainingEndedError once that is gone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._next_look = 0.0
+
+    def send(self, message: Any) -> None:
+        """Hand the session a message."""
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise TrainingEndedError from None
+
+    def receive(self) -> Any:
+        """The session's next message, waited for."""
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            raise TrainingEndedError from None
+
+    def stopped(self) -> bool:
+        """To be called often while no message is expected: False, or what is raised."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + 0.1
+            try:
+                ended = self._connection.poll()
+            except OSError:
+                ended = True
+            if ended:
+                raise TrainingEndedError
+        return False
+
+
+def _main(connection: Connection, log: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Entry point of the process."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    _end_with_the_parent()
+    handler = logging.FileHandler(log, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("labrl").addHandler(handler)
+    try:
+        work(Line(connection), *arguments)
+    except TrainingEndedError:
+        pass
+    except BaseException as error:
+        told = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            connection.send(_Failure(told, traceback.format_exc()))
+
+
+def _end_with_the_parent() -> None:
+    """However the session's process ends, and whatever this one is in the middle of."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        time.sleep(1.0)  # it may be leaving by itself
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()

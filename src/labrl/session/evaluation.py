@@ -1,0 +1,90 @@
+"""What an evaluation plays: whole episodes in environments of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.agents.agent import heeded
+from labrl.config.component import Component
+from labrl.envs.make import make_env
+from labrl.envs.vector import VectorEnv
+from labrl.seeding import derived_seed
+from labrl.step import Episode
+
+Played = list[tuple[Episode, NDArray, NDArray]]
+"""Each episode, its actions and its final observation, by environment."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """How much is played for a row, and by which actions."""
+
+    num_envs: int
+    """Environments; 0: nothing is played, rows tell of the training episodes."""
+    episodes: int = 1
+    """Of each of them."""
+    greedy: bool = False
+    """Whether the best actions are played, rather than the policy's own."""
+
+
+class EvaluationEnvs:
+    """Separate environments in evaluation mode, made when they are first played.
+
+    Seeds of the episodes and of the actions follow from the session's seed and the frame alone: what is
+    played does not depend on what was played before, nor on the process that plays it.
+    """
+
+    def __init__(self, env: Component, seed: int, num_threads: int, quota: Quota) -> None:
+        """env: as training has it; seed: of the session; num_threads: that it may keep busy."""
+        self._component, self._seed, self._num_threads, self._quota = env, seed, num_threads, quota
+        self._env: VectorEnv | None = None
+
+    @property
+    def env(self) -> VectorEnv:
+        """The environments. Starting an emulator costs more than an evaluation step: they are made once."""
+        if self._env is None:
+            self._env = make_env(
+                self._component,
+                derived_seed(self._seed, "evaluation"),
+                self._num_threads,
+                evaluation=True,
+                num_envs=self._quota.num_envs,
+            )
+        return self._env
+
+    def play(self, agent: Any, transforms: Any, frame: int, stopped: Callable[[], bool]) -> Played | None:
+        """The first whole episodes of each environment, by `agent` at `frame`; None if `stopped` says so."""
+        env, quota = self.env, self._quota.episodes
+        generator = np.random.default_rng(derived_seed(self._seed, "evaluation actions", frame))
+        observation = env.reset(derived_seed(self._seed, "evaluation", frame))
+        choose = (
+            agent.greedy_action
+            if self._quota.greedy
+            else partial(agent.evaluation_action, generator=generator)
+        )
+        played: list[Played] = [[] for _ in range(env.num_envs)]
+        while min(map(len, played)) < quota:
+            if stopped():
+                return None
+            action = choose(transforms.frozen(observation), **heeded(choose, env.action_mask))
+            step = env.step(action)
+            for episode in step.episodes:
+                # An environment that is done plays on while others finish: a further, short episode
+                # would count short episodes more often than long ones.
+                if len(played[episode.env]) < quota:
+                    played[episode.env].append((episode, *env.played(episode)))
+            observation = step.observation
+        return list(chain.from_iterable(played))
+
+    def close(self) -> None:
+        """Close the environments; they are made again if need be."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None

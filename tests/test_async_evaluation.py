@@ -1,0 +1,218 @@
+"""Evaluation beside training gives the rows, the best model and the episodes of evaluation in the loop."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact_cases import QUIET, differences, episodes, rows, unequal
+from numpy.typing import NDArray
+from test_session import StopAt
+
+import labrl
+from labrl.agents.random import RandomAgent
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.lab.worker import restored_session
+from labrl.networks.spaces import Spaces
+from labrl.session.acting import ActingCopy
+from labrl.session.callbacks import Callback
+from labrl.session.callbacks.evaluate import Evaluate
+from labrl.session.evaluation import EvaluationEnvs, Played, Quota
+from labrl.session.evaluator import Snapshot
+from labrl.session.session import Session
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.run_folder import RunFolder
+
+PPO = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=1", "env.max_frame=1200"]
+PPO += ["meta.rigorous_eval=2", "meta.eval_episodes=2", "meta.record_episodes=each"]
+PPO += ["meta.eval_frequency=220", "meta.log_frequency=150"]
+PPO += ["+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
+
+
+class Delayed:
+    """An evaluator in this process that answers when it is asked for the n-th time, or waited for."""
+
+    delay = 0
+
+    def __init__(self, session: Any, quota: Quota) -> None:
+        config = session.config
+        self.envs = EvaluationEnvs(config.env, session.seed, 1, quota)
+        env = self.envs.env
+        spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs, env.masked)
+        self.copy = ActingCopy(config, session.index, session.seed, 1, spaces)
+        self.snapshot: Snapshot | None = None
+        self.left = 0
+
+    def begin(self, snapshot: Snapshot) -> None:
+        assert self.snapshot is None, "one at a time"
+        self.snapshot, self.left = snapshot, self.delay
+
+    def answer(self) -> Played | None:
+        self.left -= 1
+        return self.wait(bool) if self.snapshot is not None and self.left < 0 else None
+
+    def wait(self, stopped: Any) -> Played | None:
+        if stopped():
+            return None
+        assert self.snapshot is not None
+        self.copy.load(self.snapshot.acting)
+        played = self.envs.play(self.copy.agent, self.copy.transforms, self.snapshot.frame, bool)
+        self.snapshot = None
+        return played
+
+    def close(self) -> None:
+        self.envs.close()
+        self.copy.close()
+
+
+def part(session: Session) -> Evaluate:
+    return next(callback for callback in session.callbacks if isinstance(callback, Evaluate))
+
+
+def play(words: list[str], run: RunFolder, stop_at: int | None = None, delay: int | None = None) -> Session:
+    """A session from its newest checkpoint on; delay: None evaluates in the loop."""
+    config = resolve(compose([*words, f"meta.async_eval={str(delay is not None).lower()}"]))
+    session = restored_session(config, 0, run.session(0), num_threads=1)
+    kind = type("Evaluator", (Delayed,), {"delay": delay or 0})
+    part(session)._start_evaluator = kind  # type: ignore[assignment]
+    if stop_at is not None:
+        session.callbacks.insert(0, StopAt(stop_at))
+    session.run()
+    return session
+
+
+def best(run: RunFolder) -> tuple[int, Any]:
+    found = CheckpointStore(run.session(0).checkpoints, 2).best()
+    assert found is not None
+    return found.frame, found.state["agent"]
+
+
+def same(one: RunFolder, other: RunFolder) -> None:
+    assert differences(one.path, other.path) == []
+    assert len(rows(one.session(0).eval_csv)) > 4
+    assert unequal(episodes(one.session(0).path), episodes(other.session(0).path)) == []
+    assert unequal(best(one), best(other)) == []
+    assert (
+        best(one)[0]
+        == max(
+            (float(row["return_mean"]), -int(row["frame"]), int(row["frame"]))
+            for row in rows(one.session(0).eval_csv)
+        )[2]
+    )
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Evaluated in the loop."""
+    run = RunFolder.create(tmp_path_factory.mktemp("loop") / "run")
+    play(PPO, run)
+    return run
+
+
+@pytest.mark.parametrize("delay", [7, 10**6])  # after a checkpoint; only where training waits for it
+def test_late_answers_give_the_same_run(delay: int, loop: RunFolder, tmp_path: Path) -> None:
+    beside = RunFolder.create(tmp_path / "run")
+    play(PPO, beside, delay=delay)
+    same(loop, beside)
+
+
+def test_a_resume_loses_and_doubles_no_row(loop: RunFolder, tmp_path: Path) -> None:
+    """Stopped while nothing is evaluated, something behind, something at this very frame, and both."""
+    beside = RunFolder.create(tmp_path / "run")
+    for frame, delay in ((224, 3), (240, 10**6), (440, 10**6), (900, 0)):
+        assert play(PPO, beside, stop_at=frame, delay=delay).interrupted
+    assert not play(PPO, beside, delay=3).interrupted
+    same(loop, beside)
+
+
+def test_what_was_evaluated_beside_is_made_up_for_in_the_loop(loop: RunFolder, tmp_path: Path) -> None:
+    mixed = RunFolder.create(tmp_path / "run")
+    assert play(PPO, mixed, stop_at=256, delay=10**6).state_dict()["callbacks"]["Evaluate:0"]["behind"]
+    assert not mixed.session(0).eval_csv.exists()
+    play(PPO, mixed, stop_at=440)  # in the loop; broken off at an evaluation
+    assert len(rows(mixed.session(0).eval_csv)) == 1
+    play(PPO, mixed, delay=5)
+    same(loop, mixed)
+
+
+def test_a_process_beside_training_gives_the_same_run(loop: RunFolder, tmp_path: Path) -> None:
+    labrl.train([*PPO, "meta.async_eval=true", f"hydra.run.dir={tmp_path / 'run'}"])
+    same(loop, RunFolder.open(tmp_path / "run"))
+
+
+class KillsEvaluator(Callback):
+    """As a system does that runs out of memory."""
+
+    def step(self, session: Any) -> None:
+        evaluator = part(session)._evaluator
+        if evaluator is not None and session.clock.frame >= 300:
+            evaluator._companion.signal(signal.SIGKILL)
+
+
+class FailsInEvaluation(RandomAgent):
+    """An agent of a user that breaks when it is evaluated."""
+
+    def evaluation_action(self, observation: NDArray, generator: Any, mask: Any = None) -> NDArray:
+        raise ArithmeticError("no number is that large")
+
+
+@pytest.mark.slow
+def test_an_error_in_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    words = [*QUIET, "agent=random", "agent._target_=test_async_evaluation.FailsInEvaluation"]
+    words += ["meta.rigorous_eval=2", "meta.async_eval=true", "meta.eval_frequency=64", "env.max_frame=1e7"]
+    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert result.exit_code == 1
+    assert "asynchronous evaluation (meta.async_eval) failed: ArithmeticError" in str(
+        result.sessions[0].error
+    )
+    log = (tmp_path / "run" / "session_0" / "session.log").read_text()
+    assert "in evaluation_action" in log
+    assert "no number is that large" in log
+
+
+@pytest.mark.slow
+def test_a_killed_evaluator_ends_the_run_and_a_resume_goes_on(loop: RunFolder, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kills = "+callbacks.kills._target_=test_async_evaluation.KillsEvaluator"
+    result = labrl.train([*PPO, "meta.async_eval=true", kills, f"hydra.run.dir={run}"])
+    assert result.exit_code == 1
+    assert "was killed by SIGKILL" in str(result.sessions[0].error)
+    assert labrl.train([f"+resume={run}", "~callbacks.kills"]).exit_code == 0
+    same(loop, RunFolder.open(run))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["meta.async_eval=true"], r"async_eval=true needs .*meta\.rigorous_eval is null.*async_eval=false"),
+        (["meta.async_eval=true", "meta.rigorous_eval=0"], r"async_eval=true .*meta\.rigorous_eval is 0"),
+        (
+            ["meta.async_eval=true", "meta.rigorous_eval=2", "meta.tensorboard_histograms=true"],
+            r"async_eval=true .*meta\.tensorboard_histograms=true",
+        ),
+        (["meta.async_eval=1", "meta.rigorous_eval=2"], r"meta\.async_eval"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_it_is_refused_with_both_keys(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(compose(words))
+
+
+def test_the_evaluator_is_handed_little(tmp_path: Path) -> None:
+    """Of an agent with target network, optimizer and memory, the network that acts."""
+    words = [*QUIET, "agent=dqn", "env=cartpole", "env.max_frame=5000"]
+    session = Session(resolve(compose(words)), 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    from labrl.session.acting import acting_state
+
+    acting = acting_state(session.agent, session.transforms, session.clock)
+    session.close()
+    assert list(acting["modules"]) == ["q_network"]
+    handed = acting["modules"]["q_network"]
+    assert all(isinstance(tensor, torch.Tensor) for tensor in handed.values())
+    own = session.agent.modules()["q_network"].state_dict()
+    assert all(handed[name].data_ptr() != own[name].data_ptr() for name in own)
