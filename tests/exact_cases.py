@@ -30,11 +30,15 @@ QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "
 VECTOR = ["env.max_frame=2400", "meta.log_frequency=200", "meta.eval_frequency=280"]
 IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.eval_frequency=28"]
 
+LAMP = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=inputs_env.Lamp"]
+"""Seen by a picture and by numbers; the folder of the tests must be importable."""
+
 TASKS: dict[str, list[str]] = {
     "cartpole": ["env=cartpole", *VECTOR],
     "pendulum": ["env=pendulum", *VECTOR],
     "pong": ["env=pong", *IMAGES, "env.max_episode_frames=160"],
     "taxi": ["env=gymnasium", "env.id=Taxi-v4", *VECTOR],  # says which actions are valid
+    "lamp": [*LAMP, *IMAGES],  # several inputs
 }
 """Environments with budgets of a second or two, twelve rows, and evaluations that do not fall together."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import signal
 import sys
 import tempfile
@@ -133,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=1, help="how often a run is broken off by a signal")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which that happens")
     given, edits = parser.parse_known_args(arguments)
+    here = str(Path(__file__).parent)  # where some environments are, for the processes that are broken off
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     rng = np.random.default_rng(given.seed)
     equal = total = 0
     for agent in given.agents:

@@ -28,9 +28,9 @@ ONE_ARRAY = [
 
 
 class Odd(gym.Env):  # type: ignore[type-arg]
-    """Observations in two parts."""
+    """Observations in parts, one of which is no array."""
 
-    observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+    observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Text(3)))
     action_space = spaces.Discrete(2)
 
 
@@ -54,9 +54,9 @@ def test_every_activation_acts_on_each_element_by_itself(activation: str) -> Non
     assert torch.equal(mlp(batch), mlp(batch))
 
 
-def test_observations_in_several_parts_are_refused_by_name() -> None:
+def test_observations_that_are_no_arrays_are_refused_by_name() -> None:
     node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "odd", "make": {"_target_": "test_torso.Odd"}}
-    with pytest.raises(ConfigError, match=r"env\.name=odd: its observations are Tuple.*FlattenObservation"):
+    with pytest.raises(ConfigError, match=r"env\.name=odd: its observations at 1 are Text.*Wrap"):
         describe(Component.parse(node, "env"))
 
 

@@ -37,7 +37,7 @@ from labrl.networks.compute import Compute
 from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers, joined
 from labrl.networks.noisy import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
-from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
@@ -88,7 +88,7 @@ class DQN:
         self._value: ActionValues = config.value.build(device=compute.device)
         self._exploration: Exploration = config.exploration.build()
         self._following: TargetUpdate = config.target.build()
-        images = is_image(spaces.observation)
+        images = sees_images(spaces.observation)
         # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
         self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
         (self.network,) = built(

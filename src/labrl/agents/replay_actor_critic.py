@@ -27,7 +27,7 @@ from labrl.networks.box_actions import BoxActions
 from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
-from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import check_torso
 from labrl.networks.trained import Averages, Trained
 from labrl.schedules import value_at
@@ -130,7 +130,7 @@ class ReplayActorCritic(ABC):
         self._clock, self._actions = clock, actions
         self._lr = config.lr
         self._critic_lr = config.lr if config.critic_lr is None else config.critic_lr
-        images = is_image(spaces.observation)
+        images = sees_images(spaces.observation)
         # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
         self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
         policy, critics = built(
@@ -174,7 +174,7 @@ class ReplayActorCritic(ABC):
         torso, other = config.network.torso, config.network.critic_torso
         for part in (torso, other or torso):
             check_torso(part, spaces)
-        if other is not None and other.target != torso.target and is_image(spaces.observation):
+        if other is not None and other.target != torso.target and sees_images(spaces.observation):
             raise ConfigError(
                 f"agent.network.critic_torso must be of the kind of agent.network.torso {torso.target}, got "
                 f"{other.target}: images are laid out once for both. Set agent.network.critic_torso=null."

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
@@ -127,17 +128,18 @@ class NormalizeObservation(Identity):
 
     def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
         shape = spaces.observation.shape
-        if (
-            shape is None
-            or is_image(spaces.observation)
-            or not np.issubdtype(spaces.observation.dtype, np.floating)
-        ):
+        if shape is None or not _is_real(spaces.observation):
             raise ConfigError(
                 "transforms.observation: NormalizeObservation needs vectors of real numbers, this "
                 f"environment gives {spaces.observation}. Switch it off with transforms.observation=null."
             )
         self._config, self._moments = config, RunningMoments(shape, config.window)
         self._refresh()
+
+    def __new__(cls, config: NormalizeObservationConfig, spaces: Spaces) -> Any:
+        """Of several inputs, `NormalizeInputs`."""
+        several = isinstance(spaces.observation, gym.spaces.Dict)
+        return NormalizeInputs(config, spaces) if several else super().__new__(cls)
 
     def _refresh(self) -> None:
         self._mean = self._moments.mean.astype(np.float32)
@@ -160,6 +162,50 @@ class NormalizeObservation(Identity):
         """Go on with saved sums."""
         self._moments.load_state_dict(state)
         self._refresh()
+
+
+class NormalizeInputs(Identity):
+    """The same of each input that is a vector of real numbers; images and choices stay as they are."""
+
+    def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
+        inputs = spaces.observation.spaces  # type: ignore[attr-defined]  # of a Dict
+        self._parts = {
+            name: NormalizeObservation(config, dataclasses.replace(spaces, observation=inner))
+            for name, inner in inputs.items()
+            if _is_real(inner)
+        }
+        if not self._parts:
+            raise ConfigError(
+                "transforms.observation: NormalizeObservation needs vectors of real numbers, none of "
+                f"{', '.join(inputs)} is one. Switch it off with transforms.observation=null."
+            )
+
+    def observation(self, observation: NDArray) -> NDArray:
+        """With the normalized vectors in their places. [num_envs]"""
+        observation = observation.copy()
+        for name, part in self._parts.items():
+            observation[name] = part.observation(observation[name])
+        return observation
+
+    def collect(self, observation: NDArray) -> None:
+        """Update means and variances. [num_envs]"""
+        for name, part in self._parts.items():
+            part.collect(observation[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sums so far, by input."""
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with saved sums."""
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+
+
+def _is_real(space: gym.Space[Any]) -> bool:
+    return (
+        isinstance(space, gym.spaces.Box) and not is_image(space) and np.issubdtype(space.dtype, np.floating)
+    )
 
 
 @dataclass(kw_only=True)

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Dict, Space, Tuple
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, without_mask
+from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, seen_in, without_mask
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv, WorkerFactory
+from labrl.observations import array_dtype, flat_space, packed
 
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedGymnasium
@@ -50,7 +51,7 @@ class GymnasiumConfig:
     played before; null: found out by playing at most 150 steps before the run."""
     action_mask: bool = True
     """Whether the actions that the environment calls valid are the only ones, for agents that heed masks:
-    `info["action_mask"]`, or that entry of a dict observation beside `observation`."""
+    `info["action_mask"]`, or that entry of a dict observation."""
     extra: str | None = None
     """The extra of labrl that brings what the id needs, named when it is missing."""
 
@@ -88,7 +89,10 @@ class GymnasiumEnv:
             make = FreshFactory(make)
         self._env = _vectorized(make, config.vectorization, num_envs, num_threads)
         self._in_dict = carries_mask(self._env.single_observation_space)
-        self.observation_space: Space[Any] = without_mask(self._env.single_observation_space)
+        own_space = without_mask(self._env.single_observation_space)
+        self._several = isinstance(own_space, Dict | Tuple)
+        self.observation_space: Space[Any] = flat_space(own_space)
+        self._dtype = array_dtype(self.observation_space)
         self.action_space: Space[Any] = self._env.single_action_space
 
     @classmethod
@@ -96,7 +100,7 @@ class GymnasiumEnv:
         """Observation and action space of one environment. Raises ConfigError when it cannot be made."""
         env = config.factory()()
         env.close()
-        return without_mask(env.observation_space), env.action_space
+        return flat_space(without_mask(env.observation_space)), env.action_space
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
@@ -112,7 +116,7 @@ class GymnasiumEnv:
         if self.masked:
             given, whose = given_masks(observation, info, self.num_envs)
             self._take_masks(given, whose, mask)
-        return self._alone(observation).copy()
+        return self._own(observation)
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
@@ -121,10 +125,12 @@ class GymnasiumEnv:
             given, whose = given_masks(observation, info, self.num_envs)
             self._take_masks(given, whose, np.ones(self.num_envs, np.bool_))
         # Copied here, not by Gymnasium: its deepcopy takes several times as long.
-        return Transition(self._alone(observation).copy(), reward, terminated, truncated, terminated)
+        return Transition(self._own(observation), reward, terminated, truncated, terminated)
 
-    def _alone(self, observation: Any) -> NDArray:
-        return observation["observation"] if self._in_dict else observation
+    def _own(self, observation: Any) -> NDArray:
+        """A copy of what is to be seen, as one array. [num_envs, *obs]"""
+        seen = seen_in(observation) if self._in_dict else observation
+        return packed(seen, self._dtype, self.num_envs) if self._several else seen.copy()
 
     def _take_masks(
         self, given: NDArray[np.bool_] | None, whose: NDArray[np.bool_], fresh: NDArray[np.bool_]

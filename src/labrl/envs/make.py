@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
@@ -36,7 +36,8 @@ def make_env(
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, to check a configuration before a run.
 
-    Raises ConfigError as `make_env` does, and for observations or actions that are not one array.
+    Raises ConfigError as `make_env` does, for actions that are not one array, and for observations that are
+    neither that nor made of several.
     """
     target = env.load()
     if hasattr(target, "spaces"):
@@ -45,11 +46,20 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
         vector = make_env(env, seed=0, num_threads=1, num_envs=1)
         vector.close()
         observation_space, action_space = vector.observation_space, vector.action_space
-    for what, space in (("observations", observation_space), ("actions", action_space)):
+    inputs = observation_space.spaces if isinstance(observation_space, Dict) else {"": observation_space}
+    for name, space in inputs.items():
         if not isinstance(space, ARRAYS):
             raise ConfigError(
-                f"env.name={env.config.name}: its {what} are {space}; labrl takes one array or number (Box, "
-                "Discrete, MultiDiscrete, MultiBinary). Wrap the environment, for instance in "
-                "gymnasium.wrappers.FlattenObservation, and give the wrapped one as env.make."
+                f"env.name={env.config.name}: its observations{f' at {name}' if name else ''} are {space}; "
+                "labrl takes one array or number (Box, Discrete, MultiDiscrete, MultiBinary), and a Dict or "
+                "Tuple of these. Wrap the environment and give the wrapped one as env.make."
             )
+    if not inputs:
+        raise ConfigError(f"env.name={env.config.name}: its observations are empty: {observation_space}.")
+    if not isinstance(action_space, ARRAYS):
+        raise ConfigError(
+            f"env.name={env.config.name}: its actions are {action_space}; labrl takes one array or number "
+            "(Box, Discrete, MultiDiscrete, MultiBinary). Wrap the environment and give the wrapped one as "
+            "env.make."
+        )
     return observation_space, action_space

@@ -1,5 +1,8 @@
 """Which actions are valid: `info["action_mask"]`, or that entry of an observation that is a dict.
 
+What else such a dict holds is the observation: the entry `observation` if it is the only other one, or all
+others as inputs of their own.
+
 A mask has a flag for each value of a Discrete action; those of the choices of a MultiDiscrete one lie side by
 side.
 """
@@ -32,13 +35,22 @@ def choices(space: Space[Any]) -> list[int]:
 
 
 def carries_mask(space: Space[Any]) -> bool:
-    """Whether observations are a dict of `observation` and `action_mask` and nothing else."""
-    return isinstance(space, Dict) and set(space.spaces) == {KEY, OBSERVATION}
+    """Whether observations are a dict of `action_mask` and something to see."""
+    return isinstance(space, Dict) and KEY in space.spaces and len(space.spaces) > 1
 
 
 def without_mask(space: Space[Any]) -> Space[Any]:
-    """The space of the observation itself."""
-    return space[OBSERVATION] if isinstance(space, Dict) and carries_mask(space) else space
+    """The space of what is to be seen."""
+    if not isinstance(space, Dict) or not carries_mask(space):
+        return space
+    seen = {name: inner for name, inner in space.spaces.items() if name != KEY}
+    return space[OBSERVATION] if seen.keys() == {OBSERVATION} else Dict(seen)
+
+
+def seen_in(observation: Mapping[str, Any]) -> Any:
+    """What is to be seen in an observation, or a batch of them, that carries a mask."""
+    seen = {name: part for name, part in observation.items() if name != KEY}
+    return seen[OBSERVATION] if seen.keys() == {OBSERVATION} else seen
 
 
 def gives_masks(make: MakeEnv, name: str) -> bool:
@@ -71,7 +83,7 @@ def given_masks(
     observation: Any, info: Mapping[str, Any], num_envs: int
 ) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_]]:
     """Masks [num_envs, flags], None where no environment gave one, and which environments did, [num_envs]."""
-    if isinstance(observation, Mapping):
+    if isinstance(observation, Mapping) and KEY in observation:
         return _flags_of_all(observation[KEY]), np.ones(num_envs, np.bool_)
     if KEY not in info:
         return None, np.zeros(num_envs, np.bool_)
@@ -89,7 +101,8 @@ def first_valid(mask: NDArray[np.bool_], space: Space[Any]) -> NDArray:
 
 def made_valid(action: Any, space: Space[Any], observation: Any, info: Mapping[str, Any]) -> Any:
     """`action`, or the first valid one where one environment's mask leaves something of it out."""
-    given = observation.get(KEY) if isinstance(observation, Mapping) else info.get(KEY)
+    given = observation.get(KEY) if isinstance(observation, Mapping) else None
+    given = info.get(KEY) if given is None else given
     if given is None or not choices(space):
         return action
     flags = _flags(given)

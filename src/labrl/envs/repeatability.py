@@ -57,6 +57,8 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, tuple | list):
         return len(left) == len(right) and all(same(*pair) for pair in zip(left, right, strict=True))
     left, right = np.asarray(left), np.asarray(right)
+    if left.dtype.names is not None and left.dtype == right.dtype:
+        return all(same(left[name], right[name]) for name in left.dtype.names)
     return np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc")
 
 

@@ -111,7 +111,7 @@ class VectorEnv:
             "episode_seed": torch.from_numpy(self._episode_seed.copy()),  # [num_envs]
             "episode_return": torch.from_numpy(self._return.copy()),  # [num_envs]
             "actions": [torch.from_numpy(own) for own in self._record.since_reset()],
-            "observation": torch.from_numpy(self._observation.copy()),  # [num_envs, *obs]
+            "observation": self._observation.copy(),  # [num_envs, *obs]
             "lost": self._lost is not None,
             "steps": self._steps,
             "action_mask": self.action_mask,  # [num_envs, flags], or None

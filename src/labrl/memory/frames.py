@@ -8,25 +8,35 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.observations import array_dtype
+
+
+def has_image(space: gym.Space[Any]) -> bool:
+    """Whether an input has three axes or more, so that a frame is large."""
+    if isinstance(space, gym.spaces.Dict):
+        return any(map(has_image, space.spaces.values()))
+    return len(space.shape or ()) >= 3
+
 
 class FrameShape:
     """How the observations of a space are made of frames.
 
     Bytes of three axes or more with a first axis shorter than the next two are a stack of frames, the
-    newest last, as the ALE gives them ([stack, height, width]). Everything else is one frame.
+    newest last, as the ALE gives them ([stack, height, width]). Everything else is one frame, and so is an
+    observation of several inputs, stacks among them too.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
-        assert space.shape is not None, "spaces in several parts are refused before"
-        assert space.dtype is not None
-        self.observation: tuple[int, ...] = space.shape
-        self.is_image = len(space.shape) >= 3
-        is_stack = space.dtype == np.uint8 and self.is_image and space.shape[0] < min(space.shape[1:3])
-        self.stack: int = space.shape[0] if is_stack else 1
+        self.observation: tuple[int, ...] = space.shape or ()
+        self.is_image = has_image(space)
+        shape = self.observation
+        is_stack = len(shape) >= 3 and space.dtype == np.uint8 and shape[0] < min(shape[1:3])
+        self.stack: int = shape[0] if is_stack else 1
         """Frames in an observation, >= 1."""
-        self.frame: tuple[int, ...] = space.shape[1:] if is_stack else space.shape
+        self.frame: tuple[int, ...] = shape[1:] if is_stack else shape
         """Shape of a frame."""
-        self.dtype = np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype)
+        dtype = array_dtype(space)
+        self.dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
 
     def frames_of(self, transitions: int, n_step: int) -> int:
         """Frames that one environment needs to keep its latest `transitions`.

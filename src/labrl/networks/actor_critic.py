@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from labrl.config.component import Component
-from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.inputs import build_torso
+from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import orthogonal
+from labrl.observations import example
 
 
 @dataclass(kw_only=True)
@@ -24,7 +26,7 @@ class ActorCriticConfig:
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
     """Whether policy and value function are to have one torso."""
-    return is_image(spaces.observation) if config.shared is None else config.shared
+    return sees_images(spaces.observation) if config.shared is None else config.shared
 
 
 class PolicyHead(nn.Module):
@@ -66,14 +68,14 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.has_value = has_value
         self.shared = has_value and is_shared(config, spaces)
-        self.policy_torso: nn.Module = config.torso.build(observation_space=spaces.observation)
+        self.policy_torso: nn.Module = build_torso(config.torso, spaces.observation)
         self.value_torso: nn.Module = self.policy_torso
         if has_value and not self.shared:
-            self.value_torso = config.torso.build(observation_space=spaces.observation)
+            self.value_torso = build_torso(config.torso, spaces.observation)
         self.layout = getattr(self.policy_torso, "layout", lambda observation: observation)
-        example = torch.as_tensor(self.layout(spaces.observation.sample()[None]))
+        one = torch.as_tensor(self.layout(example(spaces.observation)))
         with torch.no_grad():
-            num_features = self.policy_torso(example).shape[1]
+            num_features = self.policy_torso(one).shape[1]
         self.policy_head = PolicyHead(num_features, num_outputs, log_std_init)
         if has_value:
             self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)

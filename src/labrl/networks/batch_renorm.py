@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
-from labrl.networks.torso import Activation, Initialization, choices_of, initialized, vectors
+from labrl.networks.spaces import choices_of
+from labrl.networks.torso import Activation, Initialization, initialized, vectors
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from labrl.networks.compute import Compute
-from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.spaces import Spaces, sees_images
 
 Built = TypeVar("Built", bound=tuple[nn.Module, ...])
 
@@ -20,7 +20,7 @@ def built(make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute
         torch.manual_seed(seed)
         networks = make()
     for network in networks:
-        if is_image(spaces.observation):
+        if sees_images(spaces.observation):
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
         network.to(compute.device)
     return networks
@@ -28,4 +28,4 @@ def built(make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute
 
 def num_workers(spaces: Spaces, compute: Compute) -> int:
     """Threads that share a minibatch: two inside one small matrix product cost more than they bring."""
-    return compute.num_threads if compute.device.type == "cpu" and is_image(spaces.observation) else 1
+    return compute.num_threads if compute.device.type == "cpu" and sees_images(spaces.observation) else 1

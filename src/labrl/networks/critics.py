@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
+from labrl.networks.inputs import build_torso, vector_space
 from labrl.networks.q_network import Stream
 from labrl.networks.spaces import Spaces, is_image
 from labrl.networks.torso import MLP, vectors
+from labrl.observations import example
 
 
 @dataclass(kw_only=True)
@@ -37,7 +40,7 @@ class PolicyNetwork(nn.Module):
 
     def __init__(self, torso: Component, observation_space: gym.Space, num_outputs: int) -> None:
         super().__init__()
-        self.torso: nn.Module = torso.build(observation_space=observation_space)
+        self.torso: nn.Module = build_torso(torso, observation_space)
         self.layout = getattr(self.torso, "layout", lambda observation: observation)
         num_features = _num_features(self.torso, self.layout, observation_space)
         self.outputs = Stream(num_features, [], num_outputs, None)
@@ -87,14 +90,14 @@ class Critics(nn.Module):
 
     def __init__(self, config: PolicyAndCriticsConfig, spaces: Spaces, count: int) -> None:
         super().__init__()
-        torso, space = config.critic_torso or config.torso, spaces.observation
+        torso, space = config.critic_torso or config.torso, vector_space(spaces.observation)
         self._continuous = isinstance(spaces.action, gym.spaces.Box)
         action_size = math.prod(spaces.action.shape or ()) if self._continuous else 0
         self._joint = self._continuous and _is_vector(space)
         if self._joint:
             size = gym.spaces.flatdim(space) + action_size
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        torsos = [torso.build(observation_space=space) for _ in range(count)]
+        torsos: list[Any] = [build_torso(torso, space) for _ in range(count)]
         self.layout = getattr(torsos[0], "layout", lambda observation: observation)
         num_inputs, hidden = _num_features(torsos[0], self.layout, space), []
         if self._continuous and not self._joint:
@@ -142,9 +145,9 @@ def _is_vector(space: gym.Space) -> bool:
 
 def _num_features(torso: nn.Module, layout: Callable[[NDArray], NDArray], space: gym.Space) -> int:
     """What it makes of an observation; a torso that keeps statistics does not take it in."""
-    example = torch.as_tensor(layout(space.sample()[None]))
+    one = torch.as_tensor(layout(example(space)))
     torso.eval()
     with torch.no_grad():
-        count = int(torso(example).shape[1])
+        count = int(torso(one).shape[1])
     torso.train()
     return count

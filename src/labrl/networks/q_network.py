@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
+from labrl.networks.inputs import build_torso
 from labrl.networks.noisy import NoisyLinear
 from labrl.networks.spaces import Spaces
+from labrl.observations import example
 
 
 @dataclass(kw_only=True)
@@ -78,11 +80,11 @@ class QNetwork(nn.Module):
 
     def __init__(self, config: QNetworkConfig, spaces: Spaces, num_actions: int, num_outputs: int) -> None:
         super().__init__()
-        self.torso: nn.Module = config.torso.build(observation_space=spaces.observation)
+        self.torso: nn.Module = build_torso(config.torso, spaces.observation)
         self.layout = getattr(self.torso, "layout", lambda observation: observation)
-        example = torch.as_tensor(self.layout(spaces.observation.sample()[None]))
+        one = torch.as_tensor(self.layout(example(spaces.observation)))
         with torch.no_grad():
-            num_features = self.torso(example).shape[1]
+            num_features = self.torso(one).shape[1]
         self._shape = (-1, num_actions, num_outputs)
         self.advantage = Stream(num_features, config.head, num_actions * num_outputs, config.noisy)
         self.value = Stream(num_features, config.head, num_outputs, config.noisy) if config.dueling else None

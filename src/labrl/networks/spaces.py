@@ -22,6 +22,22 @@ class Spaces:
     """Whether the environment says which actions are valid."""
 
 
+def sees_images(space: gym.Space[Any]) -> bool:
+    """Whether observations are pixels, or pixels are among several inputs."""
+    return (
+        any(map(is_image, space.spaces.values())) if isinstance(space, gym.spaces.Dict) else is_image(space)
+    )
+
+
 def is_image(space: gym.Space[Any]) -> bool:
     """Whether observations are pixels: three axes of bytes."""
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8"
+
+
+def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
+    """(first value, number of values) of each choice that makes an observation; none for numbers."""
+    if isinstance(space, gym.spaces.Discrete):
+        return [(int(space.start), int(space.n))]
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return [(int(first), int(n)) for first, n in zip(space.start.flat, space.nvec.flat, strict=True)]
+    return []

@@ -22,7 +22,8 @@ from torch.nn.functional import linear
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
-from labrl.networks.spaces import Spaces, is_image
+from labrl.networks.inputs import Inputs, InputsConfig, check_reads
+from labrl.networks.spaces import Spaces, choices_of, is_image
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -56,15 +57,6 @@ steadier.
 def initialized(layer: Layer, kind: Initialization) -> Layer:
     """A layer that a ReLU or its like follows, which torch has made uniform."""
     return orthogonal(layer, 2**0.5) if kind == "orthogonal" else layer
-
-
-def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
-    """(first value, number of values) of each choice that makes an observation; none for numbers."""
-    if isinstance(space, gym.spaces.Discrete):
-        return [(int(space.start), int(space.n))]
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return [(int(first), int(n)) for first, n in zip(space.start.flat, space.nvec.flat, strict=True)]
-    return []
 
 
 def vectors(observation: Tensor, choices: list[tuple[int, int]]) -> Tensor:
@@ -231,8 +223,7 @@ class NatureCNN(ImageTorso):
 
 def check_torso(torso: Component, spaces: Spaces) -> None:
     """Raises ConfigError for observations that `torso` cannot read, where it knows of such."""
-    if hasattr(torso.load(), "check"):
-        torso.load().check(torso.config, spaces.observation)
+    check_reads(torso, spaces.observation)
 
 
 @dataclass(kw_only=True)
@@ -246,15 +237,20 @@ class AutoTorsoConfig:
 
 
 class AutoTorso:
-    """The Nature CNN for images that are large enough, an MLP for everything else.
+    """The Nature CNN for images that are large enough, an MLP for everything else; both for several inputs.
 
     Building it gives one of the two itself: a module around it would cost a call in every step.
     """
 
     Config = AutoTorsoConfig
+    several_inputs = True
 
-    def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> MLP | NatureCNN:  # type: ignore[misc]
+    def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> nn.Module:  # type: ignore[misc]
         """The torso that fits `observation_space`."""
+        if isinstance(observation_space, gym.spaces.Dict):
+            joint = Component("labrl.networks.torso.MLP", config.mlp)
+            image = Component("labrl.networks.torso.AutoTorso", config)
+            return Inputs(InputsConfig(joint=joint, image=image), observation_space)
         if is_image(observation_space) and min(image_shape(observation_space)[:2]) >= NatureCNN.smallest:
             return NatureCNN(config.cnn, observation_space)
         return MLP(config.mlp, observation_space)

@@ -13,7 +13,8 @@ from torch import Tensor
 # A JSON object is always a tag and its value, so data can never be mistaken for a tag:
 #   {"dict": {...}} keys are text    {"items": [[key, value], ...]} any keys    {"tuple": [...]}
 #   {"float": "nan"}    {"bytes": base64}    {"tensor": name}    {"array": name, "dtype", "shape"}
-#   {"scalar": ...} as array. Lists, text, integers of any size, finite floats, booleans and null
+#   {"scalar": ...} as array, whose dtype is a list where it has fields.
+#   Lists, text, integers of any size, finite floats, booleans and null
 #   stand for themselves.
 
 
@@ -78,7 +79,7 @@ def _flatten_mapping(value: Mapping[Any, Any], place: str, tensors: dict[str, Te
 
 def _flatten_array(value: np.ndarray | np.generic, place: str, tensors: dict[str, Tensor]) -> Any:
     array = np.asarray(value)
-    if array.dtype.kind in "OV":
+    if array.dtype.hasobject or (array.dtype.kind == "V" and not array.dtype.names):
         raise TypeError(
             f"state at {place or '/'} is an array of {array.dtype}: a checkpoint holds no such thing"
         )
@@ -88,7 +89,8 @@ def _flatten_array(value: np.ndarray | np.generic, place: str, tensors: dict[str
     # as bytes, because torch lacks some of NumPy's dtypes
     name = _keep(torch.from_numpy(flat.view(np.uint8)), place, tensors)
     tag = "scalar" if isinstance(value, np.generic) else "array"
-    return {tag: name, "dtype": array.dtype.str, "shape": list(array.shape)}
+    dtype = array.dtype.descr if array.dtype.names else array.dtype.str
+    return {tag: name, "dtype": dtype, "shape": list(array.shape)}
 
 
 def _keep(tensor: Tensor, place: str, tensors: dict[str, Tensor]) -> str:
@@ -115,11 +117,18 @@ def _storable(tensor: Tensor, place: str) -> Tensor:
 
 def _restore_array(tree: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
     tag = "scalar" if "scalar" in tree else "array"
-    dtype = np.dtype(tree["dtype"])
-    if dtype.kind in "OV":
+    dtype = _dtype(tree["dtype"])
+    if dtype.hasobject or (dtype.kind == "V" and not dtype.names):
         raise ValueError(f"an array of {dtype} in a state tree")
     array = tensors[tree[tag]].numpy().view(dtype).reshape(tree["shape"])
     return array[()] if tag == "scalar" else array
+
+
+def _dtype(told: Any) -> np.dtype:
+    """From its text, or from the fields of a structured one: name, type and, of several numbers, shape."""
+    if isinstance(told, list):
+        return np.dtype([(name, _dtype(inner), *map(tuple, shape)) for name, inner, *shape in told])
+    return np.dtype(told)
 
 
 _RESTORE: dict[str, Callable[[dict[str, Any], Mapping[str, Tensor]], Any]] = {

@@ -1,0 +1,183 @@
+"""Networks over several inputs: torsos for observations that are a Dict.
+
+Vectors and choices side by side are one vector, and any torso for vectors reads it. With images among them,
+each image has a torso of its own; its features and all that is no image, side by side, are what one more
+torso reads. A torso that takes a Dict with images has an attribute `several_inputs` that is true.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.networks.spaces import choices_of, is_image, sees_images
+
+MLP_TARGET = "labrl.networks.torso.MLP"
+CNN_TARGET = "labrl.networks.torso.NatureCNN"
+
+
+def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
+    """The torso for observations of `space`; its `layout` makes one array of several inputs."""
+    check_reads(torso, space)
+    if not isinstance(space, gym.spaces.Dict) or sees_images(space):
+        built: nn.Module = torso.build(observation_space=space)
+        return built
+    layout = SideBySide(space)
+    joint: nn.Module = torso.build(observation_space=layout.space)
+    joint.layout = layout  # type: ignore[assignment]  # no module, nor a tensor
+    return joint
+
+
+def check_reads(torso: Component, space: gym.Space[Any]) -> None:
+    """Raises ConfigError for observations that the torso cannot read."""
+    target = torso.load()
+    several_images = isinstance(space, gym.spaces.Dict) and sees_images(space)
+    if several_images and not getattr(target, "several_inputs", False):
+        raise ConfigError(
+            f"agent.network.torso: {target.__name__} reads one array, this environment's observations are "
+            f"{space}. Use agent/network=auto or agent/network=inputs."
+        )
+    if hasattr(target, "check"):
+        target.check(torso.config, vector_space(space))
+
+
+def vector_space(space: gym.Space[Any]) -> gym.Space[Any]:
+    """What networks see of observations: of several inputs without images, one vector."""
+    if isinstance(space, gym.spaces.Dict) and not sees_images(space):
+        return SideBySide(space).space
+    return space
+
+
+class SideBySide:
+    """Inputs that are no images as one vector of real numbers, choices one-hot."""
+
+    def __init__(self, space: gym.spaces.Dict) -> None:
+        self._parts = [(name, choices_of(inner)) for name, inner in space.spaces.items()]
+        size = sum(gym.spaces.flatdim(inner) for inner in space.spaces.values())
+        self.space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        """Of the vector."""
+
+    def __call__(self, observation: NDArray) -> NDArray[np.float32]:
+        """A batch with a field for each input -> [batch, size]"""
+        columns = [_numbers(observation[name], choices) for name, choices in self._parts]
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def _numbers(values: NDArray, choices: list[tuple[int, int]]) -> NDArray:
+    """[batch, *input] -> [batch, numbers]"""
+    rows = values.reshape(len(values), -1)
+    if not choices:
+        return rows
+    return np.concatenate(
+        [rows[:, i, None] == np.arange(first, first + n) for i, (first, n) in enumerate(choices)], axis=1
+    )
+
+
+@dataclass(kw_only=True)
+class InputsConfig:
+    """Torsos of several inputs."""
+
+    joint: Component = field(default_factory=lambda: Component.parse({"_target_": MLP_TARGET}))
+    """Over the features of all images and all other inputs side by side: a torso for vectors."""
+    image: Component = field(default_factory=lambda: Component.parse({"_target_": CNN_TARGET}))
+    """For each image."""
+    own: dict[str, Component] = field(default_factory=dict)
+    """For single images, by name, in place of `image`."""
+
+
+class Inputs(nn.Module):
+    """A torso for each image, and one over what they make of them beside all other inputs.
+
+    It reads rows of bytes: images as they are, all else as float32. Images alone have no joint torso.
+    """
+
+    Config = InputsConfig
+    several_inputs = True
+
+    def __init__(self, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.check(config, observation_space)
+        assert isinstance(observation_space, gym.spaces.Dict)
+        images = {name: inner for name, inner in observation_space.spaces.items() if is_image(inner)}
+        others = {name: inner for name, inner in observation_space.spaces.items() if name not in images}
+        self._numbers = SideBySide(gym.spaces.Dict(others)) if others else None
+        size = math.prod(self._numbers.space.shape) if self._numbers is not None else 0
+        # A module has methods of its own, which an input may be called as.
+        self.images = nn.ModuleDict(
+            {
+                f"{name}_torso": _of(config, name).build(observation_space=inner)
+                for name, inner in images.items()
+            }
+        )
+        self._names = list(images)
+        self._num_bytes = 4 * size
+        """Of the numbers, with which a row begins."""
+        self._shapes: list[tuple[int, ...]] = []
+        for part, inner in zip(self.images.values(), images.values(), strict=True):
+            pixels = _laid_out(part, np.zeros((1, *(inner.shape or ())), np.uint8))
+            self._shapes.append(pixels.shape[1:])
+            with torch.no_grad():
+                size += part(torch.as_tensor(pixels)).shape[1]
+        self.joint: nn.Module = nn.Identity()
+        if others:
+            space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            self.joint = config.joint.build(observation_space=space)
+
+    @classmethod
+    def check(cls, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
+        """Raises ConfigError for observations that are no Dict, and torsos that cannot read their input."""
+        if not isinstance(observation_space, gym.spaces.Dict) or not sees_images(observation_space):
+            raise ConfigError(
+                "agent.network.torso: Inputs is for several inputs with images among them, got "
+                f"{observation_space}. Use agent/network=auto."
+            )
+        names = [name for name, inner in observation_space.spaces.items() if is_image(inner)]
+        for name in config.own:
+            if name not in names:
+                raise ConfigError(
+                    f"agent.network.torso.own.{name}: there is no such image; there are {', '.join(names)}"
+                )
+        for name in names:
+            check_reads(_of(config, name), observation_space.spaces[name])
+
+    def layout(self, observation: NDArray) -> NDArray[np.uint8]:
+        """A batch with a field for each input as rows of bytes. [batch] -> [batch, bytes]"""
+        count, parts = len(observation), []
+        if self._numbers is not None:
+            parts.append(self._numbers(observation).view(np.uint8))
+        for name, part in zip(self._names, self.images.values(), strict=True):
+            parts.append(_laid_out(part, observation[name]).reshape(count, -1))
+        return np.concatenate(parts, axis=1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: as `layout` makes it, [batch, bytes]. Returns [batch, features]."""
+        features, begin = [], self._num_bytes
+        for part, shape in zip(self.images.values(), self._shapes, strict=True):
+            end = begin + math.prod(shape)
+            features.append(part(observation[:, begin:end].reshape(-1, *shape)))
+            begin = end
+        if self._numbers is None:
+            return torch.cat(features, dim=1)
+        numbers = observation[:, : self._num_bytes].contiguous().view(torch.float32)
+        # Positions need more than bfloat16's three digits.
+        with torch.autocast(observation.device.type, enabled=False):
+            return self.joint(torch.cat([*(part.float() for part in features), numbers], dim=1))
+
+
+def _laid_out(torso: nn.Module, images: NDArray) -> NDArray:
+    """As the torso wants pixels. [batch, *image] -> [batch, ...]"""
+    layout: Any = getattr(torso, "layout", None)
+    return images if layout is None else layout(images)
+
+
+def _of(config: InputsConfig, name: str) -> Component:
+    return config.own.get(name, config.image)

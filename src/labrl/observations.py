@@ -1,0 +1,91 @@
+"""Observations of several inputs as one array.
+
+Environments may give a dict or a tuple of arrays, nested too. Where it enters labrl it becomes one array with
+a named field for each of them ([num_envs], of a structured dtype): `observation["camera"]` is the camera's,
+[num_envs, *image], in its own type, and whoever only stores, cuts, copies or compares observations need not
+know. Networks take the fields apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.errors import ConfigError
+
+
+def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
+    """A Dict or Tuple space as a Dict of what is in it, named `outer/inner`; others as they are.
+
+    Real numbers become float32, as networks and memories have them. Raises ConfigError for one name twice.
+    """
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return space
+    inputs = list(_inputs(space, ""))
+    if len(dict(inputs)) < len(inputs):
+        raise ConfigError(f"env: observations have two inputs of one name: {', '.join(n for n, _ in inputs)}")
+    return gym.spaces.Dict({name: _single(inner) for name, inner in inputs})
+
+
+def array_dtype(space: gym.Space[Any]) -> np.dtype:
+    """Of an element of a space without nests: of a Dict, a field for each input in its order."""
+    if not isinstance(space, gym.spaces.Dict):
+        return np.dtype(space.dtype)
+    return np.dtype([(name, inner.dtype, inner.shape or ()) for name, inner in space.spaces.items()])
+
+
+def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
+    """A batch of `count` observations as Gymnasium nests them, as an array with fields. [count]"""
+    array = np.empty(count, dtype)
+    for name, part in _parts(observation, ""):
+        array[name] = part
+    return array
+
+
+def example(space: gym.Space[Any]) -> NDArray:
+    """A batch with one observation of a space without nests. [1, *obs]"""
+    if isinstance(space, gym.spaces.Dict):
+        batch = {name: np.asarray(inner.sample())[None] for name, inner in space.spaces.items()}
+        return packed(batch, array_dtype(space), 1)
+    return space.sample()[None]
+
+
+def _inputs(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
+    if isinstance(space, gym.spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _inputs(inner, _below(name, key))
+    elif isinstance(space, gym.spaces.Tuple):
+        for index, inner in enumerate(space.spaces):
+            yield from _inputs(inner, _below(name, index))
+    else:
+        yield name, space
+
+
+def _parts(observation: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(observation, Mapping):
+        for key, inner in observation.items():
+            yield from _parts(inner, _below(name, key))
+    elif isinstance(observation, tuple):
+        for index, inner in enumerate(observation):
+            yield from _parts(inner, _below(name, index))
+    else:
+        yield name, observation
+
+
+def _below(name: str, key: Any) -> str:
+    # A dot would part the name of a network's weights.
+    own = str(key).replace(".", "/")
+    return f"{name}/{own}" if name else own
+
+
+def _single(space: gym.Space[Any]) -> gym.Space[Any]:
+    if isinstance(space, gym.spaces.Box) and space.dtype == np.float64:
+        # Bounds that float32 does not reach are none.
+        with np.errstate(over="ignore"):
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        return gym.spaces.Box(low, high, dtype=np.float32)
+    return space

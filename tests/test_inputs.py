@@ -1,0 +1,351 @@
+"""Observations of several inputs: each comes in its own type, is kept as it is, and is read by networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from exact_cases import LAMP, QUIET, SMALL, rows, state, unequal
+from gymnasium import spaces
+from inputs_env import Lamp
+from numpy.typing import NDArray
+from test_restoring import changed_futures
+
+import labrl
+from labrl.agents.transforms import NormalizeObservation, NormalizeObservationConfig, RunningMoments
+from labrl.cli import main, replay
+from labrl.config.component import Component
+from labrl.config.compose import compose
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe, make_env
+from labrl.memory.replay import Replay, ReplayConfig
+from labrl.networks.inputs import Inputs, InputsConfig, SideBySide, build_torso, check_reads
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import NatureCNN
+from labrl.observations import array_dtype, example, flat_space
+from labrl.step import Step
+from labrl.storage.tree import flatten, restore
+from labrl.workspace import Workspace
+
+PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+MIXED = flat_space(Lamp().observation_space)
+VECTORS = spaces.Dict(
+    {
+        "place": spaces.Box(-9, 9, (2, 2), np.float32),
+        "door": spaces.Discrete(3, start=1),
+        "keys": spaces.MultiBinary(2),
+    }
+)
+
+
+def lamp(**settings: Any) -> Component:
+    more = {name: settings.pop(name) for name in ("vectorization",) if name in settings}
+    make = {"_target_": "inputs_env.Lamp", **settings}
+    return Component.parse(
+        {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "lamp", "make": make, **more}, "env"
+    )
+
+
+def words(agent: str, **settings: Any) -> list[str]:
+    own = [f"+env.make.{name}={value}" for name, value in settings.items()]
+    budget = ["env.max_frame=128", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
+    target = str(compose([f"agent={agent}"]).agent["_target_"])
+    return [f"agent={agent}", *LAMP, *own, *QUIET, *SMALL[target], *budget]
+
+
+def batch(space: spaces.Dict, count: int, seed: int = 0) -> NDArray:
+    space.seed(seed)
+    return np.concatenate([example(space) for _ in range(count)])
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("style", "picture"), [("dict", "picture"), ("nested", "eye/picture"), ("tuple", "0")]
+)
+def test_each_input_is_what_the_environment_gave(style: str, picture: str, vectorization: str) -> None:
+    env = make_env(lamp(style=style, vectorization=vectorization), seed=3, num_threads=1, num_envs=2)
+    mark = {"dict": "mark", "nested": "mark", "tuple": "1"}[style]
+    alone = Lamp(style=style)
+
+    def parts(given: Any) -> tuple[NDArray, NDArray]:
+        if style == "tuple":
+            return given
+        return given["eye"]["picture"] if style == "nested" else given["picture"], given["mark"]
+
+    try:
+        seen = env.reset()
+        assert seen.dtype[picture].base == np.uint8
+        assert seen.dtype[mark].base == np.float32
+        (pixels, numbers), over = parts(alone.reset(seed=int(env._episode_seed[0]))[0]), False
+        while not over:
+            np.testing.assert_array_equal(seen[picture][0], pixels)
+            np.testing.assert_array_equal(seen[mark][0], numbers.astype(np.float32))
+            step = env.step(np.array([1, 2]))
+            given, _, ended, cut, _ = alone.step(1)
+            (pixels, numbers), over, seen = parts(given), ended or cut, step.next_observation
+        np.testing.assert_array_equal(seen[picture][0], pixels)  # the true final one
+        assert (step.observation[picture][0] != pixels).any()
+        _, final = env.played(step.episodes[0])
+        np.testing.assert_array_equal(final[picture], pixels)
+    finally:
+        env.close()
+
+
+def test_an_environment_with_several_inputs_comes_back_from_its_actions() -> None:
+    one, other = (make_env(lamp(), seed=1, num_threads=1, num_envs=3) for _ in range(2))
+    one.reset()
+    for action in range(7):
+        seen = one.step(np.full(3, action % 4)).observation
+    tree, tensors = flatten(one.state_dict())
+    came_back = other.load_state_dict(restore(tree, tensors))
+    assert came_back.dtype == seen.dtype
+    assert came_back.tobytes() == seen.tobytes()
+
+
+def test_structured_arrays_are_plain_data_and_objects_are_not() -> None:
+    array = batch(MIXED, 3)
+    for value in (array, array[0], array.reshape(3, 1)):
+        tree, tensors = flatten({"seen": value})
+        back = restore(tree, tensors)["seen"]
+        assert back.dtype == value.dtype
+        assert back.shape == value.shape
+        assert back.tobytes() == value.tobytes()
+    with pytest.raises(TypeError, match="seen"):
+        flatten({"seen": np.zeros(2, [("a", object)])})
+
+
+def test_a_network_reads_pictures_as_alone_and_numbers_to_the_bit() -> None:
+    torch.manual_seed(0)
+    torso = build_torso(Component("labrl.networks.inputs.Inputs", InputsConfig()), MIXED)
+    assert isinstance(torso, Inputs)
+    joined = []
+    torso.joint = torch.nn.Identity()
+    torso.joint.register_forward_hook(lambda module, inputs, output: joined.append(output))
+    seen = batch(MIXED, 5)
+    rows = torso.layout(seen)
+    assert rows.dtype == np.uint8
+    assert rows.shape == (5, PICTURE.shape[0] * PICTURE.shape[1] * 3 + 4 * (2 + 3))
+    torso(torch.as_tensor(rows))
+    alone = torso.images["picture_torso"]
+    assert isinstance(alone, NatureCNN)
+    features = alone(torch.as_tensor(alone.layout(seen["picture"])))
+    torch.testing.assert_close(joined[0][:, :-5], features)
+    numbers = joined[0][:, -5:].detach().numpy()
+    names = list(MIXED.spaces)
+    assert names.index("mark") < names.index("turn")
+    np.testing.assert_array_equal(numbers[:, :2], seen["mark"])
+    np.testing.assert_array_equal(numbers[:, 2:], np.eye(3)[seen["turn"] - 1])
+
+
+def test_numbers_keep_their_digits_beside_pictures_in_bfloat16() -> None:
+    torso = build_torso(Component("labrl.networks.inputs.Inputs", InputsConfig()), MIXED)
+    joined = []
+    torso.joint.register_forward_hook(lambda module, inputs, output: joined.append((inputs[0], output)))
+    seen = batch(MIXED, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        torso(torch.as_tensor(torso.layout(seen)))  # type: ignore[operator]
+    assert joined[0][1].dtype == torch.float32
+    np.testing.assert_array_equal(joined[0][0][:, -5:-3].detach().numpy(), seen["mark"])
+
+
+def test_inputs_without_pictures_are_one_vector() -> None:
+    side_by_side = SideBySide(VECTORS)
+    assert side_by_side.space.shape == (4 + 3 + 2,)
+    seen = batch(VECTORS, 6)
+    flat = np.stack(
+        [spaces.flatten(VECTORS, {name: seen[name][i] for name in VECTORS.spaces}) for i in range(6)]
+    )
+    np.testing.assert_array_equal(side_by_side(seen), flat.astype(np.float32))
+
+
+class Pole(gym.ObservationWrapper):
+    """CartPole in two halves, or flattened by Gymnasium."""
+
+    def __init__(self, flat: bool) -> None:
+        inner = gym.make("CartPole-v1").unwrapped
+        box = inner.observation_space
+        assert isinstance(box, spaces.Box)
+        super().__init__(inner)
+        parts = {"cart": spaces.Box(box.low[:2], box.high[:2]), "pole": spaces.Box(box.low[2:], box.high[2:])}
+        self._flat = flat
+        self.observation_space = box if flat else spaces.Dict(parts)
+
+    def observation(self, observation: NDArray) -> Any:
+        return observation if self._flat else {"cart": observation[:2], "pole": observation[2:]}
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_vectors_are_learned_from_as_if_the_environment_had_joined_them(agent: str, tmp_path: Path) -> None:
+    target = {"ppo": "labrl.agents.ppo.PPO", "dqn": "labrl.agents.dqn.DQN"}[agent]
+    found = []
+    for flat in (True, False):
+        made = ["env=gymnasium", "env.id=null", "env.name=pole", "+env.make._target_=test_inputs.Pole"]
+        made += [f"+env.make.flat={flat}", "env.max_frame=300", "env.num_envs=4", *QUIET, *SMALL[target]]
+        result = labrl.train([f"agent={agent}", *made, f"hydra.run.dir={tmp_path / str(flat)}"])
+        session = result.folder / "session_0"
+        found.append((rows(session / "train.csv"), weights(session)))
+    assert unequal(*found) == []
+
+
+def weights(session: Path) -> dict[str, Any]:
+    agent = state(session)["agent"]
+    return {name: agent[name] for name in ("network", "optimizer")}
+
+
+def test_a_memory_keeps_pictures_as_bytes_and_gives_back_what_it_got(tmp_path: Path) -> None:
+    space, count = flat_space(Lamp().observation_space), 12
+    assert isinstance(space, spaces.Dict)
+    for storage in ("ram", "mmap"):
+        memory = Replay(
+            ReplayConfig(capacity=count, storage=storage, newest_share=1.0),  # type: ignore[arg-type]
+            observation_space=space,
+            action_space=spaces.Discrete(4),
+            num_envs=1,
+            n_step=1,
+            discount=0.9,
+            workspace=Workspace(tmp_path),
+            generator=np.random.default_rng(0),
+        )
+        assert memory.num_bytes < 2 * count * array_dtype(space).itemsize + 4096
+        seen, no = batch(space, count + 1), np.zeros(1, np.bool_)
+        for t in range(count):
+            following, action = seen[t + 1 : t + 2], np.array([t % 4])
+            memory.add(
+                seen[t : t + 1], action, Step(following, following, np.ones(1, np.float32), no, no, no)
+            )
+        sample = memory.sample(count, 0)
+        assert sample.observation.tobytes() == seen[:-1][::-1].tobytes()
+        assert sample.next_observation.tobytes() == seen[1:][::-1].tobytes()
+
+
+def test_vectors_are_normalized_each_by_itself_and_pictures_are_left_alone() -> None:
+    transform = NormalizeObservation(NormalizeObservationConfig(), Spaces(MIXED, spaces.Discrete(4), 8))
+    seen, moments = batch(MIXED, 8), RunningMoments((2,))
+    transform.collect(seen)
+    moments.update(seen["mark"])
+    view = transform.observation(seen)
+    wanted = (seen["mark"] - moments.mean) / np.sqrt(moments.variance + 1e-8)
+    np.testing.assert_allclose(view["mark"], wanted, rtol=1e-4, atol=1e-5)
+    assert view["picture"].tobytes() == seen["picture"].tobytes()
+    assert view["turn"].tobytes() == seen["turn"].tobytes()
+
+
+SOME = [
+    ("ppo", {}),
+    ("dqn", {}),
+    pytest.param("sac", {"continuous": True}, marks=pytest.mark.slow),
+    *(
+        pytest.param(name, {}, marks=pytest.mark.slow)
+        for name in ("a2c", "sarsa", "rainbow", "sac", "sil_ppo")
+    ),
+    *(pytest.param(name, {"continuous": True}, marks=pytest.mark.slow) for name in ("td3", "ppo")),
+]
+
+
+@pytest.mark.parametrize(("agent", "settings"), SOME)
+def test_agents_that_see_several_inputs_go_on_exactly(
+    agent: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    given = [*words(agent, **settings), "meta.rigorous_eval=1"]
+    given.append("+transforms.seen._target_=labrl.agents.transforms.NormalizeObservation")
+    assert changed_futures(tmp_path, given, frame=100) == []
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_masks_come_beside_several_inputs(agent: str, tmp_path: Path) -> None:
+    env = make_env(lamp(style="masked"), seed=1, num_threads=1, num_envs=2)
+    assert env.masked
+    assert set(env.observation_space.spaces) == {"picture", "mark"}  # type: ignore[attr-defined]
+    env.close()
+    result = labrl.train(
+        [*words(agent, style="masked"), f"hydra.run.dir={tmp_path / 'run'}"]
+    )  # what is not valid would be an error
+    assert result.exit_code == 0
+
+
+def test_what_was_learned_and_recorded_is_shown_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main([*words("ppo"), "meta.rigorous_eval=1", f"hydra.run.dir={run}"]) == 0
+    assert (
+        "policy_torso.images.picture_torso.first.weight" in (run / "session_0" / "networks.txt").read_text()
+    )
+    assert main([f"+enjoy={run}", "episodes=2", "videos=1"]) == 0
+    capsys.readouterr()
+    assert replay([str(run), "episode=last"]) == 0
+    assert "as it was recorded, to the bit" in capsys.readouterr().out
+
+
+REFUSED = [
+    ("labrl.networks.torso.MLP", MIXED, r"agent\.network\.torso: MLP reads one array.*agent/network=auto"),
+    ("labrl.networks.inputs.Inputs", VECTORS, r"Inputs is for several inputs with images among them"),
+    ("labrl.networks.torso.NatureCNN", VECTORS, r"NatureCNN needs images"),
+]
+
+
+@pytest.mark.parametrize(("target", "space", "told"), REFUSED)
+def test_torsos_that_cannot_read_the_inputs_are_refused(target: str, space: gym.Space, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_reads(Component.parse({"_target_": target}), space)
+
+
+def test_an_own_torso_must_be_of_an_image_that_there_is() -> None:
+    own = {"camera": {"_target_": "labrl.networks.impala.ImpalaCNN"}}
+    torso = Component.parse({"_target_": "labrl.networks.inputs.Inputs", "own": own})
+    with pytest.raises(ConfigError, match=r"torso\.own\.camera: there is no such image; there are picture"):
+        check_reads(torso, MIXED)
+    names = {"picture": PICTURE, "camera": PICTURE}
+    built = torso.build(observation_space=spaces.Dict(names))
+    kinds = {name: type(part).__name__ for name, part in built.images.items()}
+    assert kinds == {"picture_torso": "NatureCNN", "camera_torso": "ImpalaCNN"}
+    assert built(torch.as_tensor(built.layout(batch(spaces.Dict(names), 2)))).shape[0] == 2
+
+
+class Odd(gym.Env):
+    """Words among its observations, or two inputs of one name."""
+
+    def __init__(self, twice: bool = False) -> None:
+        word, number = spaces.Text(4), spaces.Discrete(2)
+        both = {"a": spaces.Dict({"b": number}), "a/b": number}
+        self.observation_space = spaces.Dict(both if twice else {"say": word, "n": number})
+        self.action_space = spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("twice", "told"), [(False, r"its observations at say are Text"), (True, "two inputs of one name")]
+)
+def test_inputs_that_are_no_arrays_are_refused_by_name(twice: bool, told: str) -> None:
+    node = {
+        "_target_": "labrl.envs.gym.GymnasiumEnv",
+        "name": "odd",
+        "make": {"_target_": "test_inputs.Odd", "twice": twice},
+    }
+    with pytest.raises(ConfigError, match=told):
+        describe(Component.parse(node, "env"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_both_inputs_are_learned_from(agent: str, tmp_path: Path) -> None:
+    own = {
+        "ppo": ["agent.horizon=32", "agent.batch_size=64", "agent.epochs=4", "env.max_frame=4000"],
+        "dqn": ["agent.learning_starts=200", "agent.updates_per_frame=0.25", "env.max_frame=3000"],
+    }[agent]
+    more = [
+        *LAMP,
+        *QUIET,
+        *own,
+        "agent.lr=1e-3",
+        "agent.discount=0",
+        "env.num_envs=8",
+        "meta.rigorous_eval=16",
+    ]
+    result = labrl.train([f"agent={agent}", *more, f"hydra.run.dir={tmp_path / 'run'}"])
+    row = rows(result.folder / "session_0" / "eval.csv")[-1]
+    # One of four answers is right, one of two where but one input is told apart.
+    assert float(row["return_mean"]) > 0.75 * float(row["length_mean"])
