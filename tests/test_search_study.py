@@ -72,6 +72,18 @@ def test_a_decision_is_the_same_when_the_killed_trial_reports_once_more(tmp_path
     assert again.trials()[1].state == TrialState.PRUNED
 
 
+def test_a_trial_that_others_overtook_is_stopped_with_all_that_it_has_reached(tmp_path: Path) -> None:
+    one = study(tmp_path)
+    slow, quick = next_of(one), next_of(one)
+    write_eval(slow.folder, 10, 0.0)
+    assert not one.report(slow.number, slow.folder)
+    write_eval(quick.folder, 10, 5.0)
+    assert not one.report(quick.number, quick.folder)
+    write_eval(slow.folder, 15, 1.0)
+    assert one.report(slow.number, slow.folder)
+    assert one.trials()[0].intermediate_values == {10: 0.0, 15: 1.0}
+
+
 def test_a_sampler_killed_between_two_values_draws_the_rest_as_it_would_have(tmp_path: Path) -> None:
     whole = study(tmp_path / "whole", sampler=SAMPLERS["random"])
     expected = next_of(whole).params

@@ -162,12 +162,15 @@ class Study:
                 return own.state == TrialState.PRUNED
             values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
             last = max(own.intermediate_values, default=0)
-            for frame in (frame for frame in values if frame >= last):
+            # From the last one on once more: what others have reached since may count against it, and who
+            # was killed after the value was stored was never judged by it.
+            new = [frame for frame in values if frame >= last]
+            for frame in new:
                 self._storage.optuna.set_trial_intermediate_value(own._trial_id, frame, values[frame])
-                trials = self._study.get_trials(deepcopy=False)
-                if self._is_hopeless(number, frame, trials):
-                    self._study.tell(number, state=TrialState.PRUNED)
-                    return True
+            trials = self._study.get_trials(deepcopy=False)
+            if any(self._is_hopeless(number, frame, trials) for frame in new):
+                self._study.tell(number, state=TrialState.PRUNED)
+                return True
             return False
 
     def finish(self, number: int, folder: Path) -> str | None:
