@@ -107,3 +107,11 @@ def test_config_dir_that_is_no_folder_is_refused() -> None:
 def test_activation_that_no_network_can_be_built_with_is_refused_by_its_full_key(activation: str) -> None:
     message = refused(f"agent.network.torso.mlp.activation={activation}")
     assert re.match(r"agent\.network\.torso\.mlp\.activation must be 'CELU', .* 'Tanh' or .*, got", message)
+
+
+def test_a_mistake_that_other_keys_repeat_is_told_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(compose(["agent=ppo", "env=cartpole", "env.max_frame=abc"]))
+    assert str(caught.value).splitlines() == [
+        "env.max_frame must be a whole number, got 'abc' (for instance env.max_frame=1000000)"
+    ]

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
+    from labrl.config.validate import InvalidError
 
 CONFIG_MODULE = "pkg://labrl.configs"
 
@@ -126,7 +127,7 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
     try:
         config = dataclass_of(TrialConfig, plain)
     except InvalidError as invalid:
-        raise ConfigError(invalid.told()) from None
+        raise ConfigError(invalid.without(_echoes(cfg, invalid)).told()) from None
     if isinstance(config.env.config, dict):
         raise ConfigError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
@@ -137,6 +138,20 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
     if check is not None:
         check(config.agent.config, config.env.config)
     return config
+
+
+def _echoes(cfg: DictConfig | Mapping[str, Any], invalid: InvalidError) -> set[tuple[str | int, ...]]:
+    """Paths of mistaken values that only repeat another one: `${env.max_frame}` where that is mistaken."""
+    wrong = {".".join(map(str, path)): path for path, _ in invalid.mistakes}
+    echoes = set()
+    for key, path in wrong.items():
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(cfg, parent) if parent and isinstance(cfg, DictConfig) else None
+        written = node._get_node(name) if isinstance(node, DictConfig) else None
+        source = re.fullmatch(r"\$\{([\w.]+)\}", str(written._value())) if isinstance(written, Node) else None
+        if source and source[1] in wrong:
+            echoes.add(path)
+    return echoes
 
 
 def _unset(node: Any, key: str = "") -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -31,6 +31,10 @@ class InvalidError(ValueError):
     def below(self, *parents: str | int) -> list[tuple[Path, str]]:
         """The mistakes, as seen from further up."""
         return [((*parents, *path), message) for path, message in self.mistakes]
+
+    def without(self, paths: Container[Path]) -> InvalidError:
+        """The mistakes but for those at `paths`."""
+        return InvalidError([mistake for mistake in self.mistakes if mistake[0] not in paths])
 
     def told(self, key: str = "") -> str:
         """One line for each mistake, for a node whose full key is `key`."""
