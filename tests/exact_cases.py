@@ -25,7 +25,8 @@ from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.episodes import read_episode, recorded_names
 from labrl.storage.run_folder import SessionFolder
 
-QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "wandb=disabled", "seed=5"]
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "meta.report=false", "seed=5"]
+QUIET += ["wandb=disabled"]
 
 VECTOR = ["env.max_frame=2400", "meta.log_frequency=200", "meta.eval_frequency=280"]
 IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.eval_frequency=28"]

@@ -30,6 +30,8 @@ PLAN = Plan(
 WORDS = [
     *("env=cartpole", "env.max_frame=1024", "agent.horizon=32", "agent.batch_size=64", "seed=3"),
     *("meta.eval_frequency=256", "meta.log_frequency=256", "meta.tensorboard=false"),
+    # of the trials, whose processes the patches of tests do not reach
+    *("meta.report=false", "meta.videos=false"),
     *("agent.lr=tag(log, interval(1e-4, 1e-2))", "agent.epochs=range(1, 5)", "search.confirm=null"),
 ]
 """Of a search whose trials take a second."""

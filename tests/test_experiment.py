@@ -27,6 +27,8 @@ QUICK = [
     "env.max_frame=256",
     "meta.log_frequency=128",
     "meta.progress=false",
+    "meta.report=false",
+    "meta.videos=false",
     "meta.tensorboard=false",
 ]
 ONE_PROCESS = "hydra/launcher=basic"

@@ -19,6 +19,7 @@ from labrl.seeding import session_seed
 from labrl.storage.run_folder import RunFolder
 
 QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false", "seed=1"]
+QUICK += ["meta.report=false", "meta.videos=false"]
 
 
 def content(folder: Path) -> dict[Path, bytes]:

@@ -16,6 +16,7 @@ from labrl.storage.checkpoint import CheckpointStore
 
 TRIAL = ["env.num_envs=2", "agent.horizon=32", "agent.batch_size=64", "meta.progress=false", "seed=1"]
 TRIAL += ["meta.max_session=2", "env.max_frame=1024", "meta.log_frequency=512", "meta.tensorboard=false"]
+TRIAL += ["meta.report=false", "meta.videos=false"]
 
 
 def network(seed: int) -> tuple[nn.Linear, GradientWorkers[nn.Linear]]:

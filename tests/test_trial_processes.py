@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
+ENDLESS += ["meta.report=false", "meta.videos=false"]
 
 
 @contextmanager
@@ -107,7 +108,9 @@ def test_ctrl_c_while_sessions_start_is_an_interruption_without_a_traceback(tmp_
 
 def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with labrl(folder, "agent=random", "env.max_frame=512", "meta.tensorboard=false") as process:
+    with labrl(
+        folder, "agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false"
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait() == 0

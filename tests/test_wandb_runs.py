@@ -17,7 +17,7 @@ from labrl.cli import main, send_to_wandb
 from labrl.dashboards.transaction_log import last_step
 
 ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
-QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5", "wandb.wait=600"]
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "seed=5", "wandb.wait=600"]
 
 
 @pytest.fixture(autouse=True)
