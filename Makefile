@@ -24,7 +24,7 @@ test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and t
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 learn: $(VENV)/.installed-dev ## the slow tests: agents that must learn, and a set-up from scratch
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -16,6 +17,15 @@ settings.register_profile("labrl", deadline=None)
 settings.load_profile("labrl")
 
 _make_report = reporting.make_report
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers_of_other_tests() -> None:
+    """Hydra leaves its console with the logger; it would write into the closed output of an earlier test."""
+    for logger in (logging.root, logging.getLogger("labrl")):
+        logger.handlers = [
+            handler for handler in logger.handlers if type(handler) is not logging.StreamHandler
+        ]
 
 
 @pytest.fixture(autouse=True)

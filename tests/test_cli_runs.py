@@ -112,7 +112,7 @@ def test_output_folder_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixt
 def test_failing_trial_does_not_hide_the_others_and_the_worst_code_wins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["-m", *QUICK, "env.num_envs=0,2"]) == 2
+    assert main(["-m", *QUICK, "hydra/launcher=basic", "env.num_envs=0,2"]) == 2
     (experiment,) = Path("runs").iterdir()
     assert "_experiment_" in experiment.name
     assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_random_cartpole"]
@@ -120,7 +120,7 @@ def test_failing_trial_does_not_hide_the_others_and_the_worst_code_wins(
 
 
 def test_experiment_gives_each_trial_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK[:-1], "seed=1,2"]) == 0
+    assert main(["-m", *QUICK[:-1], "hydra/launcher=basic", "seed=1,2"]) == 0
     (experiment,) = Path("runs").iterdir()
     trials = sorted(folder.name for folder in experiment.iterdir() if folder.is_dir())
     assert trials == ["0_random_cartpole", "1_random_cartpole"]

@@ -110,7 +110,7 @@ def test_latest_without_a_run_says_where_it_looked(capsys: pytest.CaptureFixture
 def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
     main([*QUICK, "hydra.run.dir=runs/c"])
     main([*QUICK, "env=pendulum", "hydra.run.dir=runs/b"])
-    main(["-m", *QUICK, "env=acrobot", "hydra.sweep.dir=runs/a"])
+    main(["-m", *QUICK, "hydra/launcher=basic", "env=acrobot", "hydra.sweep.dir=runs/a"])
     Path("runs/killed before it began").mkdir()
     RunFolder.create("runs/killed before it began")
     RunFolder.create("runs/damaged").path.joinpath("run.json").write_text("{")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.errors import ConfigError
@@ -143,12 +143,13 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
 def _echoes(cfg: DictConfig | Mapping[str, Any], invalid: InvalidError) -> set[tuple[str | int, ...]]:
     """Paths of mistaken values that only repeat another one: `${env.max_frame}` where that is mistaken."""
     wrong = {".".join(map(str, path)): path for path, _ in invalid.mistakes}
+    written = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
     echoes = set()
-    for key, path in wrong.items():
-        parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(cfg, parent) if parent and isinstance(cfg, DictConfig) else None
-        written = node._get_node(name) if isinstance(node, DictConfig) else None
-        source = re.fullmatch(r"\$\{([\w.]+)\}", str(written._value())) if isinstance(written, Node) else None
+    for path in wrong.values():
+        value: Any = written
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        source = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
         if source and source[1] in wrong:
             echoes.add(path)
     return echoes
