@@ -53,6 +53,10 @@ REPLAY = [
 SMALL: dict[str, list[str]] = {
     "labrl.agents.ppo.PPO": ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"],
     "labrl.agents.a2c.A2C": [],
+    "labrl.agents.recurrent_ppo.RecurrentPPO": [
+        *("agent.horizon=16", "agent.sequence_length=8", "agent.batch_size=32", "agent.epochs=2"),
+    ],
+    "labrl.agents.recurrent_a2c.RecurrentA2C": ["agent.horizon=7"],
     "labrl.agents.reinforce.Reinforce": ["agent.episodes=4"],
     "labrl.agents.sarsa.Sarsa": ["agent.horizon=8"],
     "labrl.agents.dqn.DQN": REPLAY,

@@ -40,6 +40,7 @@ def build(
     action: gym.Space = DISCRETE,
     num_envs: int = 4,
     masked: bool = False,
+    compute: Compute | None = None,
 ) -> tuple[Any, Clock, Streams]:
     """The agent for these spaces, with its clock and its streams."""
     clock, streams = Clock(10**6), Streams(3)
@@ -47,7 +48,7 @@ def build(
         spaces=Spaces(observation, action, num_envs, masked),
         clock=clock,
         streams=streams,
-        compute=Compute.choose("cpu", "fp32", 1),
+        compute=compute or Compute.choose("cpu", "fp32", 1),
     )
     return player, clock, streams
 

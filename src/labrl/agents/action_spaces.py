@@ -13,7 +13,7 @@ DQN_FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "r
 ANY = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
 
 ACTS_IN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("ppo", "a2c", "reinforce", "sil_ppo", "sil_a2c"), ANY),
+    **dict.fromkeys(("ppo", "a2c", "reinforce", "sil_ppo", "sil_a2c", "recurrent_ppo", "recurrent_a2c"), ANY),
     "sarsa": ("Discrete",),
     **dict.fromkeys(DQN_FAMILY, ("Discrete",)),
     "sac": ("Discrete", "Box"),

@@ -23,6 +23,8 @@ class Agent(Protocol):
 
     An agent whose `act` and `evaluation_action` (and `greedy_action`) take a keyword argument `mask` gets
     which actions are valid, [num_envs, flags], from an environment that says so; others play without.
+    One whose `evaluation_action` (and `greedy_action`) take a keyword argument `start` gets which
+    observations are the first of their episodes, [num_envs]: there it forgets what it remembers.
     """
 
     def act(self, observation: NDArray) -> NDArray:
@@ -72,11 +74,20 @@ class Agent(Protocol):
         ...
 
 
-def heeded(choose: Callable[..., NDArray], mask: NDArray[np.bool_] | None) -> dict[str, NDArray[np.bool_]]:
-    """The keyword argument `mask` for a method of an agent that takes one; nothing where there is no mask."""
-    if mask is None or "mask" not in inspect.signature(choose).parameters:
+def heeded(
+    choose: Callable[..., NDArray],
+    mask: NDArray[np.bool_] | None,
+    start: NDArray[np.bool_] | None = None,
+) -> dict[str, NDArray[np.bool_]]:
+    """The keyword arguments `mask` and `start` for a method of an agent, as far as it takes them.
+
+    start: which observations are the first of their episodes; told in evaluation, [num_envs].
+    """
+    if mask is None and start is None:
         return {}
-    return {"mask": mask}
+    taken = inspect.signature(choose).parameters
+    told = {"mask": mask, "start": start}
+    return {name: value for name, value in told.items() if value is not None and name in taken}
 
 
 def acting_modules(agent: Any) -> dict[str, nn.Module]:

@@ -62,6 +62,17 @@ class OnPolicyConfig:
     """Initial log standard deviation of a Gaussian policy, continuous actions only; null: 0."""
 
 
+class Sequences(NamedTuple):
+    """Rows that are learned from together: so many at a time are steps of one environment, in their order."""
+
+    length: int
+    """How many."""
+    state: Tensor
+    """Before the first step of each sequence, [n / length, state_size]."""
+    start: NDArray[np.bool_]
+    """Whether a row that is not the first of its sequence is that of its episode, [n / length, length]."""
+
+
 class Batch(NamedTuple):
     """The steps of a rollout that are learned from, as one flat batch of n rows."""
 
@@ -73,6 +84,8 @@ class Batch(NamedTuple):
     """Advantage, value target, value and log-probability when acting, [n, 4]: one look-up for all."""
     mask: Tensor | None
     """Which actions were valid, [n, actions]; None where all always are."""
+    sequences: Sequences | None = None
+    """How the rows follow each other, where the network remembers."""
 
 
 def normalized(advantage: Tensor) -> Tensor:
@@ -91,6 +104,8 @@ class OnPolicyAgent(ABC):
 
     NAME: ClassVar[str]
     """What messages call it."""
+    REMEMBERS: ClassVar[bool] = False
+    """Whether it carries a state of its network from step to step."""
     STATISTICS: ClassVar[tuple[str, ...]]
     _optimizer: Optimizer
     _gae_lambda: float = 1.0
@@ -143,9 +158,9 @@ class OnPolicyAgent(ABC):
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
         """Raises ConfigError for options that the environment's spaces leave without a meaning."""
-        check_actions(cls.NAME.lower(), spaces.action)
+        check_actions(cls.NAME.lower().replace(" ", "_"), spaces.action)
         distribution_for(spaces.action, cls.NAME, config.action_bounds)
-        check_torso(config.network.torso, spaces)
+        check_torso(config.network.torso, spaces, cls.REMEMBERS)
         if isinstance(spaces.action, gym.spaces.Box):
             return
         for option in ("log_std_init", "action_bounds"):
@@ -267,9 +282,13 @@ class OnPolicyAgent(ABC):
             parameters, value = self._evaluate(network, batch, share)
             return loss(parameters, value, batch.action[share], batch.columns[share], entropy_coef)
 
-        statistics = self._workers.backward(of_share, len(batch.action))
+        statistics = self._backward(of_share, len(batch.action))
         self._record(statistics, self._descend())
         return 1
+
+    def _backward(self, loss: Callable[[ActorCritic, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
+        """As GradientWorkers.backward: the gradient of a mean loss over `size` rows of a batch."""
+        return self._workers.backward(loss, size)
 
     def _descend(self) -> float:
         """One step down the gathered gradient. Returns its Euclidean norm. Raises NonFiniteError."""
@@ -287,14 +306,12 @@ class OnPolicyAgent(ABC):
 
     def _new_rollout(self, observation: NDArray) -> Rollout:
         """Room for a rollout; observation: a first one, for shape and type. [num_envs, *obs]"""
-        distribution = self._distribution
-        return self._make_rollout(
-            observation,
-            distribution.action_shape,
-            distribution.action_dtype,
-            distribution.num_parameters,
-            self._spaces.masked,
-        )
+        return self._make_rollout(*self._shapes(observation))
+
+    def _shapes(self, observation: NDArray) -> tuple[Any, ...]:
+        """What a rollout is to hold, as Rollout takes it."""
+        kind = self._distribution
+        return observation, kind.action_shape, kind.action_dtype, kind.num_parameters, self._spaces.masked
 
     def _tensor(self, observation: NDArray) -> Tensor:
         if observation.dtype == np.float64:
@@ -347,14 +364,22 @@ class OnPolicyAgent(ABC):
             return parameters, value
         return masked(parameters, torch.from_numpy(mask).to(parameters.device)), value
 
-    def _prepare(self, rollout: Rollout) -> Batch:
-        """Advantages and value targets of a full rollout, as one flat batch."""
+    def _beyond(self, rollout: Rollout) -> NDArray:
+        """Observations that are not in the rows: what the last row led to, then the final ones of cuts."""
+        assert self._observation is not None
+        last = self.network.layout(self._observation)
+        return np.concatenate([last, *(final[None] for final in rollout.cut.values())])
+
+    def _complete(self, rollout: Rollout) -> NDArray:
+        """Fill in the values of a full rollout that are not there yet. Returns those of `_beyond`, [n]."""
         if not self.network.shared:
             # The policy has not changed since the first row, so all values are had in one pass.
             rollout.set_values(self._values(rollout.flat("observation").numpy()))
-        assert self._observation is not None
-        last = self.network.layout(self._observation)
-        beyond = self._values(np.concatenate([last, *(final[None] for final in rollout.cut.values())]))
+        return self._values(self._beyond(rollout))
+
+    def _prepare(self, rollout: Rollout) -> Batch:
+        """Advantages and value targets of a full rollout, as one flat batch."""
+        beyond = self._complete(rollout)
         advantage = rollout.advantages(beyond, self._config.discount, self._gae_lambda)
         value = rollout.flat("value").numpy()
         target = advantage + value

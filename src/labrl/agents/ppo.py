@@ -139,8 +139,7 @@ class PPO(OnPolicyAgent):
         Advantages are normalized within each minibatch.
         """
         size = self._config.batch_size
-        order = torch.randperm(len(batch.observation), generator=self._minibatch_stream)
-        rows = order.to(self._compute.device)
+        rows = self._order(len(batch.observation)).to(self._compute.device)
         # All minibatches at once: this is cheaper than many small look-ups, and observations are large.
         action, columns = batch.action[rows], batch.columns[rows]
         if self._config.normalize_advantage and size > 1:
@@ -148,6 +147,10 @@ class PPO(OnPolicyAgent):
             std, mean = torch.std_mean(advantage, dim=1, keepdim=True)
             advantage.sub_(mean).div_(std + 1e-8)
         return zip(rows.split(size), action.split(size), columns.split(size), strict=True)
+
+    def _order(self, size: int) -> Tensor:
+        """The rows of a batch in random order. [size]"""
+        return torch.randperm(size, generator=self._minibatch_stream)
 
     def _gradient(
         self, batch: Batch, rows: Tensor, action: Tensor, columns: Tensor, coefficients: Coefficients
@@ -158,7 +161,7 @@ class PPO(OnPolicyAgent):
             parameters, value = self._evaluate(network, batch, rows[share])
             return self._loss(parameters, value, action[share], columns[share], coefficients)
 
-        return self._workers.backward(loss, len(rows))
+        return self._backward(loss, len(rows))
 
     def _loss(
         self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, coefficients: Coefficients

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component
@@ -96,6 +99,30 @@ class ActorCritic(nn.Module):
             return self.policy_head.forward(features).float(), features.new_zeros(len(features)).float()
         value_features = features if self.shared else self.value_torso.forward(observation)
         return self.policy_head.forward(features).float(), self._value(value_features)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that torsos with a memory carry for each environment."""
+        memory: Any = self.policy_torso
+        return int(memory.state_size) * (1 if self.shared else 2)
+
+    def unroll(
+        self, observation: Tensor, state: Tensor, lengths: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `forward`, of torsos with a memory, and the state after each piece.
+
+        observation: of the steps, piece after piece [batch, *obs]; state: before each piece
+        [pieces, state_size]; lengths: of the pieces; None: every step is one.
+        """
+        policy: Any = self.policy_torso
+        value: Any = self.value_torso
+        size = int(policy.state_size)
+        features, after = policy.unroll(observation, state[:, :size], lengths)
+        parameters = self.policy_head.forward(features).float()
+        if self.shared:
+            return parameters, self._value(features), after
+        features, value_after = value.unroll(observation, state[:, size:], lengths)
+        return parameters, self._value(features), torch.cat([after, value_after], dim=1)
 
     def _value(self, features: Tensor) -> Tensor:
         return self.value_head.forward(features).float().squeeze(1)

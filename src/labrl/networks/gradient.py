@@ -130,15 +130,15 @@ class GradientWorkers(Generic[Network]):
     def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.
 
-        Returns the results in the order of the shares.
+        Returns the results in the order of the shares; with fewer rows than workers, some have no share.
         """
         if self._pool is None:
             return [work(self._replicas[0][0], slice(0, size))]
-        n = self.num_workers
+        n = min(self.num_workers, size)
         shares = [slice(size * i // n, size * (i + 1) // n) for i in range(n)]
         others = [
             self._pool.submit(work, replica, share)
-            for (replica, _), share in zip(self._replicas[1:], shares[1:], strict=True)
+            for (replica, _), share in zip(self._replicas[1:n], shares[1:], strict=True)
         ]
         first = work(self._replicas[0][0], shares[0])
         return [first, *(other.result() for other in others)]

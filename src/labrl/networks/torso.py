@@ -221,8 +221,22 @@ class NatureCNN(ImageTorso):
         return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
 
 
-def check_torso(torso: Component, spaces: Spaces) -> None:
-    """Raises ConfigError for observations that `torso` cannot read, where it knows of such."""
+def check_torso(torso: Component, spaces: Spaces, remembers: bool = False) -> None:
+    """Raises ConfigError for observations that `torso` cannot read, where it knows of such.
+
+    remembers: whether the agent carries a state from step to step; then the torso must have one.
+    """
+    target = torso.load()
+    if hasattr(target, "unroll") and not remembers:
+        raise ConfigError(
+            f"agent.network.torso: {torso.target} has a memory, and this agent carries none from step to "
+            "step. Set agent=recurrent_ppo or recurrent_a2c, or another agent/network, such as auto."
+        )
+    if remembers and not hasattr(target, "unroll"):
+        raise ConfigError(
+            f"agent.network.torso: {torso.target} has no memory, and a recurrent agent needs one. Set "
+            "agent/network=gru or lstm, or take the agent that remembers nothing (agent=ppo, a2c, dqn)."
+        )
     check_reads(torso, spaces.observation)
 
 

@@ -70,17 +70,18 @@ class EvaluationEnvs:
             else partial(agent.evaluation_action, generator=generator)
         )
         played: list[Played] = [[] for _ in range(env.num_envs)]
+        start = np.ones(env.num_envs, np.bool_)
         while min(map(len, played)) < quota:
             if stopped():
                 return None
-            action = choose(transforms.frozen(observation), **heeded(choose, env.action_mask))
+            action = choose(transforms.frozen(observation), **heeded(choose, env.action_mask, start))
             step = env.step(action)
             for episode in step.episodes:
                 # An environment that is done plays on while others finish: a further, short episode
                 # would count short episodes more often than long ones.
                 if len(played[episode.env]) < quota:
                     played[episode.env].append((episode, *env.played(episode)))
-            observation = step.observation
+            observation, start = step.observation, step.episode_over
         return list(chain.from_iterable(played))
 
     def close(self) -> None:

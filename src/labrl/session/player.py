@@ -63,13 +63,18 @@ class Player:
         self._greedy = greedy
 
     def act(
-        self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
+        self,
+        observation: NDArray,
+        generator: np.random.Generator,
+        start: NDArray[np.bool_],
+        mask: NDArray[np.bool_] | None = None,
     ) -> NDArray:
-        """observation, mask: as the environments give them, [num_envs, ...]. Returns [num_envs, ...]."""
-        seen = self._transforms.frozen(observation)
-        if self._greedy and isinstance(self.agent, Greedy):
-            return self.agent.greedy_action(seen, **heeded(self.agent.greedy_action, mask))
-        return self.agent.evaluation_action(seen, generator, **heeded(self.agent.evaluation_action, mask))
+        """observation, mask: as the environments give them, [num_envs, ...]; start: which observations are
+        the first of their episodes [num_envs]. Returns [num_envs, ...]."""
+        seen, agent = self._transforms.frozen(observation), self.agent
+        if self._greedy and isinstance(agent, Greedy):
+            return agent.greedy_action(seen, **heeded(agent.greedy_action, mask, start))
+        return agent.evaluation_action(seen, generator, **heeded(agent.evaluation_action, mask, start))
 
     def play(
         self, env: VectorEnv, episodes: int, seed: int, after_step: Callable[[], None] = lambda: None
@@ -84,13 +89,14 @@ class Player:
         left = [len(range(i, episodes, n)) for i in range(n)]
         generator = np.random.default_rng(derived_seed(self.seed, "enjoy actions", self.frame, seed))
         observation = env.reset(derived_seed(self.seed, "enjoy", self.frame, seed))
+        start = np.ones(n, np.bool_)
         after_step()
         while any(left):
-            step = env.step(self.act(observation, generator, env.action_mask))
+            step = env.step(self.act(observation, generator, start, env.action_mask))
             after_step()
             for episode in step.episodes:
                 if left[episode.env]:
                     left[episode.env] -= 1
                     number = episode.index * n + episode.env
                     yield number, Played(episode, *env.played(episode), self.frame, "evaluation")
-            observation = step.observation
+            observation, start = step.observation, step.episode_over

@@ -1,0 +1,145 @@
+"""A memory behind any torso: a GRU or LSTM, whose state is carried from one step to the next.
+
+A network that remembers has, besides what a torso has, `state_size` and `unroll`: agents that carry a state
+ask for these two, and only they can be given such a network. A user's own needs the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from labrl.config.component import Component
+from labrl.config.types import PositiveInt
+from labrl.networks.inputs import build_torso, check_reads
+from labrl.observations import example
+
+
+class Pieces(NamedTuple):
+    """Sequences of steps, cut where an episode ends inside them: rows of a batch, piece after piece."""
+
+    lengths: NDArray[np.int64]
+    """Steps of each piece, >= 1. [pieces]"""
+    first: NDArray[np.int64]
+    """The piece that each sequence begins with. [sequences]"""
+    carried: NDArray[np.bool_]
+    """Whether a sequence begins in the middle of an episode. [sequences]"""
+
+    @classmethod
+    def of(cls, start: NDArray[np.bool_]) -> Pieces:
+        """start: whether a step is the first of its episode. [sequences, length]"""
+        begins = start.copy()
+        begins[:, 0] = True
+        rows = np.flatnonzero(begins)
+        first = np.searchsorted(rows, np.arange(len(start)) * start.shape[1])
+        return cls(np.diff(rows, append=start.size), first, ~start[:, 0])
+
+    def states(self, state: Tensor) -> Tensor:
+        """The state before each piece: that before its sequence, or a fresh one, which is 0.
+
+        state: [sequences, state_size]. Returns [pieces, state_size].
+        """
+        states = state.new_zeros((len(self.lengths), state.shape[1]))
+        carried = torch.from_numpy(self.carried).to(state.device)
+        states[torch.from_numpy(self.first).to(state.device)] = state * carried.unsqueeze(1)
+        return states
+
+
+@dataclass(kw_only=True)
+class RecurrentConfig:
+    """A GRU (Cho et al., 2014, arXiv:1406.1078) or LSTM (Hochreiter & Schmidhuber, 1997) behind a torso."""
+
+    torso: Component
+    """What the memory is fed with: a labrl torso or any `nn.Module` by `_target_`."""
+    kind: Literal["gru", "lstm"] = "gru"
+    """Its cells."""
+    hidden_size: PositiveInt = 64
+    """Units of each layer, as many as the features that come out."""
+    layers: PositiveInt = 1
+    """Layers, each fed with the one before it."""
+
+
+class Recurrent(nn.Module):
+    """Features that depend on all that was seen since the episode began.
+
+    Its weights are orthogonal and its biases 0 at first (Huang et al., 2022, "The 37 implementation details
+    of PPO"). It is computed in float32, whatever the torso is computed in: errors add up over a sequence.
+    """
+
+    Config = RecurrentConfig
+    several_inputs = True  # as far as the torso takes them
+
+    def __init__(self, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.torso = build_torso(config.torso, observation_space)
+        self.layout = getattr(self.torso, "layout", lambda observation: observation)
+        with torch.no_grad():
+            num_features = self.torso(torch.as_tensor(self.layout(example(observation_space)))).shape[1]
+        cells = {"gru": nn.GRU, "lstm": nn.LSTM}[config.kind]
+        self.core: nn.RNNBase = cells(num_features, config.hidden_size, config.layers)
+        for name, parameter in self.core.named_parameters():
+            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        # Of an LSTM, outputs and cells of all layers; of a GRU its outputs.
+        self._parts = (2 if config.kind == "lstm" else 1) * config.layers
+        self._layers = config.layers
+        self.state_size = self._parts * config.hidden_size
+        """Numbers that are carried for each environment."""
+
+    @classmethod
+    def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
+        """Raises ConfigError where the torso cannot read the observations."""
+        check_reads(config.torso, observation_space)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features of first observations of episodes. [batch, *obs] -> [batch, hidden_size]"""
+        rows = len(observation)
+        state = torch.zeros((rows, self.state_size), device=observation.device)
+        return self.unroll(observation, state)[0]
+
+    def unroll(
+        self, observation: Tensor, state: Tensor, lengths: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Features of steps that follow each other in pieces, and the state after each piece.
+
+        observation: of the steps, piece after piece, as `layout` makes them [batch, *obs]; state: before each
+        piece [pieces, state_size]; lengths: of the pieces, their sum is batch; None: every step is a piece.
+        Returns [batch, hidden_size] and [pieces, state_size].
+        """
+        features = self.torso.forward(observation)
+        with torch.autocast(features.device.type, enabled=False):
+            features = features.float()
+            if lengths is None:
+                outputs, after = self.core(features.unsqueeze(0), self._split(state))
+                return outputs.squeeze(0), self._joined(after)
+            # All first steps, then all second ones, ..., the longest pieces first, as the cells want it.
+            order = np.argsort(-lengths, kind="stable")
+            rank = np.empty_like(order)
+            rank[order] = np.arange(len(order))
+            age = np.arange(len(features)) - np.repeat(lengths.cumsum() - lengths, lengths)
+            row = np.lexsort((np.repeat(rank, lengths), age))
+            place = np.empty_like(row)
+            place[row] = np.arange(len(row))
+            device = features.device
+            there, back, by_length, by_rank = (
+                torch.from_numpy(index).to(device) for index in (row, place, order, rank)
+            )
+            packed = PackedSequence(features[there], torch.from_numpy(np.bincount(age)))
+            outputs, after = self.core(packed, self._split(state[by_length]))
+            return outputs.data[back], self._joined(after)[by_rank]
+
+    def _split(self, state: Tensor) -> Any:
+        """[pieces, state_size] as torch's cells take it."""
+        parts = state.view(len(state), self._parts, -1).transpose(0, 1).contiguous()
+        return (parts[: self._layers], parts[self._layers :]) if self._parts > self._layers else parts
+
+    def _joined(self, parts: Any) -> Tensor:
+        """As torch's cells give it, [pieces, state_size]."""
+        whole = torch.cat(parts) if isinstance(parts, tuple) else parts
+        return whole.transpose(0, 1).reshape(whole.shape[1], -1)

@@ -1,0 +1,258 @@
+"""PPO and A2C with a memory: whole sequences, states that go on or begin, and a cue that is not forgotten."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from on_policy_cases import BOX, assert_same_future, build, kept_from, noise, play
+from recurrent_cases import Corridor, Recorded, remembered
+
+from labrl.networks.compute import Compute
+from labrl.step import Step
+
+TINY = ("agent.network.torso.torso.mlp.hidden=[8]", "agent.network.torso.hidden_size=6")
+PPO = ("agent.horizon=12", "agent.sequence_length=4", "agent.batch_size=48", "agent.epochs=1")
+A2C = ("agent.horizon=12",)
+IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
+
+
+def stepwise(network: Any, world: Recorded) -> dict[str, torch.Tensor]:
+    """What the network says of a recorded rollout, one observation after the other.
+
+    parameters and value of each step, the state before it, and the value of what it led to, 0 after a
+    termination. [t, num_envs, ...] each.
+    """
+    state = torch.zeros(len(world.seen[0]), network.state_size)
+    kept: dict[str, list[torch.Tensor]] = {"parameters": [], "value": [], "next_value": [], "state": []}
+    for observation, step in zip(world.seen, world.steps, strict=True):
+        kept["state"].append(state)
+        parameters, value, state = network.unroll(torch.from_numpy(observation), state)
+        kept["parameters"].append(parameters)
+        kept["value"].append(value)
+        led_to = network.unroll(torch.from_numpy(step.next_observation), state)[1]
+        kept["next_value"].append(led_to * ~torch.from_numpy(step.terminated))
+        state = state * ~torch.from_numpy(step.episode_over[:, None])
+    return {name: torch.stack(values) for name, values in kept.items()}
+
+
+def reference(
+    network: Any, world: Recorded, length: int, gamma: float, lam: float
+) -> dict[str, torch.Tensor]:
+    """Outputs with gradients over sequences of `length`, advantages and targets, all [t, num_envs]."""
+    with torch.no_grad():
+        then = stepwise(network, world)
+    reward = torch.from_numpy(np.stack([step.reward for step in world.steps]))
+    ended = torch.from_numpy(np.stack([step.terminated | step.episode_over for step in world.steps]))
+    error = reward + gamma * then["next_value"] - then["value"]
+    advantage, following = torch.zeros_like(error), torch.zeros_like(error[0])
+    for t in reversed(range(len(error))):
+        advantage[t] = following = error[t] + gamma * lam * following * ~ended[t]
+    outputs: dict[str, list[torch.Tensor]] = {"parameters": [], "value": []}
+    for t, (observation, step) in enumerate(zip(world.seen, world.steps, strict=True)):
+        state = then["state"][t] if t % length == 0 else state  # noqa: F821
+        parameters, value, state = network.unroll(torch.from_numpy(observation), state)
+        outputs["parameters"].append(parameters)
+        outputs["value"].append(value)
+        state = state * ~torch.from_numpy(step.episode_over[:, None])
+    now = {name: torch.stack(values) for name, values in outputs.items()}
+    return {**now, "advantage": advantage, "target": advantage + then["value"]}
+
+
+PPO_CASE, A2C_CASE = (
+    ("recurrent_ppo", PPO, 4, 0.95),
+    ("recurrent_a2c", (*A2C, "agent.gae_lambda=0.8"), 12, 0.8),
+)
+
+
+@pytest.mark.parametrize(
+    ("agent_name", "words", "length", "lam", "network", "shared"),
+    [
+        (*PPO_CASE, "gru", False),
+        (*PPO_CASE, "lstm", True),
+        (*A2C_CASE, "gru", True),
+        (*A2C_CASE, "lstm", False),
+    ],
+    ids=["ppo-gru", "ppo-lstm-shared", "a2c-gru-shared", "a2c-lstm"],
+)
+def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
+    agent_name: str, words: tuple[str, ...], length: int, lam: float, network: str, shared: bool
+) -> None:
+    options = [f"agent/network={network}", f"agent.network.shared={shared}", "agent.entropy_coef=0.02"]
+    agent, clock, _ = build(agent_name, *options, *TINY, *words, "agent.max_grad_norm=null")
+    world = Recorded(noise())
+    assert play(agent, clock, world, 12) == 1
+    before, _, _ = build(agent_name, *options, *TINY, *words)
+    expected = reference(before.network, world, length, 0.99, lam)
+    policy = torch.distributions.Categorical(logits=expected["parameters"])
+    log_prob = policy.log_prob(torch.from_numpy(np.stack(world.actions)))
+    advantage = expected["advantage"]
+    if agent_name == "recurrent_ppo":
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        log_prob = (log_prob - log_prob.detach()).exp()
+    loss = (
+        -(log_prob * advantage).mean() + 0.5 * 0.5 * (expected["value"] - expected["target"]).square().mean()
+    )
+    (loss - 0.02 * policy.entropy().mean()).backward()
+    for ours, parameter in zip(agent.network.parameters(), before.network.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_the_state_goes_on_from_rollout_to_rollout() -> None:
+    agent, clock, _ = build("recurrent_ppo", *TINY, *PPO, "agent.lr=0")
+    batches, world, prepare = [], Recorded(noise()), agent._prepare
+
+    def spy(rollout: Any) -> Any:
+        batches.append(copy.deepcopy(prepare(rollout)))  # the arrays are filled again
+        return batches[-1]
+
+    agent._prepare = spy
+    play(agent, clock, world, 24)
+    with torch.no_grad():
+        expected = stepwise(agent.network, world)
+    for number, batch in enumerate(batches):
+        begins = expected["state"][12 * number : 12 * (number + 1) : 4]  # [3, num_envs, state_size]
+        torch.testing.assert_close(batch.sequences.state, begins.flatten(0, 1))
+        value = expected["value"][12 * number : 12 * (number + 1)].view(3, 4, 4).transpose(1, 2)
+        torch.testing.assert_close(batch.columns[:, 2], value.flatten(), rtol=1e-4, atol=1e-5)
+    assert batches[1].sequences.state[:4].count_nonzero()
+
+
+def test_truncation_bootstraps_from_the_true_final_observation_and_what_was_remembered_there() -> None:
+    words = ("agent.horizon=2", "agent.sequence_length=2", "agent.batch_size=8", "agent.gae_lambda=0")
+    agent, _, _ = build("recurrent_ppo", *TINY, *words, "agent.discount=0.5")
+    batches = kept_from(agent, "_prepare")
+    first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
+    truncated, no = np.array([True, False, False, False]), np.zeros(4, np.bool_)
+    reward = np.ones(4, np.float32)
+    following = np.where(truncated[:, None], reset, final)
+    network = copy.deepcopy(agent.network)
+    agent.act(first)
+    agent.observe(Step(following, final, reward, no, truncated, truncated))
+    agent.act(following)
+    agent.observe(Step(following, following, reward, no, no, no))
+    agent.learn()
+    with torch.no_grad():
+        fresh = torch.zeros(1, network.state_size)
+        _, value, state = network.unroll(torch.from_numpy(first[:1]), fresh)
+        remembering = network.unroll(torch.from_numpy(final[:1]), state)[1]
+        forgetful = network.unroll(torch.from_numpy(final[:1]), fresh)[1]
+    assert abs(float(remembering - forgetful)) > 1e-3
+    # Sequence after sequence: the first step of every environment is every second row.
+    advantage = batches[0].columns[::2, 0]
+    torch.testing.assert_close(advantage, (1 + 0.5 * remembering - value).expand(4), rtol=1e-4, atol=1e-5)
+
+
+def test_minibatches_are_of_whole_sequences_and_each_is_taken_once_an_epoch() -> None:
+    agent, clock, _ = build("recurrent_ppo", *TINY, *PPO[:2], "agent.batch_size=16", "agent.epochs=2")
+    orders = kept_from(agent, "_order")
+    assert play(agent, clock, noise(), 12) == 6
+    for order in orders:
+        sequences = order.view(-1, 4)
+        assert (sequences - sequences[:, :1] == torch.arange(4)).all()
+        assert sorted(sequences[:, 0].tolist()) == list(range(0, 48, 4))
+    assert not torch.equal(*orders)
+
+
+def test_evaluation_carries_a_state_of_its_own() -> None:
+    plain, clock, _ = build("recurrent_ppo", *TINY, *PPO)
+    play(plain, clock, noise(), 18)
+    disturbed, clock, _ = build("recurrent_ppo", *TINY, *PPO)
+    world, seen, rng = noise(), np.ones((9, 3), np.float32), np.random.default_rng(0)
+    play(disturbed, clock, world, 7)
+    begin, go_on = np.ones(9, np.bool_), np.zeros(9, np.bool_)
+    disturbed.evaluation_action(seen, rng, start=begin)
+    disturbed.greedy_action(seen, start=go_on)
+    play(disturbed, clock, world, 11)
+    assert torch.equal(plain._weights, disturbed._weights)
+
+    agent, network = disturbed, disturbed.network
+    once = network.unroll(torch.from_numpy(seen), torch.zeros(9, network.state_size))[2].detach()
+    twice = network.unroll(torch.from_numpy(seen), once)[2].detach().numpy()
+    agent.greedy_action(seen, start=begin)
+    agent.greedy_action(seen, start=go_on)
+    np.testing.assert_allclose(agent._evaluation_state, twice, rtol=1e-5, atol=1e-6)
+    partly = np.arange(9) < 3
+    agent.greedy_action(seen, start=partly)
+    np.testing.assert_allclose(agent._evaluation_state[:3], once.numpy()[:3], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(agent._evaluation_state[3:], once.numpy()[3:])
+
+
+@pytest.mark.parametrize(
+    ("agent", "words", "steps"),
+    [("recurrent_ppo", PPO, 3), ("recurrent_ppo", PPO, 17), ("recurrent_a2c", A2C, 12)],
+    ids=["ppo-3", "ppo-17", "a2c-12"],
+)
+def test_a_restored_agent_has_the_same_future(agent: str, words: tuple[str, ...], steps: int) -> None:
+    assert_same_future(lambda: build(agent, "agent/network=lstm", *TINY, *words), noise(), steps)
+
+
+@pytest.mark.parametrize("agent", ["recurrent_ppo", "recurrent_a2c"])
+def test_continuous_actions_are_learned_too(agent: str) -> None:
+    words = PPO if agent == "recurrent_ppo" else A2C
+    player, clock, _ = build(agent, *TINY, *words, action=BOX)
+    world = noise()
+    plain = world.step
+    world.step = lambda action: plain(np.asarray(action)[:, 0])  # type: ignore[method-assign]
+    assert play(player, clock, world, 12) == 1
+    assert all(np.isfinite(value) for value in player.metrics().values())
+
+
+def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
+    gradients = []
+    for threads in (1, 3, 16):
+        words = ("agent.horizon=8", "agent.sequence_length=4", "agent.batch_size=32", "agent.epochs=1")
+        small = (TINY[1], "agent.network.torso.torso.cnn.features=8", "agent.max_grad_norm=null")
+        agent, clock, _ = build("recurrent_ppo", *small, *words, observation=IMAGE, compute=fp32(threads))
+        world = type(noise())(IMAGE, 4)
+        assert play(agent, clock, world, 8) == 1
+        gradients.append(agent._weights.grad.clone())
+        agent.close()
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
+
+
+def fp32(threads: int) -> Compute:
+    return Compute.choose("cpu", "fp32", threads)
+
+
+SMALL = ("agent.network.torso.torso.mlp.hidden=[16]", "agent.network.torso.hidden_size=16")
+QUICK = ("agent.horizon=32", "agent.batch_size=128", "agent.lr=3e-3")
+
+
+@pytest.mark.parametrize(
+    ("agent", "words", "steps"),
+    [
+        ("recurrent_ppo", QUICK, 200),
+        pytest.param("recurrent_ppo", (*QUICK, "agent/network=lstm"), 300, marks=pytest.mark.slow),
+        pytest.param(
+            "recurrent_a2c", ("agent/optimizer=adam", "agent.lr=3e-3"), 1500, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["ppo", "ppo with lstm", "a2c"],
+)
+def test_the_cue_of_the_first_step_is_remembered_to_the_last(
+    agent: str, words: tuple[str, ...], steps: int
+) -> None:
+    corridor = {"observation": Corridor.SPACE, "action": Corridor.ACTIONS, "num_envs": 16}
+    player, clock, _ = build(agent, *words, *SMALL, **corridor)  # type: ignore[arg-type]
+    play(player, clock, Corridor(16), steps)
+    assert remembered(player) > 0.95
+
+
+@pytest.mark.slow
+def test_who_remembers_nothing_is_right_half_of_the_time() -> None:
+    words = (
+        "agent.horizon=32",
+        "agent.batch_size=128",
+        "agent.lr=3e-3",
+        "agent.network.torso.mlp.hidden=[16]",
+    )
+    agent, clock, _ = build("ppo", *words, observation=Corridor.SPACE, action=Corridor.ACTIONS, num_envs=16)
+    world = Corridor(16)
+    play(agent, clock, world, 400)
+    assert np.mean(world.paid) == pytest.approx(0.5, abs=0.06)
