@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from labrl.agents.batch import Batch
 from labrl.agents.errors import NonFiniteError
-from labrl.agents.on_policy import Batch
 from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
 from labrl.config.component import Component

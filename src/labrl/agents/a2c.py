@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labrl.agents.batch import Batch, normalized
 from labrl.agents.budget import check_budget
-from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig, normalized
+from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from labrl.agents.batch import Batch
 from labrl.agents.budget import check_budget
-from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig
+from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability

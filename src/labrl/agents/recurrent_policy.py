@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig, Sequences
+from labrl.agents.batch import Batch, Sequences
+from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
 from labrl.config.errors import ConfigError
 from labrl.memory.rollout import Rollout
 from labrl.memory.sequences import SequenceRollout

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from labrl.agents.on_policy import Batch, OnPolicyAgent, OnPolicyConfig, normalized
+from labrl.agents.batch import Batch, normalized
+from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError

@@ -1,0 +1,44 @@
+"""What a rollout is made into before it is learned from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Sequences(NamedTuple):
+    """Rows that are learned from together: so many at a time are steps of one environment, in their order."""
+
+    length: int
+    """How many."""
+    state: Tensor
+    """Before the first step of each sequence, [n / length, state_size]."""
+    start: NDArray[np.bool_]
+    """Whether a row that is not the first of its sequence is that of its episode, [n / length, length]."""
+
+
+class Batch(NamedTuple):
+    """The steps of a rollout that are learned from, as one flat batch of n rows."""
+
+    observation: Tensor
+    """[n, *obs]"""
+    action: Tensor
+    """[n, *action]"""
+    columns: Tensor
+    """Advantage, value target, value and log-probability when acting, [n, 4]: one look-up for all."""
+    mask: Tensor | None
+    """Which actions were valid, [n, actions]; None where all always are."""
+    sequences: Sequences | None = None
+    """How the rows follow each other, where the network remembers."""
+
+
+def normalized(advantage: Tensor) -> Tensor:
+    """With mean 0 and deviation 1, as far as there are two. [n]"""
+    if len(advantage) < 2:
+        return advantage
+    std, mean = torch.std_mean(advantage)
+    return (advantage - mean) / (std + 1e-8)
