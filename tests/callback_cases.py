@@ -99,6 +99,9 @@ class ToySession:
         self.before_callbacks = check
         return self
 
+    def metrics(self) -> dict[str, float]:
+        return self.agent.metrics()
+
     @property
     def interrupted(self) -> bool:
         return self.interruption.requested and not self.clock.finished

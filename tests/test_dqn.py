@@ -154,7 +154,7 @@ def test_updates_per_frame_are_kept_exactly_for_any_number_of_environments(
     agent._num_envs = num_envs
     agent._config.learning_starts = starts
     experience = agent._experience
-    experience.num_envs, experience.first_update = num_envs, first_update(agent._config, num_envs)
+    experience.frames_per_step, experience.first_update = num_envs, first_update(agent._config, num_envs)
     experience.ratio, experience.updates, clock.frame = Fraction(text), 0, 0
     done = 0
     while clock.frame < 1500:

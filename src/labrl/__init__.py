@@ -31,7 +31,9 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
         )
     from labrl.lab.again import Again
     from labrl.lab.showing import enjoy_request
+    from labrl.lab.torchrun import refuse_torchrun
 
+    refuse_torchrun("labrl.train")
     words = list(overrides)
     if enjoy_request(words) is not None:
         raise ConfigError("+enjoy trains nothing: call labrl.cli.main([...]) with the same words")

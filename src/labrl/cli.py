@@ -14,6 +14,7 @@ from pathlib import Path
 from labrl.config.errors import ConfigError
 from labrl.lab.job import Job, refused
 from labrl.lab.outcome import DONE, INTERRUPTED, WRONG_INPUT
+from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the words after `labrl`; None: those that the process was started with. Returns the exit code,
     of several trials the largest.
     """
+    launch = Launch.here()
+    if launch is None:
+        return _main(argv)
+    return follow(launch) if launch.rank else lead(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     with _arguments(argv) as arguments:
         try:
@@ -53,6 +61,8 @@ def _run(arguments: list[str], full_error: bool) -> int:
     from labrl.lab.showing import enjoy_request
 
     words = get_args(arguments)
+    if words.multirun:
+        refuse_torchrun("-m")
     asked = None if words.help else enjoy_request(words.overrides, words.multirun)
     if asked is not None:
         from labrl.lab.enjoy import enjoy

@@ -28,6 +28,7 @@ class Clock:
         self._wall_before = 0.0
         self._started: float | None = None
         self._finished = False
+        self._last_tick_is_next = False
 
     @property
     def wall(self) -> float:
@@ -45,6 +46,7 @@ class Clock:
             self.frame >= self.max_frame
             or (self.max_opt_step is not None and self.opt_step >= self.max_opt_step)
             or (self.max_wall is not None and self.wall >= self.max_wall)
+            or self._last_tick_is_next
         )
 
     def start(self) -> None:
@@ -66,6 +68,10 @@ class Clock:
         self.frame += frames
         self.episode += episodes
         self._finished = self._spent()
+
+    def end_with_the_next_tick(self) -> None:
+        """Let the next tick spend the budget: the ranks of a session have agreed on its end."""
+        self._last_tick_is_next = True
 
     def due(self, frequency: int) -> bool:
         """Whether the last tick crossed a multiple of `frequency` frames, or ended the budget.

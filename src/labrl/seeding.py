@@ -41,22 +41,24 @@ class Streams:
     Adding a new consumer under a new name leaves all other streams as they were.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rank: int = 0) -> None:
+        """rank: of the process among those that train one session; each has streams of its own."""
         self.seed = seed
+        self._rank = ("rank", rank) if rank else ()
         self._numpy: dict[str, np.random.Generator] = {}
         self._torch: dict[str, torch.Generator] = {}
 
     def numpy(self, name: str) -> np.random.Generator:
         """The NumPy generator called `name`."""
         if name not in self._numpy:
-            self._numpy[name] = np.random.default_rng(derived_seed(self.seed, "numpy", name))
+            self._numpy[name] = np.random.default_rng(derived_seed(self.seed, "numpy", name, *self._rank))
         return self._numpy[name]
 
     def torch(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """The torch generator called `name`, on `device`."""
         if name not in self._torch:
             generator = torch.Generator(device=device)
-            generator.manual_seed(derived_seed(self.seed, "torch", name))
+            generator.manual_seed(derived_seed(self.seed, "torch", name, *self._rank))
             self._torch[name] = generator
         return self._torch[name]
 

@@ -118,7 +118,7 @@ class A2C(OnPolicyAgent):
     def _update(self, batch: Batch) -> int:
         """One update on the whole batch."""
         if self._config.normalize_advantage:
-            batch.columns[:, 0] = normalized(batch.columns[:, 0])
+            batch.columns[:, 0] = normalized(batch.columns[:, 0], self._compute.ranks)
         return self._step_along(batch, self._loss)
 
     def _loss(

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from labrl.networks.ranks import ALONE, Ranks
+
 
 class Sequences(NamedTuple):
     """Rows that are learned from together: so many at a time are steps of one environment, in their order."""
@@ -36,9 +38,9 @@ class Batch(NamedTuple):
     """How the rows follow each other, where the network remembers."""
 
 
-def normalized(advantage: Tensor) -> Tensor:
-    """With mean 0 and deviation 1, as far as there are two. [n]"""
-    if len(advantage) < 2:
+def normalized(advantage: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """With mean 0 and deviation 1 over all ranks, as far as there are two. [n]"""
+    if len(advantage) * ranks.size < 2:
         return advantage
-    std, mean = torch.std_mean(advantage)
+    std, mean = torch.std_mean(advantage) if ranks.alone else ranks.std_mean(advantage.unsqueeze(0))
     return (advantage - mean) / (std + 1e-8)

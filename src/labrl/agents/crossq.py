@@ -7,16 +7,17 @@ are those of both: what the next actions do to the values needs no delayed twin 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Never
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from labrl.agents.replay_actor_critic import Batch, Delayed
+from labrl.agents.replay_actor_critic import Batch, Delayed, ReplayActorCriticConfig
 from labrl.agents.sac import SAC, SoftActorCriticConfig, critic_loss
 from labrl.agents.value_learning import td_target
 from labrl.clock import Clock
+from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt, real_number
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics
@@ -47,6 +48,14 @@ class CrossQ(SAC):
         self._policy_delay = config.policy_delay
         self._policy.network.eval()
         self._judges.eval()  # a policy learns by values that do not depend on the minibatch
+
+    @classmethod
+    def share(cls, config: ReplayActorCriticConfig, ranks: int) -> Never:
+        """Refused: raises ConfigError."""
+        raise ConfigError(
+            "torchrun: CrossQ normalizes by the statistics of a whole minibatch, and each rank would have "
+            "its own. Take agent=sac, or start labrl without torchrun."
+        )
 
     def _make_twins(self, config: Any) -> dict[str, Delayed]:
         return {}

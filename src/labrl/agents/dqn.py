@@ -25,6 +25,7 @@ from labrl.agents.action_values import ActionValues
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import Experience, ExperienceConfig, check_experience
 from labrl.agents.exploration import Exploration, epsilon_greedy, uniform_valid
+from labrl.agents.share import experience_share
 from labrl.agents.target_network import TargetUpdate
 from labrl.agents.value_learning import chosen
 from labrl.clock import Clock
@@ -83,7 +84,7 @@ class DQN:
         self.check(config, spaces)
         assert isinstance(spaces.action, gym.spaces.Discrete)
         self._config, self._clock = config, clock
-        self._num_envs, self._num_actions = spaces.num_envs, int(spaces.action.n)
+        self._num_actions = int(spaces.action.n)
         self._first_action = int(spaces.action.start)
         self._value: ActionValues = config.value.build(device=compute.device)
         self._exploration: Exploration = config.exploration.build()
@@ -99,7 +100,7 @@ class DQN:
         )
         self.target = copy.deepcopy(self.network)
         self._target_weights = FlatParameters(self.target).vector.detach()
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute))
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute.ranks)
         self._weights = self._workers.flat.vector
         self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._policy_stream = streams.numpy("policy")
@@ -125,6 +126,11 @@ class DQN:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
         check_actions("dqn", spaces.action)
         check_torso(config.network.torso, spaces)
+
+    @classmethod
+    def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
+        """What one of several ranks learns with. Raises ConfigError where it has no equal part."""
+        return experience_share(config, ranks)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Exploring actions for the environments, among the valid ones. [num_envs]"""
@@ -166,7 +172,7 @@ class DQN:
     def learn(self) -> int:
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
-        now = before + self._num_envs  # the clock ticks afterwards
+        now = before + self._experience.frames_per_step  # the clock ticks afterwards
         self._following.frames_passed(self._target_weights, self._weights, before, now)
         count = self._experience.due()
         for _ in range(count):

@@ -82,8 +82,13 @@ class Experience:
     ) -> None:
         """stored_action: actions as the agent remembers them; None: as the environment takes them;
         num_masked: actions that masks have a flag for, if the agent heeds masks."""
-        self.config, self._clock, self.num_envs = config, clock, spaces.num_envs
-        self.first_update, self.ratio = first_update(config, spaces.num_envs), config.updates_per_frame
+        self.config, self._clock = config, clock
+        self.frames_per_step = spaces.num_envs * compute.ranks.size
+        """Frames of a vector step, those of all ranks."""
+        # config is the rank's share, and the clock counts for all.
+        own = config.batch_size + config.n_step * spaces.num_envs
+        self.first_update = max(config.learning_starts, own * compute.ranks.size)
+        self.ratio = config.updates_per_frame
         self.updates = 0
         """Updates so far; whoever makes one counts it."""
         self.memory: Replay = config.memory.build(
@@ -110,7 +115,7 @@ class Experience:
 
     def due(self) -> int:
         """Updates that fall due by the vector step that is being taken in: the clock ticks afterwards."""
-        frames = max(self._clock.frame + self.num_envs - self.first_update, 0)
+        frames = max(self._clock.frame + self.frames_per_step - self.first_update, 0)
         return max(frames * self.ratio.numerator // self.ratio.denominator - self.updates, 0)
 
     def sample(self) -> Sample:

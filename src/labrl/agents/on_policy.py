@@ -22,6 +22,7 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.batch import Batch
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.self_imitation import SelfImitation
+from labrl.agents.share import rollout_share
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
@@ -100,7 +101,7 @@ class OnPolicyAgent(ABC):
             spaces,
             compute,
         )
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute))
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute.ranks)
         self._weights = self._workers.flat.vector
         self._policy_stream = streams.numpy("policy")
         self._make_rollout = new_rollout
@@ -121,6 +122,11 @@ class OnPolicyAgent(ABC):
     def weights(self) -> FlatParameters:
         """All that is learned, for sessions that train it together (`meta.distributed`)."""
         return self._workers.flat
+
+    @classmethod
+    def share(cls, config: OnPolicyConfig, ranks: int) -> OnPolicyConfig:
+        """What one of several ranks learns with. Raises ConfigError where they would not update together."""
+        return rollout_share(config, ranks)
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:

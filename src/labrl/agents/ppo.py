@@ -143,9 +143,9 @@ class PPO(OnPolicyAgent):
         rows = self._order(len(batch.observation)).to(self._compute.device)
         # All minibatches at once: this is cheaper than many small look-ups, and observations are large.
         action, columns = batch.action[rows], batch.columns[rows]
-        if self._config.normalize_advantage and size > 1:
+        if self._config.normalize_advantage and size * self._compute.ranks.size > 1:
             advantage = columns[:, 0].view(-1, size)
-            std, mean = torch.std_mean(advantage, dim=1, keepdim=True)
+            std, mean = self._compute.ranks.std_mean(advantage)
             advantage.sub_(mean).div_(std + 1e-8)
         return zip(rows.split(size), action.split(size), columns.split(size), strict=True)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import Experience, ExperienceConfig, check_experience
+from labrl.agents.share import experience_share
 from labrl.agents.target_network import TargetUpdate
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
@@ -180,6 +181,11 @@ class ReplayActorCritic(ABC):
                 f"{other.target}: images are laid out once for both. Set agent.network.critic_torso=null."
             )
 
+    @classmethod
+    def share(cls, config: ReplayActorCriticConfig, ranks: int) -> ReplayActorCriticConfig:
+        """What one of several ranks learns with. Raises ConfigError where it has no equal part."""
+        return experience_share(config, ranks)
+
     @property
     def _delayed(self) -> Mapping[str, Delayed]:
         """Twins that follow, by name."""
@@ -218,7 +224,9 @@ class ReplayActorCritic(ABC):
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
         for twin in self._delayed.values():
-            twin.frames_passed(before, before + self._experience.num_envs)  # the clock ticks afterwards
+            twin.frames_passed(
+                before, before + self._experience.frames_per_step
+            )  # the clock ticks afterwards
         count = self._experience.due()
         if count:
             with self._compute.within_products(self._large):

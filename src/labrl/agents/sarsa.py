@@ -17,6 +17,7 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.budget import check_budget
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.exploration import KnownExploration, epsilon_greedy
+from labrl.agents.share import rollout_share
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
@@ -88,7 +89,7 @@ class Sarsa:
             spaces,
             compute,
         )
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute))
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute.ranks)
         self._weights = self._workers.flat.vector
         self._optimizer: Optimizer = config.optimizer.build(
             parameters=[self._weights], max_grad_norm=config.max_grad_norm
@@ -115,6 +116,11 @@ class Sarsa:
                 "agent.network.noisy: Sarsa acts by agent.exploration alone, its network has no noise "
                 "(set agent.network.noisy=null)."
             )
+
+    @classmethod
+    def share(cls, config: SarsaConfig, ranks: int) -> SarsaConfig:
+        """What one of several ranks learns with."""
+        return rollout_share(config, ranks)
 
     @classmethod
     def check(cls, config: SarsaConfig, spaces: Spaces) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveFloat, PositiveInt, Probability
+from labrl.networks.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces, is_image
 from labrl.step import Step
 
@@ -28,6 +29,8 @@ class RunningMoments:
     def __init__(self, shape: tuple[int, ...], window: int | None = None) -> None:
         """window: what came before counts as this many samples at most; None: all that there were."""
         self.count, self._window = 0.0, window
+        self.ranks = ALONE
+        """Whose samples are taken in too: as many on each."""
         self.mean = np.zeros(shape)
         self._squares = np.zeros(shape)
 
@@ -35,8 +38,11 @@ class RunningMoments:
         """batch: [n, *shape]."""
         batch = np.asarray(batch, np.float64)
         n, mean = len(batch), batch.mean(0)
+        squares = ((batch - mean) ** 2).sum(0)
+        if not self.ranks.alone:
+            n, mean, squares = _of_all(self.ranks.gathered((mean, squares)), n)
         difference, total = mean - self.mean, self.count + n
-        self._squares += ((batch - mean) ** 2).sum(0) + difference**2 * (self.count * n / total)
+        self._squares += squares + difference**2 * (self.count * n / total)
         self.mean += difference * (n / total)
         self.count = total
         if self._window is not None and total > self._window:
@@ -58,6 +64,14 @@ class RunningMoments:
         self.count = float(state["count"])
         self.mean = np.array(state["mean"], np.float64)
         self._squares = np.array(state["squares"], np.float64)
+
+
+def _of_all(moments: Sequence[tuple[NDArray, NDArray]], n: int) -> tuple[int, NDArray, NDArray]:
+    """Count, mean and sum of squared deviations of batches of n samples each, from those of each."""
+    means = np.array([mean for mean, _ in moments])
+    squares = np.sum([squares for _, squares in moments], axis=0)
+    mean = means.mean(0)
+    return n * len(moments), mean, squares + n * ((means - mean) ** 2).sum(0)
 
 
 class Transform(Protocol):
@@ -133,7 +147,7 @@ class NormalizeObservation(Identity):
                 "transforms.observation: NormalizeObservation needs vectors of real numbers, this "
                 f"environment gives {spaces.observation}. Switch it off with transforms.observation=null."
             )
-        self._config, self._moments = config, RunningMoments(shape, config.window)
+        self._config, self.moments = config, RunningMoments(shape, config.window)
         self._refresh()
 
     def __new__(cls, config: NormalizeObservationConfig, spaces: Spaces) -> Any:
@@ -142,8 +156,8 @@ class NormalizeObservation(Identity):
         return NormalizeInputs(config, spaces) if several else super().__new__(cls)
 
     def _refresh(self) -> None:
-        self._mean = self._moments.mean.astype(np.float32)
-        self._scale = (1 / np.sqrt(self._moments.variance + self._config.epsilon)).astype(np.float32)
+        self._mean = self.moments.mean.astype(np.float32)
+        self._scale = (1 / np.sqrt(self.moments.variance + self._config.epsilon)).astype(np.float32)
 
     def observation(self, observation: NDArray) -> NDArray:
         """Normalized and clipped, float32. [num_envs, *obs]"""
@@ -151,16 +165,16 @@ class NormalizeObservation(Identity):
 
     def collect(self, observation: NDArray) -> None:
         """Update mean and variance. [num_envs, *obs]"""
-        self._moments.update(observation)
+        self.moments.update(observation)
         self._refresh()
 
     def state_dict(self) -> dict[str, Any]:
         """Sums so far."""
-        return self._moments.state_dict()
+        return self.moments.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with saved sums."""
-        self._moments.load_state_dict(state)
+        self.moments.load_state_dict(state)
         self._refresh()
 
 
@@ -228,24 +242,24 @@ class NormalizeReward(Identity):
     Config = NormalizeRewardConfig
 
     def __init__(self, config: NormalizeRewardConfig, spaces: Spaces) -> None:
-        self._config, self._moments = config, RunningMoments((), config.window)
+        self._config, self.moments = config, RunningMoments((), config.window)
         self._return = np.zeros(spaces.num_envs)
 
     def reward(self, step: Step) -> NDArray:
         """Scaled and clipped, float32. [num_envs]"""
         self._return = self._return * self._config.discount + step.reward
-        self._moments.update(self._return)
+        self.moments.update(self._return)
         self._return[step.terminated | step.episode_over] = 0.0
-        scale = 1 / np.sqrt(self._moments.variance + self._config.epsilon)
+        scale = 1 / np.sqrt(self.moments.variance + self._config.epsilon)
         return np.clip(step.reward * scale, -self._config.clip, self._config.clip).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
         """Sums and the returns of the episodes under way."""
-        return {"moments": self._moments.state_dict(), "return": self._return.copy()}
+        return {"moments": self.moments.state_dict(), "return": self._return.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with saved sums."""
-        self._moments.load_state_dict(state["moments"])
+        self.moments.load_state_dict(state["moments"])
         self._return = np.array(state["return"], np.float64)
 
 
@@ -344,8 +358,13 @@ class Transforms:
         self._active: Sequence[Transform] = list(self._parts.values())
 
     @classmethod
-    def build(cls, components: Mapping[str, Component | None], spaces: Spaces) -> Transforms:
-        """Those of a configuration. Raises ConfigError for one that does not fit the spaces."""
+    def build(
+        cls, components: Mapping[str, Component | None], spaces: Spaces, ranks: Ranks = ALONE
+    ) -> Transforms:
+        """Those of a configuration. Raises ConfigError for one that does not fit the spaces.
+
+        ranks: over which the statistics of those that have `moments` are taken.
+        """
         parts: dict[str, Transform] = {}
         for name, component in components.items():
             if component is None:
@@ -357,6 +376,9 @@ class Transforms:
                     f"transforms.{name}: {component.target} has no {', '.join(missing)}; derive it from "
                     "labrl.agents.transforms.Identity, which changes nothing"
                 )
+            moments = getattr(parts[name], "moments", None)
+            if isinstance(moments, RunningMoments):
+                moments.ranks = ranks
         return cls(parts)
 
     def frozen(self, observation: NDArray) -> NDArray:

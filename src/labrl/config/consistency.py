@@ -22,6 +22,7 @@ HARMLESS = frozenset(
         "meta.max_session",
         "meta.max_trial",
         "meta.keep_last",
+        "meta.replica_check_frequency",
         "meta.num_cpus",
         "meta.num_gpus",
         "meta.device",

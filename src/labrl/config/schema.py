@@ -53,6 +53,9 @@ class MetaConfig:
     distributed: Literal[False, "shared", "synced"] = False
     """Whether sessions train the same weights without a lock (Hogwild): shared, in the same memory; synced,
     each in its own and exchanged after each update; false: each session learns by itself."""
+    replica_check_frequency: Frequency = 10_000
+    """Frames between comparisons of the weights that the ranks of torchrun have, >= 1; or their share of
+    `env.max_frame`. A difference ends the run."""
     rigorous_eval: NonNegativeInt | None = None
     """Separate environments that are played at each evaluation, >= 0; null or 0: scores come from the
     training episodes."""

@@ -20,17 +20,19 @@ def make_env(
     num_threads: int,
     evaluation: bool = False,
     num_envs: int | None = None,
+    first: int = 0,
 ) -> VectorEnv:
     """Build the vector environment that `env` describes.
 
     seed: of the session. num_threads: cores that the environments may use at once. evaluation: leave
-    out what is there for the learner only (the life-loss signal). num_envs: in place of `env.num_envs`.
-    Raises ConfigError when the environment does not exist or something it needs is not installed.
+    out what is there for the learner only (the life-loss signal). num_envs: in place of `env.num_envs`;
+    first: number of the first of them in the session. Raises ConfigError when the environment does not exist
+    or something it needs is not installed.
     """
     if num_envs is None:
         num_envs = env.config.num_envs
     backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
-    return VectorEnv(backend, seed)
+    return VectorEnv(backend, seed, first)
 
 
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:

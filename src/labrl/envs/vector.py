@@ -28,8 +28,10 @@ class VectorEnv:
     an environment plays depends on the seed and its actions only.
     """
 
-    def __init__(self, backend: Backend, seed: int) -> None:
+    def __init__(self, backend: Backend, seed: int, first: int = 0) -> None:
+        """first: number of the first environment, where others of the session play in other processes."""
         self.backend = backend
+        self._first = first
         self.seed = seed
         """Of the session; every episode's seed is derived from it."""
         self.name = backend.name
@@ -198,7 +200,10 @@ class VectorEnv:
     def _seeds(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Seeds of the present episodes of the masked environments, in order."""
         return np.array(
-            [episode_seed(self.seed, int(env), int(self._episode[env])) for env in np.flatnonzero(envs)],
+            [
+                episode_seed(self.seed, self._first + int(env), int(self._episode[env]))
+                for env in np.flatnonzero(envs)
+            ],
             dtype=np.int64,
         )
 

@@ -15,6 +15,7 @@ from labrl.lab.past import Past
 from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
 from labrl.lab.summary import say
+from labrl.lab.torchrun import check_resume
 from labrl.lab.trial import check, recording_failure, run_sessions
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.differences import differences
@@ -43,6 +44,7 @@ def resume_trial(
     check(config)
     run = past.folder
     with run.lock():
+        check_resume(run)
         reached = _frames_reached(run)
         _check_budget(past, config, reached)
         left = _sessions_left(run, config)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from labrl.lab.result import SessionResult, TrialResult
 from labrl.session.callbacks.progress import Terminal
+from labrl.storage.run_folder import RunFolder
 
 COLUMNS = ("#", "status", "frames", "episodes", "return", "best", "seconds", "frames/s")
 """`return`: mean ± deviation over the last episodes; `best`: the highest evaluation score."""
@@ -74,7 +75,9 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
 
 def how_to_resume(folder: Path) -> str:
     """The command that goes on with a run, as one types it into a shell."""
-    return f"labrl {shlex.quote(f'+resume={folder}')}"
+    ranks = RunFolder(folder).info().get("ranks", 1)
+    command = "labrl" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m labrl"
+    return f"{command} {shlex.quote(f'+resume={folder}')}"
 
 
 def how_to_report(folder: Path) -> str:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -21,6 +22,7 @@ from labrl.lab import reporting, videos
 from labrl.lab.devices import threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
 from labrl.lab.summary import how_to_resume, say
+from labrl.lab.torchrun import check_launch, leading
 from labrl.lab.worker import main as session_main
 from labrl.lab.worker import run_session
 from labrl.networks.compute import Compute
@@ -56,6 +58,7 @@ def check(config: TrialConfig) -> None:
             f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
             "Set meta.eval_greedy=false."
         )
+    check_launch(config)
     if meta.distributed:
         _check_distributed(config)
     Transforms.build(config.transforms, spaces)
@@ -125,10 +128,18 @@ def run_sessions(
     if config.meta.distributed:
         forget_shared_weights(run.path)
         say("meta.distributed: sessions write the same weights in no fixed order, so no two runs are equal")
-    num_threads = threads_per_session(config.meta.num_cpus, len(indices))
+    group = leading()
+    num_threads = threads_per_session(
+        config.meta.num_cpus, len(indices) if group is None else group.ranks.local_size
+    )
     with shown_on_wandb(config.wandb, run, indices, say):
         if config.meta.max_session == 1:
-            codes = {0: run_session(config, 0, run.session(0), num_threads)}
+            folder = run.session(0)
+            begin = None
+            if group is not None:
+                run.set_status("running", ranks=group.ranks.size)
+                begin = partial(group.begin, plain, folder.path)
+            codes = {0: run_session(config, 0, folder, num_threads, begin=begin)}
         else:
             codes = _in_processes(config, plain, run, indices, num_threads)
         forget_shared_weights(run.path)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from labrl.agents.errors import NonFiniteError
 from labrl.config.compose import resolve
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
-from labrl.lab.devices import available_cpus, keep_freed_memory
+from labrl.lab.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.lab.result import SessionResult
+from labrl.lab.torchrun import why_lost
+from labrl.networks.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.summary import count, summary
 from labrl.seeding import session_seed
 from labrl.session.interruption import stop_with_the_parent
@@ -29,15 +31,23 @@ from labrl.storage.run_folder import RunFolder, SessionFolder
 
 _log = logging.getLogger(__name__)
 
+Begin = Callable[[Mapping[str, Any] | None], Ranks]
+"""Tells the other ranks of a session to begin, from a checkpoint's state if there is one; returns them."""
+
 
 def run_session(
-    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, aloud: bool = True
+    config: TrialConfig,
+    index: int,
+    folder: SessionFolder,
+    num_threads: int,
+    aloud: bool = True,
+    begin: Begin | None = None,
 ) -> int:
     """Run one session, from its newest checkpoint if there is one, and write its result.
 
-    num_threads: cores for a session that begins; aloud: whether warnings are also printed. Returns an exit
-    code: 0, 1 where it failed, 130 or 143 where a signal ended it. Raises ConfigError for wrong input, and
-    for checkpoints none of which is whole.
+    num_threads: cores for a session that begins; aloud: whether warnings are also printed; begin: lets the
+    other ranks begin, where torchrun has started some. Returns an exit code: 0, 1 where it failed, 130 or 143
+    where a signal ended it. Raises ConfigError for wrong input, and for checkpoints none of which is whole.
     """
     assert config.seed is not None
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
@@ -49,7 +59,7 @@ def run_session(
     code = 1
     try:
         with _warnings_kept(folder, aloud):
-            session = restored_session(config, index, folder, num_threads)
+            session = restored_session(config, index, folder, num_threads, begin)
             folder.networks.write_text(summary(session.agent.modules()))
             session.run()
         if session.pruned:
@@ -63,6 +73,9 @@ def run_session(
     except NonFiniteError as error:
         result.error = str(error)
         _append(folder.log, str(error))
+    except RankLostError:
+        result.error = why_lost()
+        _append(folder.log, result.error)
     except Exception as error:
         result.error = f"{type(error).__name__}: {error}"
         _append(folder.log, traceback.format_exc())
@@ -74,27 +87,59 @@ def run_session(
     return code
 
 
-def restored_session(config: TrialConfig, index: int, folder: SessionFolder, num_threads: int) -> Session:
+def restored_session(
+    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, begin: Begin | None = None
+) -> Session:
     """A session as its newest whole checkpoint has it, and a new one where nothing was ever saved.
 
     It keeps the number of threads with which it was begun where the machine has them, because the last
-    bits of its numbers depend on it. Raises ConfigError where there are checkpoints and none is whole.
+    bits of its numbers depend on it. begin: lets the other ranks begin from it. Raises ConfigError where
+    there are checkpoints and none is whole.
     """
     store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
     checkpoint = store.latest()
+    if checkpoint is None and store.broken:
+        raise ConfigError(
+            f"none of the checkpoints of session {index} is whole:\n" + "\n".join(store.broken) + "\n"
+            f"To begin that session again, delete {folder.path}."
+        )
+    ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.state)
     if checkpoint is None:
-        if store.broken:
-            raise ConfigError(
-                f"none of the checkpoints of session {index} is whole:\n" + "\n".join(store.broken) + "\n"
-                f"To begin that session again, delete {folder.path}."
-            )
-        return Session(config, index, folder, num_threads)
-    begun = checkpoint.state["compute"]
+        return Session(config, index, folder, num_threads, ranks)
+    session = _restored(config, index, folder, num_threads, ranks, checkpoint.state)
+    store.discard_after(checkpoint.frame)
+    return session
+
+
+def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
+    """Train a session as another rank than 0, which has sent this `order`. Returns the exit code."""
+    config, folder = resolve(order["plain"]), SessionFolder(order["folder"])
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
+    if order["state"] is None:
+        session = Session(config, 0, folder, num_threads, ranks)
+    else:
+        session = _restored(config, 0, folder, num_threads, ranks, order["state"])
+    session.run()
+    return session.interruption.exit_code if session.interruption.requested else 0
+
+
+def _restored(
+    config: TrialConfig,
+    index: int,
+    folder: SessionFolder,
+    num_threads: int,
+    ranks: Ranks,
+    state: Mapping[str, Any],
+) -> Session:
+    """A session with as many threads as it was begun with, if there are that many, in its saved state."""
+    begun = state["compute"]
     if begun["num_cpus"] == config.meta.num_cpus and begun["num_threads"] <= available_cpus():
         num_threads = begun["num_threads"]
-    session = Session(config, index, folder, num_threads)
+    session = Session(config, index, folder, num_threads, ranks)
     try:
-        session.load_state_dict(checkpoint.state)
+        session.load_state_dict(state)
     except BaseException:
         session.close()
         raise
@@ -102,7 +147,6 @@ def restored_session(config: TrialConfig, index: int, folder: SessionFolder, num
     changed = [f"{key} {begun[key]} -> {now[key]}" for key in now if begun[key] != now[key]]
     if changed:
         _log.warning("session %d goes on with %s: not bit for bit as it was", index, ", ".join(changed))
-    store.discard_after(checkpoint.frame)
     return session
 
 

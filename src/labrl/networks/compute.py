@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from labrl.config.errors import ConfigError
+from labrl.networks.ranks import ALONE, Ranks
 from labrl.workspace import Workspace
 
 
@@ -43,6 +44,8 @@ class Compute:
     """Processor cores that this session may keep busy, >= 1."""
     workspace: Workspace = field(default_factory=Workspace)
     """Where large arrays may lie."""
+    ranks: Ranks = ALONE
+    """The processes that train this session together."""
 
     @classmethod
     def choose(

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from labrl.networks.ranks import ALONE, Ranks
+
 Result = TypeVar("Result")
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -114,7 +116,9 @@ class GradientWorkers(Generic[Network]):
     a run repeats bit for bit for a given number of workers.
     """
 
-    def __init__(self, module: Network, num_workers: int) -> None:
+    def __init__(self, module: Network, num_workers: int, ranks: Ranks = ALONE) -> None:
+        """ranks: over which gradients are averaged too, each from a minibatch of its own."""
+        self._ranks = ranks
         self.flat = FlatParameters(module)
         gradient = self.flat.vector.grad
         assert gradient is not None
@@ -147,7 +151,7 @@ class GradientWorkers(Generic[Network]):
         """Gradient of a mean loss over `size` rows into `flat.vector.grad`.
 
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
-        share. Returns the mean statistics of all rows, [n].
+        share. Returns the mean statistics of all rows, [n]. Of several ranks, each gets the means over all.
         """
         for _, gradient in self._replicas:
             gradient.zero_()
@@ -165,7 +169,9 @@ class GradientWorkers(Generic[Network]):
         total = self._replicas[0][1]
         for _, gradient in self._replicas[1:]:
             total.add_(gradient)
-        return results[0] if len(results) == 1 else torch.stack(results).sum(0)
+        statistics = results[0] if len(results) == 1 else torch.stack(results).sum(0)
+        self._ranks.mean_(total, statistics)
+        return statistics
 
     def close(self) -> None:
         """End the worker threads."""

@@ -39,6 +39,10 @@ class Interruption:
         """Stop after the present step because the run is not worth its time."""
         self.pruned = True
 
+    def follow(self, number: int) -> None:
+        """Stop because another rank was told to by signal `number`."""
+        self.signal = self.signal or number
+
     @property
     def exit_code(self) -> int:
         """What a shell expects of a program that this signal ended: 130 for Ctrl-C, 143 otherwise."""

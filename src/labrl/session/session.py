@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from labrl.agents.agent import Agent, heeded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
+from labrl.config.types import frames_between
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import FlatParameters
+from labrl.networks.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
 from labrl.session.callbacks import Callback, default_callbacks
@@ -26,6 +30,8 @@ from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import SharedWeights
+from labrl.session.team import Team
+from labrl.step import Step
 from labrl.storage.run_folder import SessionFolder
 from labrl.workspace import Workspace
 
@@ -51,36 +57,67 @@ class PhaseTimers:
         self._last = now
 
 
+def share(agent: Component, ranks: int) -> Component:
+    """The agent of one of several ranks. Raises ConfigError where it cannot learn together with others."""
+    if ranks == 1:
+        return agent
+    target = agent.load()
+    if not hasattr(target, "share"):
+        raise ConfigError(
+            f"torchrun: {agent.target} cannot learn on several ranks (it has no method `share`). Take "
+            "agent=ppo, a2c, sarsa, dqn, sac, td3 or ddpg, or start labrl without torchrun."
+        )
+    return dataclasses.replace(agent, config=target.share(agent.config, ranks))
+
+
+def _team(ranks: Ranks, config: TrialConfig) -> Team:
+    meta, frequencies = config.meta, (config.log_frames, config.eval_frames)
+    checks_every = frames_between(meta.replica_check_frequency, config.env.config.max_frame)
+    return Team(ranks, frequencies, checks_every, meta.max_wall)
+
+
 class Session:
     """Act, step, observe, learn, tick the clock, let the callbacks that are due speak."""
 
-    def __init__(self, config: TrialConfig, index: int, folder: SessionFolder, num_threads: int) -> None:
+    def __init__(
+        self,
+        config: TrialConfig,
+        index: int,
+        folder: SessionFolder,
+        num_threads: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """Build environments, agent and callbacks.
 
         config: resolved, with a seed; index: number of the session in its trial; num_threads: cores
-        that it may keep busy. Raises ConfigError for what only the built parts can find out.
+        that it may keep busy; ranks: the processes that train it together, each with an equal share of the
+        environments. Raises ConfigError for what only the built parts can find out.
         """
         assert config.seed is not None, "the trial draws a seed before it starts sessions"
         self.config, self.index, self.folder = config, index, folder
         self.seed = session_seed(config.seed, index)
-        self.streams = Streams(self.seed)
-        self.clock = Clock(config.env.config.max_frame, config.meta.max_opt_step, config.meta.max_wall)
+        self.streams = Streams(self.seed, ranks.rank)
+        self.team = None if ranks.alone else _team(ranks, config)
+        max_wall = config.meta.max_wall if ranks.alone else None  # the team agrees on it
+        self.clock = Clock(config.env.config.max_frame, config.meta.max_opt_step, max_wall)
         self.episodes = EpisodeWindow(config.meta.episode_window)
         self.num_threads = num_threads
         self.timers = PhaseTimers()
-        self.callbacks = default_callbacks(config)
+        self.callbacks = default_callbacks(config) if ranks.rank == 0 else []
         self.interruption = Interruption()
         self._observation: NDArray | None = None
         meta = config.meta
-        chosen = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
-        self.compute = compute = dataclasses.replace(chosen, workspace=self._workspace())
-        self.env = make_env(config.env, self.seed, num_threads)
+        place = index if ranks.alone else ranks.local_rank
+        chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus)
+        self.compute = compute = dataclasses.replace(chosen, workspace=self._workspace(ranks), ranks=ranks)
+        own = config.env.config.num_envs // ranks.size
+        self.env = make_env(config.env, self.seed, num_threads, num_envs=own, first=ranks.rank * own)
         with ExitStack() as on_failure:
             on_failure.callback(self.env.close)
             env = self.env
             spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
-            self.transforms = Transforms.build(config.transforms, spaces)
-            self.agent: Agent = config.agent.build(
+            self.transforms = Transforms.build(config.transforms, spaces, ranks)
+            self.agent: Agent = share(config.agent, ranks.size).build(
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
             )
             self.shared_weights = self._shared_weights()
@@ -94,20 +131,24 @@ class Session:
         weights: FlatParameters = self.agent.weights  # type: ignore[attr-defined]  # the trial has checked
         return SharedWeights(self.folder.path.parent, mode, weights)
 
-    def _workspace(self) -> Workspace:
+    def _workspace(self, ranks: Ranks) -> Workspace:
         """Room for large arrays, in which nothing is overwritten that the oldest checkpoint counts on."""
         meta, env = self.config.meta, self.config.env.config
+        folder = self.folder.path / "replay"
+        # A checkpoint is due at the first step across a multiple of the frequency.
+        frames_kept = meta.keep_last * self.config.log_frames + env.num_envs
         return Workspace(
-            folder=self.folder.path / "replay",
-            # A checkpoint is due at the first step across a multiple of the frequency.
-            frames_kept=meta.keep_last * self.config.log_frames + env.num_envs,
-            sharers=meta.max_session,
+            folder=folder if ranks.rank == 0 else folder / f"rank_{ranks.rank}",
+            frames_kept=-(-frames_kept // ranks.size),
+            sharers=max(meta.max_session, ranks.local_size),
         )
 
     def run(self) -> None:
         """Train until the budget is spent or an interruption is asked for."""
         with self.interruption, ExitStack() as finishing:
             finishing.callback(self.close)
+            if self.team is not None:
+                self.team.compare(self)
             finishing.callback(self.clock.stop)
             for callback in self.callbacks:
                 callback.start(self)
@@ -120,7 +161,7 @@ class Session:
             self._observation = transforms.collected(env.reset())
         clock.start()
         timers.restart()
-        while not (clock.finished or self.interruption.requested):
+        while not (clock.finished or self._stops()):
             action = agent.act(self._observation, **heeded(agent.act, env.action_mask))
             timers.lap("act")
             step = env.step(action)
@@ -133,11 +174,24 @@ class Session:
             clock.opt_step += updates
             self._observation = seen.observation
             timers.lap("learn")
-            clock.tick(env.num_envs, len(step.episodes))
-            self.episodes.add(step.episodes)
+            self._tick(step)
             for callback in self.callbacks:
                 callback.step(self)
             timers.lap("callbacks")
+
+    def _stops(self) -> bool:
+        return self.interruption.requested if self.team is None else self.team.stops(self)
+
+    def _tick(self, step: Step) -> None:
+        if self.team is not None:
+            self.team.tick(self, step.episodes)
+            return
+        self.clock.tick(self.env.num_envs, len(step.episodes))
+        self.episodes.add(step.episodes)
+
+    def metrics(self) -> dict[str, float]:
+        """What a training row says of learning: the agent's own numbers, of several ranks their means."""
+        return self.agent.metrics() if self.team is None else self.team.metrics
 
     @property
     def interrupted(self) -> bool:
@@ -166,16 +220,26 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides the future of the session, but for its configuration."""
-        return {
+        own = self.own_state()
+        state = {
+            **own,
             "clock": self.clock.state_dict(),
-            "streams": self.streams.state_dict(),
             "episodes": self.episodes.state_dict(),
+            "timers": dict(self.timers.seconds),
+            "callbacks": {name: part.state_dict() for name, part in self._named_callbacks().items()},
+        }
+        if self.team is not None:
+            state["ranks"] = self.team.others(self.clock.frame, own)
+        return state
+
+    def own_state(self) -> dict[str, Any]:
+        """What each rank has for itself."""
+        return {
+            "streams": self.streams.state_dict(),
             "env": self.env.state_dict(),
             "transforms": self.transforms.state_dict(),
             "agent": self.agent.state_dict(),
-            "timers": dict(self.timers.seconds),
             "compute": self.computes_with(),
-            "callbacks": {name: part.state_dict() for name, part in self._named_callbacks().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -194,6 +258,8 @@ class Session:
         self.timers.seconds.update(state["timers"])
         # The statistics had seen this observation when they were saved: its view is the same again.
         self._observation = self.transforms.frozen(self._restore_env(state["env"]))
+        if self.team is not None:
+            self.team.restore(self.clock.frame, state.get("ranks", []))
         for name, callback in self._named_callbacks().items():
             # One that is new since then has nothing to remember.
             if name in state["callbacks"]:

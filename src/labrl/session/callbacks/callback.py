@@ -48,6 +48,9 @@ class SessionView(Protocol):
     def interrupted(self) -> bool:
         """Whether the stop that was asked for left frames or an evaluation undone."""
 
+    def metrics(self) -> dict[str, float]:
+        """What a training row says of learning: the agent's own numbers, of several ranks their means."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that a checkpoint needs, callbacks' states included."""
 

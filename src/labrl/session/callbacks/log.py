@@ -57,7 +57,7 @@ class LogTraining(Callback):
             **columns,
             "fps": self._fps(columns["frame"], columns["wall"]),
             **session.episodes.statistics(),
-            **session.agent.metrics(),
+            **session.metrics(),
         }
         self._table.append(row)
         for listener in self._listeners:

@@ -1,0 +1,114 @@
+"""The processes that train one session together, as torchrun starts them, and what they tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class RankLostError(RuntimeError):
+    """Another process of the session has ended, or its network is gone: nothing can be told any more."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One of `size` processes over torch's default process group; alone, nothing is told to anybody.
+
+    Every method is called by all ranks, in the same order.
+    """
+
+    rank: int = 0
+    """Number of this process; 0 leads."""
+    size: int = 1
+    local_rank: int = 0
+    """Number of this process on its machine."""
+    local_size: int = 1
+    """Processes on this machine."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other."""
+        return self.size == 1
+
+    def mean_(self, *tensors: Tensor) -> None:
+        """Let each tensor be the mean over the ranks, the same to the last bit on all, in one message.
+
+        The order of the sum follows from the number of ranks and the backend, so a run repeats.
+        """
+        if self.alone:
+            return
+        message = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        try:
+            dist.all_reduce(message)
+        except RuntimeError as error:
+            raise RankLostError(_first_line(error)) from error
+        message.div_(self.size)
+        for tensor, mean in zip(tensors, message.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+    def std_mean(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Deviation (of a sample) and mean over the columns that all ranks hold. [rows, columns] -> [rows, 1]
+
+        Each rank holds as many.
+        """
+        if self.alone:
+            return torch.std_mean(values, dim=1, keepdim=True)
+        mean = values.mean(dim=1, keepdim=True)
+        self.mean_(mean)
+        squares = (values - mean).square().mean(dim=1, keepdim=True)
+        self.mean_(squares)
+        count = values.shape[1] * self.size
+        return (squares * (count / max(count - 1, 1))).sqrt(), mean
+
+    def largest(self, *numbers: int) -> list[int]:
+        """For each number, the largest of all ranks."""
+        if self.alone:
+            return list(numbers)
+        told = torch.tensor(numbers)
+        try:
+            dist.all_reduce(told, dist.ReduceOp.MAX)
+        except RuntimeError as error:
+            raise RankLostError(_first_line(error)) from error
+        return told.tolist()
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank: plain data, arrays and tensors on the CPU."""
+        if self.alone:
+            return [value]
+        values: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(values, value)
+        except RuntimeError as error:
+            raise RankLostError(_first_line(error)) from error
+        return values
+
+    def sent_to_leader(self, value: Any) -> list[Any]:
+        """The values of all ranks, by rank, on rank 0; nothing on the others."""
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        try:
+            dist.gather_object(value, values)
+        except RuntimeError as error:
+            raise RankLostError(_first_line(error)) from error
+        return values or []
+
+    def told_by_leader(self, values: Sequence[Any] | None) -> Any:
+        """What rank 0 has for this rank. values: by rank, on rank 0; None on the others."""
+        received: list[Any] = [None]
+        try:
+            dist.scatter_object_list(received, list(values) if values is not None else None)
+        except RuntimeError as error:
+            raise RankLostError(_first_line(error)) from error
+        return received[0]
+
+
+ALONE = Ranks()
+"""What a session is that no torchrun has started."""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
