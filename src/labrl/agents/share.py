@@ -15,8 +15,8 @@ def rollout_share(config: Options, ranks: int) -> Options:
     episodes = getattr(config, "episodes", None)
     if episodes is not None:
         raise ConfigError(
-            f"torchrun: with agent.episodes={episodes} an update is made when whole episodes have ended, which "
-            "is at another time on each rank. Learn after so many steps: agent=ppo, or agent=a2c "
+            f"torchrun: with agent.episodes={episodes} an update is made when whole episodes have ended, "
+            "which is at another time on each rank. Learn after so many steps: agent=ppo, or agent=a2c "
             "agent.episodes=null agent.horizon=5."
         )
     if getattr(config, "self_imitation", None) is not None:

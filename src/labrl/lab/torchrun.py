@@ -121,6 +121,7 @@ class Group:
         plain: the configuration; folder: of the session. Returns the ranks.
         """
         self.begun = True
+        signal.signal(signal.SIGTERM, _outlive)
         orders: list[Any] = [None]
         for rank in range(1, self.ranks.size):
             order = {"plain": plain, "folder": folder, "path": sys.path, "state": None}
@@ -176,7 +177,6 @@ def leading() -> Group | None:
 
 def lead(run: Callable[[], int]) -> int:
     """Rank 0: `run` the command, and let the others go where it came to no session. Returns its exit code."""
-    signal.signal(signal.SIGTERM, _outlive)
     try:
         return run()
     finally:
@@ -187,8 +187,6 @@ def lead(run: Callable[[], int]) -> int:
 
 def _outlive(number: int, frame: FrameType | None) -> None:
     """torchrun says SIGTERM when a rank was lost: the session finds that out by itself, and records why."""
-    if _group is None or not _group.begun:
-        raise SystemExit(143)
 
 
 def follow(launch: Launch) -> int:

@@ -1,0 +1,182 @@
+"""One session over several processes of torchrun: the same update, one record, and all of it comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact_cases import QUIET, differences, newest_checkpoint, rows, small, unequal
+
+from labrl.cli import main
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.lab.torchrun import Launch, refuse_torchrun
+from labrl.lab.trial import check
+from labrl.storage.checkpoint import CheckpointStore
+
+HERE = Path(__file__).parent
+RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+def pair(*program: str) -> list[tuple[int, str]]:
+    """Exit code and output of two processes that are told what torchrun would tell them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    started = []
+    for rank in ("0", "1"):
+        told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, **RANK_0, **told, "RANK": rank, "LOCAL_RANK": rank}
+        out = subprocess.PIPE
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *program], env=env, stdout=out, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+def torchrun(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labrl", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def remembered(folder: Path) -> list[Any]:
+    """What the newest checkpoint holds of the ranks from 1."""
+    checkpoint = CheckpointStore(folder / "session_0" / "checkpoints", keep_last=1).latest()
+    assert checkpoint is not None
+    return checkpoint.state["ranks"]
+
+
+def test_ranks_average_gradients_and_statistics_and_find_a_weight_that_differs() -> None:
+    for code, output in pair(str(HERE / "ranks_program.py")):
+        assert code == 0, output
+        assert "as promised" in output
+
+
+def test_two_processes_train_one_session_and_leave_one_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = [*small("ppo", "cartpole"), "meta.report=false", "meta.replica_check_frequency=200"]
+    told = pair("-m", "labrl", *words, "env.max_frame=1200", f"hydra.run.dir={run}")
+    assert [code for code, _ in told] == [0, 0], told
+    assert told[1][1] == "", "the other rank says nothing"
+    info = json.loads((run / "run.json").read_text())
+    assert (info["status"], info["ranks"]) == ("finished", 2)
+    assert [path.name for path in run.glob("session_*")] == ["session_0"]
+    session = run / "session_0"
+    table = rows(session / "train.csv")
+    assert [int(row["frame"]) for row in table] == [*range(200, 1201, 200)]
+    assert [int(row["opt_step"]) for row in table][-1] == 1200 // 128 * 8
+    checkpoint = CheckpointStore(session / "checkpoints", keep_last=1).latest()
+    assert checkpoint is not None
+    own, (other,) = checkpoint.state, checkpoint.state["ranks"]
+    assert unequal(own["agent"]["network"], other["agent"]["network"]) == []
+    assert not torch.equal(own["env"]["observation"], other["env"]["observation"])
+    played = own["env"]["episode"].sum() + other["env"]["episode"].sum()
+    assert int(played) == int(table[-1]["episode"]), "episodes of both ranks are counted"
+
+    assert main([f"+resume={run}", "env.max_frame=2400", "+force=true"]) == 2
+    assert "Go on with it by torchrun with 2 processes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "said"),
+    [
+        (
+            ["meta.distributed=shared", "meta.max_session=2"],
+            2,
+            "meta.distributed=shared and torchrun contradict",
+        ),
+        (["meta.max_session=3"], 2, "meta.max_session=3 and torchrun contradict"),
+        (["env.num_envs=6"], 4, "set env.num_envs=4"),
+        (["env.num_envs=6", "agent.batch_size=64"], 3, "set agent.batch_size=63"),
+        (["agent=dqn", "env.num_envs=6", "agent.batch_size=66"], 3, "agent.memory.capacity="),
+        (["agent=reinforce"], 2, "agent.episodes="),
+        (["agent=sil_ppo"], 2, "agent.self_imitation=null"),
+        (["agent=crossq", "env.num_envs=2"], 2, "agent=sac"),
+        (["agent=random"], 2, "labrl.agents.random.RandomAgent cannot learn on several ranks"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused(
+    words: list[str], ranks: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {**RANK_0, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as refused:
+        check(resolve(compose(["env=cartpole", *words])))
+    assert said in str(refused.value)
+    with pytest.raises(ConfigError, match="-m and torchrun contradict"):
+        refuse_torchrun("-m")
+
+
+def test_a_process_of_its_own_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Launch.here() is None
+    monkeypatch.setenv("WORLD_SIZE", "4")  # as some clusters set it for whatever they start
+    assert Launch.here() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa", "dqn", "td3", "sac"])
+def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp_path: Path) -> None:
+    env = "pendulum" if agent == "td3" else "cartpole"
+    words = [*small(agent, env), "meta.report=false", "env.num_envs=4"]
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    assert torchrun(*words, f"hydra.run.dir={unbroken}").wait(300) == 0
+    process = torchrun(*words, f"hydra.run.dir={broken}")
+    while process.poll() is None and not newest_checkpoint(broken):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=120)[0]
+    assert "to go on: torchrun --nproc-per-node 2 -m labrl" in output, output
+    assert torchrun(f"+resume={broken}").wait(300) == 0
+    assert differences(unbroken, broken) == []
+    assert unequal(remembered(unbroken), remembered(broken)) == []
+
+
+@pytest.mark.slow
+def test_the_death_of_a_rank_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e6", f"hydra.run.dir={run}"]
+    process = torchrun(*words)
+    while process.poll() is None and not newest_checkpoint(run):
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranks = {_environment(int(pid)).get("RANK"): int(pid) for pid in children}
+    os.kill(ranks["1"], signal.SIGKILL)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert "another rank was lost" in output, output
+    info = json.loads((run / "run.json").read_text())
+    assert info["status"] == "failed"
+    assert "another rank was lost" in info["sessions"][0]["error"]
+
+
+def _environment(pid: int) -> dict[str, str]:
+    with contextlib.suppress(OSError):
+        pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        return dict(one.split("=", 1) for one in pairs if "=" in one)
+    return {}
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_cartpole(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    quiet = [word for word in QUIET if not word.startswith("seed")]
+    process = torchrun("env=cartpole", *quiet, "seed=1", "meta.report=false", f"hydra.run.dir={run}")
+    assert process.wait(900) == 0
+    (session,) = json.loads((run / "run.json").read_text())["sessions"]
+    assert session["return_mean"] >= 475
