@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from labrl.agents.transforms import RunningMoments
+from labrl.agents.running_moments import RunningMoments
 from labrl.lab.torchrun import Group, Launch
 from labrl.networks.gradient import GradientWorkers
 from labrl.networks.ranks import Ranks
