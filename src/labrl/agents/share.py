@@ -24,6 +24,13 @@ def rollout_share(config: Options, ranks: int) -> Options:
             "torchrun: agent.self_imitation learns when a rank has something to imitate, which is not at the "
             "same time on all. Set agent.self_imitation=null."
         )
+    length, batch_size = getattr(config, "sequence_length", 1), getattr(config, "batch_size", None)
+    if batch_size is not None and batch_size % (length * ranks) and length > 1:
+        raise ConfigError(
+            f"agent.batch_size={batch_size} is of all ranks together and must be a multiple of their number, "
+            f"{ranks}, times agent.sequence_length {length}: set agent.batch_size="
+            f"{-(-batch_size // (length * ranks)) * length * ranks}."
+        )
     return _divided(config, ranks, "batch_size", "agent")
 
 

@@ -133,12 +133,12 @@ class NormalizeInputs(Identity):
 
     def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
         inputs = spaces.observation.spaces  # type: ignore[attr-defined]  # of a Dict
-        self._parts = {
+        self.parts = {
             name: NormalizeObservation(config, dataclasses.replace(spaces, observation=inner))
             for name, inner in inputs.items()
             if _is_real(inner)
         }
-        if not self._parts:
+        if not self.parts:
             raise ConfigError(
                 "transforms.observation: NormalizeObservation needs vectors of real numbers, none of "
                 f"{', '.join(inputs)} is one. Switch it off with transforms.observation=null."
@@ -147,22 +147,22 @@ class NormalizeInputs(Identity):
     def observation(self, observation: NDArray) -> NDArray:
         """With the normalized vectors in their places. [num_envs]"""
         observation = observation.copy()
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             observation[name] = part.observation(observation[name])
         return observation
 
     def collect(self, observation: NDArray) -> None:
         """Update means and variances. [num_envs]"""
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             part.collect(observation[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Sums so far, by input."""
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with saved sums."""
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
 
@@ -313,7 +313,7 @@ class Transforms:
     ) -> Transforms:
         """Those of a configuration. Raises ConfigError for one that does not fit the spaces.
 
-        ranks: over which the statistics of those that have `moments` are taken.
+        ranks: over which the statistics of those are taken that have `moments`, or `parts` that do.
         """
         parts: dict[str, Transform] = {}
         for name, component in components.items():
@@ -326,9 +326,9 @@ class Transforms:
                     f"transforms.{name}: {component.target} has no {', '.join(missing)}; derive it from "
                     "labrl.agents.transforms.Identity, which changes nothing"
                 )
-            moments = getattr(parts[name], "moments", None)
-            if isinstance(moments, RunningMoments):
-                moments.ranks = ranks
+            for part in (parts[name], *getattr(parts[name], "parts", {}).values()):
+                if isinstance(moments := getattr(part, "moments", None), RunningMoments):
+                    moments.ranks = ranks
         return cls(parts)
 
     def frozen(self, observation: NDArray) -> NDArray:
