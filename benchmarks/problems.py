@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(ABC):
     """One agent on one environment."""
 
     agent: str
@@ -36,9 +37,9 @@ class Problem:
     """Numbers of environments with which labrl is timed beside."""
 
     @property
+    @abstractmethod
     def samples_per_frame(self) -> float:
         """Samples of minibatches in the updates of a frame."""
-        raise NotImplementedError
 
     @property
     def bootstraps_per_sample(self) -> float:

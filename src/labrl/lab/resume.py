@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from labrl.config.consistency import ABSENT, Change
@@ -136,7 +135,7 @@ def _entry(
 ) -> dict[str, Any]:
     """What `run.json` says of this resume; its whole provenance lies under `resumes/<number>`."""
     return {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "time": marker.now(),
         "frames": {str(index): reached.get(index, 0) for index in left},
         "edits": list(request.edits),
         "changed": [_as_json(change) for change in changed],

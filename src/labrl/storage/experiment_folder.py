@@ -7,15 +7,16 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock, HeldError
+from labrl.storage.marker import claim, now
+from labrl.storage.run_folder import MARKER as RUN_MARKER
 
 FORMAT_VERSION = 1
 """Of the experiment folder: raised whenever an older labrl could no longer read what is written."""
@@ -101,24 +102,21 @@ class ExperimentFolder:
         the folder holds an experiment or a run already, or cannot be written.
         """
         folder = cls(Path(os.path.abspath(path)))
-        now = _now()
+        time = now()
         content = {
             "format_version": FORMAT_VERSION,
             "kind": kind,
             "status": "running",
-            "created": now,
-            "updated": now,
+            "created": time,
+            "updated": time,
             **facts,
             "trials": [trial.as_json() for trial in trials],
         }
         way_out = "give another folder with hydra.sweep.dir=<folder>"
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            if (folder.path / "run.json").exists():
+            if (folder.path / RUN_MARKER).exists():
                 raise ConfigError(f"{folder.path} already holds a run: {way_out}")
-            descriptor = os.open(folder.marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+            claim(folder.marker, content)
         except FileExistsError as error:
             raise ConfigError(
                 f"{folder.path} already holds an experiment: {way_out}, "
@@ -195,7 +193,7 @@ class ExperimentFolder:
             self._write(status=status, **facts)
 
     def _write(self, **changed: Any) -> None:
-        write_json(self.marker, {**self.info(), "updated": _now(), **changed})
+        write_json(self.marker, {**self.info(), "updated": now(), **changed})
 
     def trial_path(self, trial: TrialRecord) -> Path:
         """The run folder of `trial`, whether it exists yet or not."""
@@ -207,21 +205,14 @@ class ExperimentFolder:
 
         Raises ConfigError, naming the process, where one does.
         """
-        try:
-            lock = FolderLock(self.path)
-            lock.__enter__()
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written ({error.strerror or error})") from error
-        except HeldError as holder:
-            raise ConfigError(
-                f"{self.path} is still running ({holder}). Let it end, or interrupt it there with Ctrl-C "
-                "or here with kill <process>; its trials save their state, and then it can be resumed."
-            ) from holder
-        try:
+        with ExitStack() as held:
+            try:
+                held.enter_context(FolderLock(self.path))
+            except OSError as error:
+                raise ConfigError(f"{self.path} cannot be written ({error.strerror or error})") from error
+            except HeldError as holder:
+                raise ConfigError(
+                    f"{self.path} is still running ({holder}). Let it end, or interrupt it there with Ctrl-C "
+                    "or here with kill <process>; its trials save their state, and then it can be resumed."
+                ) from holder
             yield
-        finally:
-            lock.__exit__(None, None, None)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock, HeldError
+from labrl.storage.marker import claim, now
 
 FORMAT_VERSION = 1
 """Of the run folder: raised whenever an older labrl could no longer read what is written."""
@@ -126,13 +126,10 @@ class RunFolder:
         Raises ConfigError if the folder holds a run already or cannot be written.
         """
         folder = Path(os.path.abspath(path))
-        now = _now()
-        marker = {"format_version": FORMAT_VERSION, "status": "running", "created": now, "updated": now}
+        time = now()
+        marker = {"format_version": FORMAT_VERSION, "status": "running", "created": time, "updated": time}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps(marker, indent=2) + "\n")
+            claim(folder / MARKER, marker)
         except OSError as error:
             raise ConfigError(_why_not(folder, error)) from error
         return cls(folder)
@@ -209,7 +206,7 @@ class RunFolder:
 
     def set_status(self, status: RunStatus, **facts: Any) -> None:
         """Record how the run stands, and further plain `facts`, in `run.json`."""
-        write_json(self.path / MARKER, {**self.info(), "status": status, "updated": _now(), **facts})
+        write_json(self.path / MARKER, {**self.info(), "status": status, "updated": now(), **facts})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -243,10 +240,6 @@ class RunFolder:
         """The folders of all sessions that have started, in order of their number."""
         found = [path for path in self.path.glob("session_*") if path.name[len("session_") :].isdigit()]
         return sorted(map(SessionFolder, found), key=lambda folder: folder.index)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _why_not(folder: Path, error: OSError) -> str:
