@@ -16,6 +16,7 @@ from labrl.lab.result import TrialResult
 from labrl.lab.summary import say
 from labrl.lab.torchrun import check_resume
 from labrl.lab.trial import check, recording_failure, run_sessions
+from labrl.storage import marker
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.differences import differences
 from labrl.storage.provenance import Command, read_provenance, write_provenance
