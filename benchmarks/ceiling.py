@@ -6,6 +6,7 @@ minibatches, no advantages, no optimizer, no logging, and no two of the parts at
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -66,8 +67,12 @@ def measure(
     threads: int,
     workers: int = 1,
     precision: str = "fp32",
+    compiled: bool = False,
 ) -> Measured:
-    """Seconds of one part for each frame (env, act) or sample (gradient, bootstrap)."""
+    """Seconds of one part for each frame (env, act) or sample (gradient, bootstrap).
+
+    compiled: by torch.compile, which takes its time before what is measured.
+    """
     chosen = problem_of(problem)
     config = resolve(compose([*chosen.overrides(), "seed=0"]))
     torch.set_num_threads(1 if part == "env" else threads)
@@ -77,7 +82,7 @@ def measure(
         if part == "env":
             return {"seconds": _env(chosen, env, seconds)}
         count = chosen.num_envs if part == "act" else chosen.batch_size
-        return {"seconds": _network(chosen, config, env, part, count, seconds, workers, precision)}
+        return {"seconds": _network(chosen, config, env, part, count, seconds, workers, precision, compiled)}
     finally:
         env.close()
 
@@ -114,9 +119,10 @@ def _network(
     seconds: float,
     workers: int,
     precision: str,
+    compiled: bool,
 ) -> float:
     """Seconds of a forward pass, or of forward and backward (gradient), for each of `count` observations."""
-    compute = Compute.choose("cpu", precision, 1)
+    compute = dataclasses.replace(Compute.choose("cpu", precision, 1), compiled=compiled)
     agent = config.agent.build(
         spaces=Spaces(env.observation_space, env.action_space, env.num_envs),
         clock=Clock(1),

@@ -38,8 +38,8 @@ HARMLESS = frozenset(
 )
 """Keys that say how long, on what and how closely watched a run goes on, not what is learned in it.
 
-Absent, so that nobody adds them lightly: `meta.precision` changes every number, `meta.episode_window` what a
-column of the tables means.
+Absent, so that nobody adds them lightly: `meta.precision` and `meta.compile` change numbers,
+`meta.episode_window` what a column of the tables means.
 """
 
 HARMLESS_GROUPS = ("callbacks", "meta.profile", "search", "wandb")

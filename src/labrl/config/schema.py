@@ -91,6 +91,9 @@ class MetaConfig:
     """Where networks live; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Of the networks' arithmetic; auto: bf16 where the processor is fast at it."""
+    compile: bool = False
+    """Whether torch.compile makes the code of the networks: it takes up to minutes at the beginning, and
+    changes the last bits of what they compute."""
     on_crash: Literal["skip", "save"] = "skip"
     """Whether a session that fails also saves the state in which it did, in its folder `crash`."""
     profile: ProfileConfig | None = None

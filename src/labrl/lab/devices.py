@@ -1,12 +1,16 @@
-"""How many cores there are, and how sessions share them."""
+"""How many cores there are, how sessions share them, and whether there is a compiler."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
+
+from labrl.config.errors import ConfigError
 
 NUM_CPUS = "LABRL_NUM_CPUS"
 """Environment variable: the most cores that a process and those it starts may keep busy."""
@@ -40,6 +44,26 @@ def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
     """
     cores = min(num_cpus, available_cpus()) if num_cpus else available_cpus()
     return max(1, int(cores // num_sessions))
+
+
+def check_compiler(device: str) -> None:
+    """Raises ConfigError where nothing can be compiled for `device`, cpu or cuda."""
+    if device == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise _missing(
+                "torch.compile needs Triton for GPUs, and it is not installed", "pip install triton"
+            )
+        return
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        raise _missing(
+            f"torch.compile needs a C++ compiler, and there is no {compiler} here",
+            "apt-get install g++, or CXX=<compiler> before the command",
+        )
+
+
+def _missing(what: str, way_out: str) -> ConfigError:
+    return ConfigError(f"meta.compile=true: {what}. Install it ({way_out}), or set meta.compile=false.")
 
 
 def keep_freed_memory() -> bool:

@@ -19,7 +19,7 @@ from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe
 from labrl.lab import reporting, videos
-from labrl.lab.devices import threads_per_session
+from labrl.lab.devices import check_compiler, threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
 from labrl.lab.summary import how_to_resume, say
 from labrl.lab.torchrun import check_launch, leading
@@ -47,7 +47,9 @@ def check(config: TrialConfig) -> None:
             "labrl -m hydra/sweeper=optuna search=<space> ..., or search=none"
         )
     meta = config.meta
-    Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
+    compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
+    if meta.compile:
+        check_compiler(compute.device.type)
     observation_space, action_space = describe(config.env)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs)
     agent = config.agent.load()

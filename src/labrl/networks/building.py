@@ -23,6 +23,10 @@ def built(make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute
         if sees_images(spaces.observation):
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
         network.to(compute.device)
+        if compute.compiled:
+            from labrl.networks.compiling import compile_network  # late: few ask for it
+
+            compile_network(network)
     return networks
 
 

@@ -46,6 +46,8 @@ class Compute:
     """Where large arrays may lie."""
     ranks: Ranks = ALONE
     """The processes that train this session together."""
+    compiled: bool = False
+    """Whether networks compute by code that torch.compile makes."""
 
     @classmethod
     def choose(

@@ -109,7 +109,9 @@ class Session:
         meta = config.meta
         place = index if ranks.alone else ranks.local_rank
         chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus)
-        self.compute = compute = dataclasses.replace(chosen, workspace=self._workspace(ranks), ranks=ranks)
+        self.compute = compute = dataclasses.replace(
+            chosen, workspace=self._workspace(ranks), ranks=ranks, compiled=meta.compile
+        )
         own = config.env.config.num_envs // ranks.size
         self.env = make_env(config.env, self.seed, num_threads, num_envs=own, first=ranks.rank * own)
         with ExitStack() as on_failure:

@@ -1,0 +1,104 @@
+"""torch.compile changes how fast networks compute, and nothing of what they learn."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from labrl.cli import main
+from labrl.clock import Clock
+from labrl.config.compose import compose, resolve
+from labrl.envs.make import make_env
+from labrl.networks import compiling
+from labrl.networks.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
+
+COMPILER = shutil.which(os.environ.get("CXX", "g++"))
+
+
+class Doubling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight
+
+
+def test_a_copy_of_a_compiled_network_computes_with_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[nn.Module] = []
+
+    def traced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(self: nn.Module, inputs: Tensor) -> Tensor:
+            calls.append(self)
+            return function(self, inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", traced)
+    network = Doubling()
+    compiling.compile_network(network)
+    twin = copy.deepcopy(network)
+    with torch.no_grad():
+        twin.weight.fill_(3.0)
+        assert (float(network(torch.ones(1))), float(twin.forward(torch.ones(1)))) == (2.0, 3.0)
+    assert calls == [network, twin]
+    assert isinstance(twin, Doubling)
+
+
+def test_without_a_compiler_it_is_refused_before_anything_is_written(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    run = tmp_path / "run"
+    assert main(["meta.compile=true", "meta.device=cpu", f"hydra.run.dir={run}"]) == 2
+    told = capsys.readouterr().err
+    assert "there is no no-such-compiler here" in told
+    assert "set meta.compile=false" in told
+    assert not run.exists()
+
+
+def learned(words: list[str], compiled: bool, steps: int) -> dict[str, float]:
+    """Metrics of an agent after so many vector steps of environments that are told other actions."""
+    config = resolve(compose([*words, "seed=0"]))
+    env = make_env(config.env, 0, 1)
+    spaces, clock = Spaces(env.observation_space, env.action_space, env.num_envs), Clock(10**6)
+    compute = dataclasses.replace(Compute.choose("cpu", "fp32", 1), compiled=compiled)
+    agent = config.agent.build(spaces=spaces, clock=clock, streams=Streams(0), compute=compute)
+    observation = env.reset()
+    actions = np.random.default_rng(0)
+    for _ in range(steps):
+        agent.act(observation)
+        step = env.step(actions.integers(2, size=env.num_envs))
+        agent.observe(step)
+        clock.opt_step += agent.learn()
+        clock.tick(env.num_envs)
+        observation = step.observation
+    agent.close()
+    env.close()
+    assert clock.opt_step, "something was learned"
+    return agent.metrics()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler: apt-get install g++")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agent=ppo", "env=cartpole", "agent.horizon=16", "agent.batch_size=64"],
+        ["agent=dqn", "env=cartpole", "agent.learning_starts=60", "agent.memory.capacity=1000"],
+    ],
+)
+def test_compiled_networks_learn_the_same(words: list[str]) -> None:
+    plain, compiled = (learned(words, compiled, steps=40) for compiled in (False, True))
+    assert compiled == pytest.approx(plain, rel=1e-4, abs=1e-5, nan_ok=True)
