@@ -34,12 +34,16 @@ IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.
 LAMP = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=inputs_env.Lamp"]
 """Seen by a picture and by numbers; the folder of the tests must be importable."""
 
+BITS = ["env=gymnasium", "env.id=null", "env.name=bits", "+env.make._target_=goal_env.BitFlip"]
+"""A goal environment, likewise."""
+
 TASKS: dict[str, list[str]] = {
     "cartpole": ["env=cartpole", *VECTOR],
     "pendulum": ["env=pendulum", *VECTOR],
     "pong": ["env=pong", *IMAGES, "env.max_episode_frames=160"],
     "taxi": ["env=gymnasium", "env.id=Taxi-v4", *VECTOR],  # says which actions are valid
     "lamp": [*LAMP, *IMAGES],  # several inputs
+    "bits": [*BITS, *VECTOR],  # goals
 }
 """Environments with budgets of a second or two, twelve rows, and evaluations that do not fall together."""
 

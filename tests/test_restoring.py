@@ -170,7 +170,7 @@ def fitting(option: str) -> tuple[list[str], int]:
     part = option.removeprefix("agent/").partition("=")[0]
     for agent in ("ppo", *AGENTS):
         tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", ["env.max_frame=96"], 50)]
-        tasks += [("lamp", ["env.max_frame=96"], 50)]
+        tasks += [("lamp", ["env.max_frame=96"], 50), ("bits", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
                 words = [*small(agent, task), *budget, option]

@@ -9,13 +9,29 @@ know. Networks take the fields apart again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+"""Inputs of a goal environment: what has been reached, and what is wanted."""
+
+
+class Goals(Protocol):
+    """What an environment would have given for goals that it did not have."""
+
+    def check(self) -> None:
+        """Raises ConfigError where it cannot say."""
+
+    def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
+        """What reaching `achieved` gives where `desired` is the goal. [n, *goal] each -> [n]"""
+
+    def terminated(self, achieved: NDArray, desired: NDArray) -> NDArray[np.bool_] | None:
+        """Whether it ends the episode, [n]; None where the environment has no word on that."""
 
 
 def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:

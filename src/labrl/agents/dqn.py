@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.action_values import ActionValues
 from labrl.agents.errors import NonFiniteError
-from labrl.agents.experience import Experience, ExperienceConfig, check_experience
+from labrl.agents.experience import Experience, ExperienceConfig, check_experience, check_memory
 from labrl.agents.exploration import Exploration, epsilon_greedy, uniform_valid
 from labrl.agents.share import experience_share
 from labrl.agents.target_network import TargetUpdate
@@ -126,6 +126,7 @@ class DQN:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
         check_actions("dqn", spaces.action)
         check_torso(config.network.torso, spaces)
+        check_memory(config, spaces)
 
     @classmethod
     def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:

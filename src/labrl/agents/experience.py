@@ -67,6 +67,13 @@ def check_experience(config: ExperienceConfig, env: Any) -> None:
         )
 
 
+def check_memory(config: ExperienceConfig, spaces: Spaces) -> None:
+    """Raises ConfigError for a memory that the environment does not fit, where it knows of such."""
+    memory = config.memory.load()
+    if hasattr(memory, "check"):
+        memory.check(config.memory.config, spaces.goals, config.n_step)
+
+
 class Experience:
     """A replay memory, and the clock's word on when to learn from it."""
 
@@ -100,6 +107,7 @@ class Experience:
             workspace=compute.workspace,
             generator=streams.numpy("replay"),
             **({"num_masked": num_masked} if num_masked else {}),
+            **({"goals": spaces.goals} if getattr(config.memory.load(), "reads_goals", False) else {}),
         )
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.errors import NonFiniteError
-from labrl.agents.experience import Experience, ExperienceConfig, check_experience
+from labrl.agents.experience import Experience, ExperienceConfig, check_experience, check_memory
 from labrl.agents.share import experience_share
 from labrl.agents.target_network import TargetUpdate
 from labrl.clock import Clock
@@ -170,6 +170,7 @@ class ReplayActorCritic(ABC):
     def check_spaces(cls, agent: str, config: ReplayActorCriticConfig, spaces: Spaces) -> None:
         """Raises ConfigError for spaces in which `agent` cannot act or that its networks cannot read."""
         check_actions(agent, spaces.action)
+        check_memory(config, spaces)
         if isinstance(spaces.action, gym.spaces.Box):
             BoxActions.check(spaces.action, agent)
         torso, other = config.network.torso, config.network.critic_torso

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
+from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, seen_in, without_mask
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
@@ -93,6 +94,7 @@ class GymnasiumEnv:
         self._several = isinstance(own_space, Dict | Tuple)
         self.observation_space: Space[Any] = flat_space(own_space)
         self._dtype = array_dtype(self.observation_space)
+        self.goals = self.judge(config, self.observation_space)
         self.action_space: Space[Any] = self._env.single_action_space
 
     @classmethod
@@ -101,6 +103,11 @@ class GymnasiumEnv:
         env = config.factory()()
         env.close()
         return flat_space(without_mask(env.observation_space)), env.action_space
+
+    @classmethod
+    def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
+        """Who knows what other goals would have given, None where observations have no goals."""
+        return GoalEnv(config.factory(), space, config.name) if has_goals(space) else None
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
@@ -148,6 +155,8 @@ class GymnasiumEnv:
         """End the environments and the worker processes."""
         if not self._env.closed:
             self._env.close()
+        if self.goals is not None:
+            self.goals.close()
 
 
 def _vectorized(

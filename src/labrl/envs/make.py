@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.vector import VectorEnv
+from labrl.observations import Goals
 
 ARRAYS = (Box, Discrete, MultiDiscrete, MultiBinary)
 """Spaces whose elements are one array or number."""
@@ -33,6 +34,15 @@ def make_env(
         num_envs = env.config.num_envs
     backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
     return VectorEnv(backend, seed, first)
+
+
+def goals_of(env: Component, space: Space[Any]) -> Goals | None:
+    """Who knows what other goals would have given, without a running environment; None where there are none.
+
+    space: of one environment's observations.
+    """
+    target = env.load()
+    return target.judge(env.config, space) if hasattr(target, "judge") else None
 
 
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:

@@ -28,7 +28,8 @@ class Backend(Protocol):
     """A vector environment that never resets by itself: its caller says which, and with what seed.
 
     One that has an attribute `masked` that is True keeps in `action_mask` which actions are valid in the
-    present states, after each reset and step a new array, [num_envs, flags].
+    present states, after each reset and step a new array, [num_envs, flags]. One with goals has an attribute
+    `goals`, as `labrl.observations.Goals` says, and a class method `judge(config, space)` that makes it.
 
     A seeded reset determines an episode: the same seed and actions give the same transitions, bit
     for bit, whatever the environment played before.

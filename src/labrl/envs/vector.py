@@ -13,6 +13,7 @@ from labrl.envs.actions import ActionRecord, action_dtype, check_actions
 from labrl.envs.masks import choices, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.repeatability import same
+from labrl.observations import Goals
 from labrl.seeding import episode_seed
 from labrl.step import Episode, Step
 
@@ -44,6 +45,8 @@ class VectorEnv:
         """Of one environment."""
         self.masked = bool(getattr(backend, "masked", False))
         """Whether the environment says which actions are valid."""
+        self.goals: Goals | None = getattr(backend, "goals", None)
+        """Who knows what other goals would have given, None where there are no goals."""
         self.action_mask: NDArray[np.bool_] | None = None
         """Those of the present observations, None where all always are. [num_envs, flags]"""
         self._action_dtype = action_dtype(backend.action_space)

@@ -17,7 +17,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
-from labrl.envs.make import describe
+from labrl.envs.make import describe, goals_of
 from labrl.lab import reporting, videos
 from labrl.lab.devices import check_compiler, threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
@@ -51,7 +51,8 @@ def check(config: TrialConfig) -> None:
     if meta.compile:
         check_compiler(compute.device.type)
     observation_space, action_space = describe(config.env)
-    spaces = Spaces(observation_space, action_space, config.env.config.num_envs)
+    goals = goals_of(config.env, observation_space)
+    spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
     agent = config.agent.load()
     if hasattr(agent, "check"):
         agent.check(config.agent.config, spaces)
@@ -64,8 +65,21 @@ def check(config: TrialConfig) -> None:
     if meta.distributed:
         _check_distributed(config)
     Transforms.build(config.transforms, spaces)
+    _check_goals(config)
     check_callbacks(config)
     login.chosen(config.wandb)
+
+
+def _check_goals(config: TrialConfig) -> None:
+    """Raises ConfigError where a memory reads goals that a transform has changed."""
+    memory = getattr(config.agent.config, "memory", None)
+    given = [name for name, transform in config.transforms.items() if transform is not None]
+    if given and memory is not None and getattr(memory.load(), "reads_goals", False):
+        raise ConfigError(
+            f"transforms.{given[0]} and agent.memory={memory.target} contradict each other: goals and "
+            f"their rewards are those of the environment itself. Set "
+            f"transforms.{given[0]}=null or agent/memory=uniform."
+        )
 
 
 def _check_distributed(config: TrialConfig) -> None:

@@ -120,6 +120,10 @@ class FrameRing:
         both = frames.reshape(2, -1, *self._shape.observation)
         return both[0], both[1]
 
+    def newest_of(self, env: NDArray[np.int64], newest: NDArray[np.int64], name: str) -> NDArray:
+        """One input of the frames `newest` of `env`. [batch] each -> [batch, *input]"""
+        return self._flat[name][newest % self.length + self._start[env]]
+
     def content(self) -> NDArray:
         """A copy of the part of the ring that was ever used. [num_envs, at most length, *frame]"""
         return self._frames[:, : int(self.head.max())].copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -198,6 +198,17 @@ class Transitions:
         there = (steps[:, None] >= self.oldest) & (steps[:, None] < self.complete)
         row, env = np.nonzero(there)
         return env[:count], steps[row[:count]]
+
+    def reached(self, env: NDArray[np.int64], step: NDArray[np.int64], name: str) -> NDArray:
+        """One input of the states that steps led to, the true final ones too. [batch] each -> [batch, *]"""
+        return self._ring.newest_of(env, self._columns["next_frame"][env, step % self.slots], name)
+
+    def ends(self) -> Iterator[tuple[int, int]]:
+        """Step and environment of what is kept after which an episode or a life had ended, in order."""
+        steps = np.arange(int(self.oldest.min()), self.steps)
+        cut = self._columns["cut"][:, steps % self.slots].T & (steps[:, None] >= self.oldest)
+        for row, env in np.argwhere(cut).tolist():
+            yield int(steps[row]), env
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, and the content unless it is in files, which are flushed."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from labrl.observations import Goals
+
 
 @dataclass(frozen=True)
 class Spaces:
@@ -20,6 +22,8 @@ class Spaces:
     """Number of environments stepped together."""
     masked: bool = False
     """Whether the environment says which actions are valid."""
+    goals: Goals | None = None
+    """Who knows what other goals would have given, None where there are no goals."""
 
 
 def sees_images(space: gym.Space[Any]) -> bool:

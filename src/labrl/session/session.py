@@ -117,7 +117,7 @@ class Session:
         with ExitStack() as on_failure:
             on_failure.callback(self.env.close)
             env = self.env
-            spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
+            spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked, env.goals)
             self.transforms = Transforms.build(config.transforms, spaces, ranks)
             self.agent: Agent = share(config.agent, ranks.size).build(
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute

@@ -1,0 +1,78 @@
+"""Goal environments: what they would have given for goals that they did not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Dict, Space
+from numpy.typing import NDArray
+
+from labrl.config.errors import ConfigError
+from labrl.envs.single import MakeEnv
+from labrl.observations import ACHIEVED, DESIRED, example
+
+
+def has_goals(space: Space[Any]) -> bool:
+    """Whether observations say which goal is wanted and which is reached."""
+    return isinstance(space, Dict) and {ACHIEVED, DESIRED} <= space.spaces.keys()
+
+
+class GoalEnv:
+    """Asks an environment of its own for the rewards of goals; it is made when it is first asked.
+
+    `compute_reward(achieved_goal, desired_goal, info)` and, where there is one,
+    `compute_terminated(achieved_goal, desired_goal, info)` are those of Gymnasium-Robotics' `GoalEnv`:
+    functions of the goals alone, of a batch at once where they can, else of one after the other.
+    """
+
+    def __init__(self, make: MakeEnv, space: Space[Any], name: str) -> None:
+        """space, name: of the environment."""
+        self._make, self._space, self._name = make, space, name
+        self._env: gymnasium.Env[Any, Any] | None = None
+        self._in_batches: dict[str, bool] = {}
+
+    def check(self) -> None:
+        """Raises ConfigError where the environment cannot say what another goal would have given."""
+        if not self._own().has_wrapper_attr("compute_reward"):
+            raise ConfigError(
+                f"env.name={self._name}: it has no method compute_reward(achieved_goal, desired_goal, info), "
+                "which hindsight needs. Use agent/memory=uniform, or give the environment one."
+            )
+
+    def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
+        """What reaching `achieved` gives where `desired` is the goal. [n, *goal] each -> [n]"""
+        return self._asked("compute_reward", achieved, desired).astype(np.float32)
+
+    def terminated(self, achieved: NDArray, desired: NDArray) -> NDArray[np.bool_] | None:
+        """Whether it ends the episode, [n]; None where the environment has no word on that."""
+        if not self._own().has_wrapper_attr("compute_terminated"):
+            return None
+        return self._asked("compute_terminated", achieved, desired).astype(np.bool_)
+
+    def close(self) -> None:
+        """Close the environment, if there was one."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _own(self) -> gymnasium.Env[Any, Any]:
+        if self._env is None:
+            self._env = self._make()
+        return self._env
+
+    def _asked(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray:
+        function = self._own().get_wrapper_attr(method)
+        if method not in self._in_batches:
+            self._in_batches[method] = self._takes_batches(function)
+        if self._in_batches[method]:
+            return np.asarray(function(achieved, desired, {}))
+        return np.array([function(*pair, {}) for pair in zip(achieved, desired, strict=True)])
+
+    def _takes_batches(self, function: Any) -> bool:
+        two = np.concatenate([example(self._space), example(self._space)])
+        try:
+            return np.shape(function(two[ACHIEVED], two[DESIRED], {})) == (2,)
+        except Exception:  # whatever a function of one goal makes of two
+            return False

@@ -1,0 +1,207 @@
+"""Hindsight: another goal is one that the same episode reached, and brings what the environment says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from exact_cases import BITS, QUIET, SMALL, rows
+from goal_env import BitFlip, Reach
+from test_restoring import changed_futures
+
+import labrl
+from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.envs.goals import GoalEnv
+from labrl.envs.make import make_env
+from labrl.envs.vector import VectorEnv
+from labrl.lab.trial import check
+from labrl.memory.hindsight import HindsightReplay, HindsightReplayConfig
+from labrl.observations import flat_space
+from labrl.workspace import Workspace
+
+DISCOUNT = np.float32(0.9)
+
+
+def vector(task: str, num_envs: int = 3) -> VectorEnv:
+    node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": task, "make": {"_target_": f"goal_env.{task}"}}
+    return make_env(Component.parse(node, "env"), seed=5, num_threads=1, num_envs=num_envs)
+
+
+def memory_of(env: VectorEnv, strategy: Any, capacity: int = 90, relabelled: float = 1.0) -> HindsightReplay:
+    return HindsightReplay(
+        HindsightReplayConfig(strategy=strategy, capacity=capacity, relabelled=relabelled),
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        num_envs=env.num_envs,
+        n_step=1,
+        discount=float(DISCOUNT),
+        workspace=Workspace(),
+        generator=np.random.default_rng(0),
+        goals=env.goals,
+    )
+
+
+def played(env: VectorEnv, memory: HindsightReplay, steps: int) -> list[dict[str, Any]]:
+    """What was done, by vector step: what each environment reached, and the number of its episode."""
+    rng, observation, story = np.random.default_rng(1), env.reset(), []
+    episode = np.zeros(env.num_envs, np.int64)
+    for _ in range(steps):
+        if isinstance(env.action_space, gym.spaces.Box):
+            action: Any = rng.uniform(-1, 1, (env.num_envs, 2)).astype(np.float32)
+        else:
+            action = rng.integers(0, 6, env.num_envs)
+        step = env.step(action)
+        memory.add(observation, action, step)
+        reached = step.next_observation["achieved_goal"].copy()
+        story.append({"reached": reached, "episode": episode.copy(), "over": step.episode_over.copy()})
+        episode = episode + step.episode_over
+        observation = step.observation
+    return story
+
+
+@pytest.mark.parametrize("task", ["BitFlip", "Reach"])
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_are_of_the_same_episode_and_bring_what_the_environment_says(strategy: str, task: str) -> None:
+    env = vector(task)
+    memory = memory_of(env, strategy)
+    story = played(env, memory, 70)
+    running = [max((t for t, now in enumerate(story) if now["over"][e]), default=-1) + 1 for e in range(3)]
+    alone, relabelled, later = (BitFlip() if task == "BitFlip" else Reach()), 0, 0
+    for _ in range(20):
+        sample = memory.sample(64, 0)
+        own = np.isin(sample.index // 3, range(70))
+        assert own.all()
+        for row, (t, e) in enumerate(zip(*np.divmod(sample.index, 3), strict=True)):
+            goal, reached = sample.next_observation["desired_goal"][row], story[t]["reached"][e]
+            np.testing.assert_array_equal(sample.observation["desired_goal"][row], goal)
+            np.testing.assert_array_equal(sample.next_observation["achieved_goal"][row], reached)
+            assert sample.reward[row] == alone.compute_reward(reached, goal, {})
+            ended = bool(alone.compute_terminated(reached, goal, {}))
+            assert sample.discount[row] == (0 if ended else DISCOUNT)
+            if t >= running[e]:
+                continue  # its episode goes on: the goal is its own
+            episode = [s for s in range(70) if story[s]["episode"][e] == story[t]["episode"][e]]
+            oldest = max(episode[0], 70 - memory._transitions.live)
+            allowed = {
+                "future": range(t, episode[-1] + 1),
+                "final": episode[-1:],
+                "episode": range(oldest, 70),
+            }
+            sources = [s for s in allowed[strategy] if s in episode]  # type: ignore[attr-defined]
+            assert any(np.array_equal(story[s]["reached"][e], goal) for s in sources)
+            relabelled += 1
+            later += not np.array_equal(goal, reached)
+    assert relabelled > 500
+    assert later > 100
+    env.close()
+
+
+def test_so_many_are_relabelled_as_asked_for() -> None:
+    env = vector("Reach")
+    none, half = memory_of(env, "final", relabelled=0.0), memory_of(env, "final", relabelled=0.5)
+    for memory, share in ((none, 0.0), (half, 0.5)):
+        played(env, memory, 30)
+        given = memory._transitions
+        sample = memory.sample(4000, 0)
+        env_of, step = given.pairs(sample.index)
+        ended = memory._last[env_of, step % given.slots] >= step
+        before = given.gather(env_of, step, sample.weight).observation["desired_goal"]
+        changed = (sample.observation["desired_goal"] != before).any(1)
+        assert not changed[~ended].any()
+        assert changed[ended].mean() == pytest.approx(share, abs=0.05)
+    env.close()
+
+
+def test_a_memory_that_comes_back_knows_its_episodes() -> None:
+    env = vector("Reach")
+    for strategy in ("future", "episode"):
+        one, other = memory_of(env, strategy, capacity=90), memory_of(env, strategy, capacity=90)
+        played(env, one, 70)
+        other.load_state_dict(one.state_dict())
+        other._generator.bit_generator.state = one._generator.bit_generator.state
+        for _ in range(10):
+            left, right = one.sample(32, 0), other.sample(32, 0)
+            assert left.observation.tobytes() == right.observation.tobytes()
+            assert left.reward.tobytes() == right.reward.tobytes()
+    env.close()
+
+
+def test_rewards_of_one_goal_at_a_time_are_asked_one_by_one() -> None:
+    space = flat_space(Reach().observation_space)
+    both, single = GoalEnv(Reach, space, "reach"), GoalEnv(lambda: Reach(one_by_one=True), space, "reach")
+    goals = np.random.default_rng(0).uniform(-0.2, 0.2, (2, 50, 2)).astype(np.float32)
+    np.testing.assert_array_equal(both.reward(*goals), single.reward(*goals))
+    np.testing.assert_array_equal(both.terminated(*goals), single.terminated(*goals))
+    assert set(both.reward(*goals)) == {-1.0, 0.0}
+
+
+LEARN = [
+    *("agent=dqn", *BITS, *QUIET, "+env.make.n=8", "env.num_envs=4", "agent.lr=1e-3", "agent.discount=0.95"),
+    *("agent.learning_starts=200", "agent.updates_per_frame=0.5", "agent.batch_size=64", "meta.num_cpus=1"),
+    *("agent/target=polyak", "agent.target.tau=0.05", "agent.exploration.epsilon=0.15"),
+    *("meta.rigorous_eval=4", "meta.eval_episodes=8", "env.max_frame=1600"),
+]
+
+
+def test_bits_are_flipped_right_with_hindsight_and_not_without(tmp_path: Path) -> None:
+    returns = {}
+    for memory in ("hindsight", "uniform"):
+        folder = labrl.train([*LEARN, f"agent/memory={memory}", f"hydra.run.dir={tmp_path / memory}"]).folder
+        returns[memory] = float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"])
+    assert returns["hindsight"] > -4.5  # four bits are wrong at first, on average: the best is -3
+    assert returns["uniform"] < -7  # never within eight steps: -8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["sac", "td3", "ddpg"])
+def test_a_point_is_moved_to_where_it_is_wanted(agent: str, tmp_path: Path) -> None:
+    words = ["env=gymnasium", "env.id=null", "env.name=reach", "+env.make._target_=goal_env.Reach", *QUIET]
+    words += [f"agent={agent}", "agent/memory=hindsight", "agent.batch_size=64", "agent.learning_starts=200"]
+    words += ["agent.updates_per_frame=0.5", "agent.lr=1e-3", "agent.discount=0.95", "env.num_envs=4"]
+    words += ["env.max_frame=2500", "meta.rigorous_eval=4", "meta.eval_episodes=8", "meta.num_cpus=1"]
+    words += ["agent.temperature=0.02"] if agent == "sac" else []
+    folder = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > -7  # of -20; chance: -17
+
+
+def test_a_run_with_hindsight_goes_on_exactly(tmp_path: Path) -> None:
+    words = ["agent=dqn", *BITS, *QUIET, *SMALL["labrl.agents.dqn.DQN"], "agent/memory=hindsight"]
+    words += ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
+    assert changed_futures(tmp_path, words) == []
+
+
+REFUSED = [
+    (["env=cartpole"], r"agent/memory=hindsight needs a goal environment.*agent/memory=uniform"),
+    ([*BITS, "agent.n_step=3"], r"agent\.n_step must be 1 with agent/memory=hindsight, got 3"),
+    (
+        [*BITS, "+transforms.reward._target_=labrl.agents.transforms.SignReward"],
+        r"transforms\.reward and agent\.memory=.*HindsightReplay contradict.*transforms\.reward=null",
+    ),
+    (
+        ["env=gymnasium", "env.id=null", "env.name=mute", "+env.make._target_=goal_env.Mute"],
+        r"env\.name=mute: it has no method compute_reward",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), REFUSED)
+def test_hindsight_is_refused_where_it_has_no_meaning(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check(resolve(compose(["agent=dqn", *words, "agent/memory=hindsight"])))
+
+
+def test_gymnasium_robotics_gives_rewards_of_batches() -> None:
+    robotics = pytest.importorskip("gymnasium_robotics", reason="Gymnasium-Robotics is not installed")
+    gym.register_envs(robotics)
+    env = gym.make("PointMaze_UMaze-v3")
+    goals = GoalEnv(lambda: env, flat_space(env.observation_space), "maze")
+    goals.check()
+    places = np.random.default_rng(0).uniform(-1, 1, (2, 9, 2))
+    np.testing.assert_array_equal(
+        goals.reward(*places), [env.unwrapped.compute_reward(*pair, {}) for pair in zip(*places, strict=True)]
+    )
