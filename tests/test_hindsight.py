@@ -144,10 +144,11 @@ LEARN = [
     *("agent=dqn", *BITS, *QUIET, "+env.make.n=8", "env.num_envs=4", "agent.lr=1e-3", "agent.discount=0.95"),
     *("agent.learning_starts=200", "agent.updates_per_frame=0.5", "agent.batch_size=64", "meta.num_cpus=1"),
     *("agent/target=polyak", "agent.target.tau=0.05", "agent.exploration.epsilon=0.15"),
-    *("meta.rigorous_eval=4", "meta.eval_episodes=8", "env.max_frame=1600"),
+    *("meta.rigorous_eval=4", "meta.eval_episodes=8", "env.max_frame=2000"),
 ]
 
 
+@pytest.mark.slow
 def test_bits_are_flipped_right_with_hindsight_and_not_without(tmp_path: Path) -> None:
     returns = {}
     for memory in ("hindsight", "uniform"):
