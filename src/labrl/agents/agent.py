@@ -95,6 +95,18 @@ def acting_modules(agent: Any) -> dict[str, nn.Module]:
     return getattr(agent, "acting_modules", agent.modules)()
 
 
+class LearnsFromCopies(Protocol):
+    """What an agent also has that learns from what a copy of it did with older weights: it is off-policy."""
+
+    def decision(self) -> dict[str, NDArray]:
+        """What the last `act` decided, in the agent's own terms. [num_envs, ...] each"""
+        ...
+
+    def adopt(self, observation: NDArray, decision: Mapping[str, NDArray]) -> None:
+        """Take a copy's decision at `observation` for one's own; `observe` tells then what came of it."""
+        ...
+
+
 @runtime_checkable
 class Greedy(Protocol):
     """What an agent also has if its policy has a best action; `labrl +enjoy greedy=true` asks for it."""

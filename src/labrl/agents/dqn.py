@@ -152,6 +152,15 @@ class DQN:
         self._observation, self._action, self._mask = observation, action, mask
         return self._to_env(action)
 
+    def decision(self) -> dict[str, NDArray]:
+        """Actions, and masks where there are some."""
+        return {"action": self._action, **({} if self._mask is None else {"mask": self._mask})}
+
+    def adopt(self, observation: NDArray, decision: Mapping[str, NDArray]) -> None:
+        """As if it had acted so itself."""
+        self._observation, self._action = observation, decision["action"]
+        self._mask = decision.get("mask")
+
     def evaluation_action(
         self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
     ) -> NDArray:

@@ -209,6 +209,14 @@ class ReplayActorCritic(ABC):
         self._observation, self._action = observation, action
         return self._actions.to_env(action)
 
+    def decision(self) -> dict[str, NDArray]:
+        """Actions, as the memory keeps them."""
+        return {"action": self._action}
+
+    def adopt(self, observation: NDArray, decision: Mapping[str, NDArray]) -> None:
+        """As if it had acted so itself."""
+        self._observation, self._action = observation, decision["action"]
+
     def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
         """The best actions: those of the policy without its noise. [num_envs, ...]"""
         return self.greedy_action(observation)

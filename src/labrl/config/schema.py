@@ -47,6 +47,27 @@ class ProfileConfig:
 
 
 @dataclass(kw_only=True)
+class AsyncUnrollConfig:
+    """One process that acts ahead of the learner."""
+
+    queue_size: PositiveInt = 8
+    """Vector steps that it may be ahead, >= 1: with more, the weights that act are older."""
+    update_period: PositiveInt = 10
+    """Optimizer updates from one publication of the weights to the next, >= 1."""
+    step_interval: NonNegativeFloat = 0
+    """Seconds from one vector step to the next at least, for what runs in real time, >= 0."""
+    timeout: PositiveFloat = 60
+    """Seconds of silence after which it counts as hanging, > 0."""
+
+    def __post_init__(self) -> None:
+        if self.timeout <= self.step_interval:
+            raise ValueError(
+                f"timeout={self.timeout:g} must be more than step_interval={self.step_interval:g}, or an "
+                "actor that keeps its pace counts as hanging"
+            )
+
+
+@dataclass(kw_only=True)
 class MetaConfig:
     """How a trial is run; nothing here changes what is learned."""
 
@@ -56,6 +77,9 @@ class MetaConfig:
     replica_check_frequency: Frequency = 10_000
     """Frames between comparisons of the weights that the ranks of torchrun have, >= 1; or their share of
     `env.max_frame`. A difference ends the run."""
+    async_unroll: AsyncUnrollConfig | None = None
+    """How a process beside the learner acts, for agents that learn from a replay memory; null: it acts
+    itself. No two runs are equal with it."""
     rigorous_eval: NonNegativeInt | None = None
     """Separate environments that are played at each evaluation, >= 0; null or 0: scores come from the
     training episodes."""
@@ -113,6 +137,12 @@ class MetaConfig:
     """Whether statistics, plots and a report are made when the trial has ended."""
 
     def __post_init__(self) -> None:
+        if self.async_unroll is not None and self.distributed:
+            raise ValueError(
+                "async_unroll gives each session an actor with weights of its own, and meta.distributed="
+                f"{self.distributed} lets sessions train the same: set meta.async_unroll=null or "
+                "meta.distributed=false"
+            )
         if self.async_eval and self.tensorboard_histograms:
             raise ValueError(
                 "async_eval=true tells of an evaluation when its weights have changed already, and "

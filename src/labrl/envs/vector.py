@@ -99,6 +99,10 @@ class VectorEnv:
         assert self._reached is not None, "an episode ends in step()"
         return self._record.last(episode.env, episode.length), self._reached[episode.env]
 
+    def metrics(self) -> dict[str, float]:
+        """What a training row says of the collecting: nothing, where each step is waited for."""
+        return {}
+
     def close(self) -> None:
         """Free threads and processes; calling it again changes nothing."""
         self.backend.close()

@@ -66,6 +66,8 @@ def check_launch(config: TrialConfig) -> None:
         refuse_torchrun(f"meta.distributed={meta.distributed}")
     if meta.max_session > 1:
         refuse_torchrun(f"meta.max_session={meta.max_session}")
+    if meta.async_unroll is not None:
+        refuse_torchrun("meta.async_unroll")
     if num_envs % launch.size:
         near = max(num_envs // launch.size, 1) * launch.size
         raise ConfigError(

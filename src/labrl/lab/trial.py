@@ -64,6 +64,12 @@ def check(config: TrialConfig) -> None:
     check_launch(config)
     if meta.distributed:
         _check_distributed(config)
+    if meta.async_unroll is not None and not hasattr(agent, "adopt"):
+        raise ConfigError(
+            f"meta.async_unroll: agent._target_ {config.agent.target} learns only from what it has just "
+            "played by its own weights (it has no method `adopt`). Set meta.async_unroll=null, or take an "
+            "agent with a replay memory: agent=dqn, sac, crossq, td3 or ddpg."
+        )
     Transforms.build(config.transforms, spaces)
     _check_goals(config)
     check_callbacks(config)
@@ -144,6 +150,11 @@ def run_sessions(
     if config.meta.distributed:
         forget_shared_weights(run.path)
         say("meta.distributed: sessions write the same weights in no fixed order, so no two runs are equal")
+    if config.meta.async_unroll is not None:
+        say("meta.async_unroll: how old the weights are that act is up to the machine: no two runs are equal")
+    inexact = [f"meta.{key}" for key in ("distributed", "async_unroll") if getattr(config.meta, key)]
+    if inexact:
+        run.set_status("running", inexact=inexact)
     group = leading()
     num_threads = threads_per_session(
         config.meta.num_cpus, len(indices) if group is None else group.ranks.local_size

@@ -47,7 +47,9 @@ class ActingCopy:
             spaces=spaces,
             clock=self.clock,
             streams=Streams(seed),
-            compute=dataclasses.replace(compute, workspace=Workspace(acting_only=True)),
+            compute=dataclasses.replace(
+                compute, workspace=Workspace(acting_only=True), compiled=meta.compile
+            ),
         )
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -47,6 +48,7 @@ class Companion:
     """The session's hold on such a process. Messages both ways are whatever can be pickled.
 
     It ignores the signals that ask a run to stop: it is the session that has to save, and lets it go then.
+    SIGUSR2 lets it write into the log where it is.
     """
 
     def __init__(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...], log: Path) -> None:
@@ -55,6 +57,7 @@ class Companion:
         name: how messages call it; log: of the session, gets its warnings.
         """
         self.name = name
+        self._log = log
         # A forked child would inherit the threads of torch in an unusable state.
         context = multiprocessing.get_context("spawn")
         self._line, there = context.Pipe()
@@ -100,6 +103,8 @@ class Companion:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        if self._log.exists() and not self._log.stat().st_size:
+            self._log.unlink()
 
     def _ended(self) -> CompanionError:
         with contextlib.suppress(*_GONE):  # its last word may still lie in the line
@@ -128,12 +133,14 @@ class Line:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         self._next_look = 0.0
 
     def send(self, message: Any) -> None:
-        """Hand the session a message."""
+        """Hand the session a message, from any thread."""
         try:
-            self._connection.send(message)
+            with self._sending:
+                self._connection.send(message)
         except OSError:
             raise TrainingEndedError from None
 
@@ -163,18 +170,21 @@ def _main(connection: Connection, log: Path, work: Callable[..., None], argument
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     _end_with_the_parent()
+    file = log.open("a")
+    faulthandler.register(signal.SIGUSR2, file, chain=False)  # where it is, if it hangs
     handler = logging.FileHandler(log, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     handler.setLevel(logging.WARNING)
     logging.getLogger("labrl").addHandler(handler)
+    line = Line(connection)
     try:
-        work(Line(connection), *arguments)
+        work(line, *arguments)
     except TrainingEndedError:
         pass
     except BaseException as error:
         told = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            connection.send(_Failure(told, traceback.format_exc()))
+        with contextlib.suppress(TrainingEndedError):
+            line.send(_Failure(told, traceback.format_exc()))
 
 
 def _end_with_the_parent() -> None:

@@ -19,12 +19,13 @@ from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.types import frames_between
 from labrl.envs.make import make_env
-from labrl.envs.vector import ReplayError
+from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import FlatParameters
 from labrl.networks.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
+from labrl.session.actor_env import ActorEnv
 from labrl.session.callbacks import Callback, default_callbacks
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
@@ -112,8 +113,7 @@ class Session:
         self.compute = compute = dataclasses.replace(
             chosen, workspace=self._workspace(ranks), ranks=ranks, compiled=meta.compile
         )
-        own = config.env.config.num_envs // ranks.size
-        self.env = make_env(config.env, self.seed, num_threads, num_envs=own, first=ranks.rank * own)
+        self.env = self._environments(ranks)
         with ExitStack() as on_failure:
             on_failure.callback(self.env.close)
             env = self.env
@@ -122,8 +122,20 @@ class Session:
             self.agent: Agent = share(config.agent, ranks.size).build(
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
             )
+            self.actor: Agent | ActorEnv = self.agent
+            """Who acts: the agent, or a copy of it in the process of the environments."""
+            if isinstance(env, ActorEnv):
+                self.actor = env.of(self.agent, self.transforms, self.clock)
             self.shared_weights = self._shared_weights()
             on_failure.pop_all()
+
+    def _environments(self, ranks: Ranks) -> VectorEnv | ActorEnv:
+        """In this process, or in that of an actor."""
+        env, unroll = self.config.env, self.config.meta.async_unroll
+        if unroll is not None:
+            return ActorEnv(self.config, unroll, self.index, self.seed, self.num_threads, self.folder)
+        own = env.config.num_envs // ranks.size
+        return make_env(env, self.seed, self.num_threads, num_envs=own, first=ranks.rank * own)
 
     def _shared_weights(self) -> SharedWeights | None:
         """What the sessions of the trial train together, if they do."""
@@ -159,12 +171,13 @@ class Session:
 
     def _loop(self) -> None:
         env, agent, transforms, clock, timers = self.env, self.agent, self.transforms, self.clock, self.timers
+        act = self.actor.act
         if self._observation is None:
             self._observation = transforms.collected(env.reset())
         clock.start()
         timers.restart()
         while not (clock.finished or self._stops()):
-            action = agent.act(self._observation, **heeded(agent.act, env.action_mask))
+            action = act(self._observation, **heeded(act, env.action_mask))
             timers.lap("act")
             step = env.step(action)
             timers.lap("env")
@@ -192,8 +205,8 @@ class Session:
         self.episodes.add(step.episodes)
 
     def metrics(self) -> dict[str, float]:
-        """What a training row says of learning: the agent's own numbers, of several ranks their means."""
-        return self.agent.metrics() if self.team is None else self.team.metrics
+        """What a training row says of learning and collecting: of several ranks the means of the agents."""
+        return {**self.agent.metrics(), **self.env.metrics()} if self.team is None else self.team.metrics
 
     @property
     def interrupted(self) -> bool:
@@ -281,6 +294,7 @@ class Session:
         try:
             return self.env.load_state_dict(state)
         except ReplayError as error:
+            assert isinstance(self.env, VectorEnv), "an actor process goes on by itself"
             _log.warning("%s; fresh episodes begin, as no unbroken run would have had them", error)
             return self.env.abandon(state)
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.envs.vector import VectorEnv
     from labrl.seeding import Streams
+    from labrl.session.actor_env import ActorEnv
     from labrl.session.episodes import EpisodeWindow
     from labrl.session.interruption import Interruption
     from labrl.session.session import PhaseTimers
@@ -31,7 +32,7 @@ class SessionView(Protocol):
     seed: int
     """The session's own seed, from which all its streams come."""
     clock: Clock
-    env: VectorEnv
+    env: VectorEnv | ActorEnv
     agent: Any
     transforms: Any
     episodes: EpisodeWindow

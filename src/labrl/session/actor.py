@@ -1,0 +1,155 @@
+"""What an actor process does: act ahead of the learner, with the newest weights that there are."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from multiprocessing.synchronize import Semaphore
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.agents.agent import acting_modules, heeded
+from labrl.config.schema import TrialConfig
+from labrl.envs.make import make_env
+from labrl.envs.vector import ReplayError, VectorEnv
+from labrl.networks.spaces import Spaces
+from labrl.seeding import derived_seed
+from labrl.session.acting import ActingCopy
+from labrl.session.companion import Line, TrainingEndedError
+from labrl.session.weights_file import WeightsFile
+from labrl.step import Step
+
+
+class Described(NamedTuple):
+    """The environments, as the learner has to know them."""
+
+    name: str
+    frame_skip: int
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    masked: bool
+
+
+class Begin(NamedTuple):
+    """Where to begin."""
+
+    acting: dict[str, Any]
+    """As `acting_state` has it."""
+    env: dict[str, Any] | None
+    """A saved state of the environments; None: from their first episodes."""
+    weights: Path
+    """Of a `WeightsFile`."""
+
+
+class Begun(NamedTuple):
+    """Where it has begun."""
+
+    observation: NDArray
+    """As the environments give it. [num_envs, *obs]"""
+    mask: NDArray[np.bool_] | None
+    """Which actions are valid there. [num_envs, flags]"""
+
+
+class Acted(NamedTuple):
+    """One vector step."""
+
+    action: NDArray
+    """As the environments took it. [num_envs, *action]"""
+    decision: dict[str, NDArray]
+    """The same, as the agent remembers it."""
+    step: Step
+    """As the environments gave it."""
+    version: int
+    """Of the weights that acted: optimizer updates before they were published."""
+    ended: float
+    """When, in seconds of a clock that both processes share."""
+
+
+def serve(
+    line: Line,
+    room: Semaphore,
+    config: TrialConfig,
+    index: int,
+    seed: int,
+    num_threads: int,
+    step_interval: float,
+) -> None:
+    """What the process does. room: for steps that the learner has not taken yet; index, seed, num_threads: of
+    the session; step_interval: least seconds from one vector step to the next."""
+    env = make_env(config.env, seed, num_threads)
+    try:
+        line.send(Described(env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
+        begin: Begin = line.receive()
+        spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
+        # Not the learner's own streams: it draws from those of the same names.
+        own_seed = derived_seed(seed, "actor", int(begin.acting["clock"]["frame"]))
+        copy = ActingCopy(config, index, own_seed, num_threads, spaces)
+        try:
+            _act(line, room, env, copy, begin, step_interval)
+        finally:
+            copy.close()
+    finally:
+        env.close()
+
+
+def _act(
+    line: Line, room: Semaphore, env: VectorEnv, copy: ActingCopy, begin: Begin, step_interval: float
+) -> None:
+    agent, transforms, clock = copy.agent, copy.transforms, copy.clock
+    copy.load(begin.acting)
+    modules = acting_modules(agent)
+    weights = WeightsFile(begin.weights, modules)
+    observation = _reset(env, begin)
+    line.send(Begun(observation, env.action_mask))
+    # Statistics that were saved had seen this observation.
+    seen = transforms.collected(observation) if begin.env is None else transforms.frozen(observation)
+    sender = Sender(line)
+    next_step = time.monotonic()
+    while True:
+        while not room.acquire(timeout=0.1):
+            line.stopped()
+        line.stopped()
+        time.sleep(max(next_step - time.monotonic(), 0.0))
+        next_step = max(next_step, time.monotonic()) + step_interval
+        version = weights.take(modules, line.stopped)
+        action = agent.act(seen, **heeded(agent.act, env.action_mask))
+        step = env.step(action)
+        sender.send(Acted(action, agent.decision(), step, version, time.monotonic()))  # type: ignore[attr-defined]
+        view = transforms.step(step)
+        agent.observe(view)
+        clock.tick(env.num_envs, len(step.episodes))
+        seen = view.observation
+
+
+def _reset(env: VectorEnv, begin: Begin) -> NDArray:
+    if begin.env is None:
+        return env.reset()
+    try:
+        return env.load_state_dict(begin.env)
+    except ReplayError:
+        return env.abandon(begin.env)
+
+
+class Sender:
+    """Sends in the background: a learner that is busy does not read, and steps of images fill a line."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._waiting: queue.SimpleQueue[Acted] = queue.SimpleQueue()
+        threading.Thread(target=self._send_all, name="sender", daemon=True).start()
+
+    def send(self, acted: Acted) -> None:
+        """As soon as all before it has been sent."""
+        self._waiting.put(acted)
+
+    def _send_all(self) -> None:
+        try:
+            while True:
+                self._line.send(self._waiting.get())
+        except TrainingEndedError:
+            return  # the one who acts will notice, too

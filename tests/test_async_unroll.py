@@ -1,0 +1,328 @@
+"""An actor process plays ahead; the learner learns from all that it played, at its own exact pace."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exact_cases import QUIET, REPLAY, rows
+from test_session import StopAt
+from test_trial_processes import children, needs_proc, wait_for
+from test_trial_processes import labrl as started
+
+import labrl
+from labrl.cli import main
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.lab.trial import check
+from labrl.lab.worker import restored_session
+from labrl.session import actor_env
+from labrl.session.actor import Acted
+from labrl.session.actor_env import ActorEnv
+from labrl.session.companion import Companion, CompanionError, Line, RemoteError, TrainingEndedError, _Failure
+from labrl.session.session import Session
+from labrl.session.weights_file import WeightsFile
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.run_folder import RunFolder
+
+SMALL = [*QUIET, *REPLAY, "env.num_envs=2", "env.max_frame=240", "meta.log_frequency=60"]
+SMALL += ["agent.memory.capacity=400"]
+SMALL += ["meta.async_unroll={queue_size: 3, update_period: 4, step_interval: 0, timeout: 60}"]
+CARTPOLE = [*SMALL, "agent=dqn", "env=cartpole"]
+PENDULUM = [*SMALL, "env=pendulum"]
+NORMALIZED = ["+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
+
+
+class InThread(Companion):
+    """The same in a thread: all but the process is real."""
+
+    def __init__(self, name: str, work: Any, arguments: tuple[Any, ...], log: Path) -> None:
+        self.name, self._log = name, log
+        self._line, there = multiprocessing.get_context("spawn").Pipe()
+        self.received: list[Acted] = []
+
+        def run() -> None:
+            line = Line(there)
+            try:
+                work(line, *arguments)
+            except TrainingEndedError:
+                pass
+            except BaseException as error:
+                line.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            there.close()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def receive(self) -> Any:
+        message = super().receive()
+        if isinstance(message, Acted):
+            self.received.append(message)
+        return message
+
+    def signal(self, number: int) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._line.close()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_env, "Companion", InThread)
+
+
+def play(words: list[str], run: RunFolder, stop_at: int | None = None) -> Session:
+    session = restored_session(resolve(compose(words)), 0, run.session(0), num_threads=1)
+    if stop_at is not None:
+        session.callbacks.insert(0, StopAt(stop_at))
+    session.run()
+    return session
+
+
+def received(session: Session) -> list[Acted]:
+    assert isinstance(session.env, ActorEnv)
+    assert isinstance(session.env._companion, InThread)
+    return session.env._companion.received
+
+
+@pytest.mark.usefixtures("in_thread")
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*CARTPOLE, *NORMALIZED, "agent/memory=prioritized", "agent.n_step=3"],
+        [*PENDULUM, "agent=crossq"],
+        [*PENDULUM, "agent=td3", "agent/noise=ornstein_uhlenbeck"],
+    ],
+    ids=["dqn", "crossq", "td3"],
+)
+def test_all_that_was_played_is_learned_from_at_the_exact_pace(words: list[str], tmp_path: Path) -> None:
+    session = play(words, RunFolder.create(tmp_path / "run"))
+    assert session.clock.frame == 240
+    first = max(60, 8 + 2 * session.config.agent.config.n_step)
+    assert session.clock.opt_step == (240 - first) // 4
+    memory = session.agent._experience.memory  # type: ignore[attr-defined]
+    steps = received(session)
+    assert len(steps) == 120
+    stored = memory._transitions._columns
+    for number, acted in enumerate(steps):
+        np.testing.assert_array_equal(stored["action"][:, number], acted.decision["action"])
+        np.testing.assert_array_equal(stored["terminated"][:, number], acted.step.terminated)
+    table = rows(tmp_path / "run" / "session_0" / "train.csv")
+    assert [row["frame"] for row in table] == ["60", "120", "180", "240"]
+    assert all(float(row["step_interval"]) > 0 for row in table)
+    assert all(0 <= float(row["staleness"]) <= float(row["staleness_max"]) for row in table)
+
+
+@pytest.mark.usefixtures("in_thread")
+def test_queue_and_period_bound_how_old_weights_are(tmp_path: Path) -> None:
+    words = [
+        *CARTPOLE,
+        "agent.updates_per_frame=2",
+        "meta.async_unroll={queue_size: 2, update_period: 6, step_interval: 0, timeout: 60}",
+    ]
+    session = play(words, RunFolder.create(tmp_path / "run"))
+    updates = 4  # of a vector step
+    made = [max((2 * step - 60) * 2, 0) for step in range(120)]  # before the learner takes it
+    behind = [opt_step - acted.version for opt_step, acted in zip(made, received(session), strict=True)]
+    assert min(behind) >= 0
+    assert max(behind) <= (2 + 1) * updates + 6
+    versions = sorted({acted.version for acted in received(session)})
+    assert len(versions) > 10
+    assert min(np.diff(versions)) >= 6
+
+
+@pytest.mark.usefixtures("in_thread")
+def test_the_actor_keeps_the_pace_of_real_time(tmp_path: Path) -> None:
+    words = [*CARTPOLE, "meta.async_unroll.step_interval=0.004"]
+    session = play(words, RunFolder.create(tmp_path / "run"))
+    ended = [acted.ended for acted in received(session)]
+    assert ended[-1] - ended[0] >= 0.9 * 0.004 * 118
+    assert float(rows(tmp_path / "run" / "session_0" / "train.csv")[-1]["step_interval"]) > 0.003
+
+
+@pytest.mark.usefixtures("in_thread")
+@pytest.mark.parametrize("words", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, "env=gymnasium", "env.id=Taxi-v4"]])
+def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(words: list[str], tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    words = [*words, "agent.memory.storage=mmap"]
+    assert play(words, run, stop_at=130).interrupted
+    saved = CheckpointStore(run.session(0).checkpoints, 1).latest()
+    assert saved is not None
+    assert saved.frame == 130
+    session = play(words, run)
+    assert session.clock.frame == 240
+    assert session.clock.opt_step == (240 - 60) // 4
+    first = received(session)[0].step
+    assert first.truncated.all()
+    assert first.episode_over.all()
+    assert not first.terminated.any()
+    assert not first.reward.any()
+    np.testing.assert_array_equal(first.next_observation, saved.state["env"]["observation"])
+    assert len(session.agent._experience.memory) > 220  # type: ignore[attr-defined]
+    assert [row["frame"] for row in rows(run.session(0).train_csv)] == ["60", "120", "180", "240"]
+
+
+class Breaks:
+    """Fails at a later step, or hangs there."""
+
+    def __new__(cls, hangs: bool = False) -> Any:
+        import gymnasium
+
+        class Broken(gymnasium.Wrapper):  # type: ignore[type-arg]
+            left = 50
+
+            def step(self, action: Any) -> Any:
+                self.left -= 1
+                if self.left < 0:
+                    if not hangs:
+                        raise ArithmeticError("the simulator gave up")
+                    time.sleep(600)
+                return super().step(action)
+
+        return Broken(gymnasium.make("CartPole-v1"))
+
+
+def broken(**kwargs: Any) -> list[str]:
+    words = ["env=gymnasium", "env.id=null", "env.name=broken", "env.fresh_env_per_episode=false"]
+    words += [f"+env.kwargs.{name}={value}" for name, value in kwargs.items()]
+    return [*CARTPOLE, *words, "env.make={_target_: test_async_unroll.Breaks}"]
+
+
+@pytest.mark.usefixtures("in_thread")
+def test_an_actor_that_fails_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(
+        CompanionError, match=r"meta\.async_unroll.* ArithmeticError: the simulator"
+    ) as raised:
+        play(broken(), RunFolder.create(tmp_path / "run"))
+    assert isinstance(raised.value.__cause__, RemoteError)
+    assert "env.step(action)" in str(raised.value.__cause__)
+
+
+@pytest.mark.slow
+def test_an_actor_that_hangs_ends_the_run_and_says_where(tmp_path: Path) -> None:
+    words = [*broken(hangs="true"), "meta.async_unroll.timeout=2"]
+    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert result.exit_code == 1
+    assert "nothing for 2 seconds (meta.async_unroll.timeout)" in str(result.sessions[0].error)
+    log = (tmp_path / "run" / "session_0" / "session.log").read_text()
+    assert "in step" in log
+    assert "test_async_unroll.py" in log
+
+
+def actors(folder: Path, process: Any) -> list[int]:
+    return children(process) if (folder / "session_0" / "progress.json").exists() else []
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+@pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
+def test_no_end_of_a_session_leaves_an_orphan_and_each_can_be_resumed(
+    number: signal.Signals, to_all: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = [*CARTPOLE, "env.max_frame=1e7", "meta.rigorous_eval=1", "meta.async_eval=true"]
+    words += ["meta.eval_frequency=300"]
+    with started(folder, *words) as process:
+        wait_for(lambda: len(actors(folder, process)) == 2, process)
+        pids = children(process)
+        wait_for(lambda: list(folder.glob("session_0/checkpoints/frame_*")), process)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        said, _ = process.communicate()
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9), said
+    assert "Traceback" not in said
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.05)
+    assert not (folder / "session_0" / "acting_weights.bin").exists()
+    assert main([f"+resume={folder}", f"env.max_frame={20 * 10**2}"]) in (0, 2)  # 2: it was further already
+
+
+@needs_proc
+@pytest.mark.slow
+def test_a_killed_actor_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, *CARTPOLE, "env.max_frame=1e7") as process:
+        wait_for(lambda: actors(folder, process), process)
+        os.kill(children(process)[0], signal.SIGKILL)
+        said, _ = process.communicate()
+    assert process.returncode == 1
+    assert "the actor process (meta.async_unroll) was killed by SIGKILL" in said
+
+
+def test_a_process_acts_beside_the_learner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main([*CARTPOLE, f"hydra.run.dir={run}"]) == 0
+    assert capsys.readouterr().out.count("no two runs are equal") == 1
+    assert json.loads((run / "run.json").read_text())["inexact"] == ["meta.async_unroll"]
+    assert rows(run / "session_0" / "train.csv")[-1]["opt_step"] == str((240 - 60) // 4)
+
+
+def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
+    def module() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.BatchNorm1d(100))
+
+    ours, theirs = {"policy": module()}, {"policy": module()}
+    path = tmp_path / "weights.bin"
+    writer = WeightsFile(path, ours, create=True)
+    reader = WeightsFile(path, theirs)
+    path.unlink()
+    with torch.no_grad():
+        for number in range(40):
+            for tensor in ours["policy"].state_dict().values():
+                tensor.fill_(number)
+            if number == 0:
+                writer.publish(ours, 0)
+                publishing = threading.Thread(target=lambda: [writer.publish(ours, n) for n in range(100)])
+                publishing.start()
+            else:
+                publishing.join()
+                writer.publish(ours, number)
+            version = reader.take(theirs, lambda: False)
+            values = {v for t in theirs["policy"].state_dict().values() for v in t.float().unique().tolist()}
+            assert len(values) == 1
+            assert number == 0 or (version, values) == (number, {float(number)})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["meta.async_unroll={}", "agent=ppo"],
+            r"meta\.async_unroll: agent\._target_ labrl\.agents\.ppo\.PPO learns only from what",
+        ),
+        (["meta.async_unroll={}", "agent=random"], r"meta\.async_unroll: agent\._target_ .*RandomAgent"),
+        (
+            ["meta.async_unroll={}", "agent=dqn", "meta.distributed=shared"],
+            r"async_unroll .* meta\.distributed=shared .*meta\.async_unroll=null",
+        ),
+        (["agent=dqn", "meta.async_unroll={queue_size: 0}"], r"meta\.async_unroll\.queue_size"),
+        (
+            ["agent=dqn", "meta.async_unroll={step_interval: 3, timeout: 2}"],
+            r"timeout=2 must be more than step_interval=3",
+        ),
+    ],
+    ids=str,
+)
+def test_what_contradicts_it_is_refused_with_both_keys(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(resolve(compose(words)))
+
+
+def test_its_options_without_it_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"meta\.async_unroll"):
+        compose(["agent=dqn", "meta.async_unroll.queue_size=4"])

@@ -1,0 +1,132 @@
+"""A process beside training ends with it, and says in it why it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labrl.session import companion
+from labrl.session.companion import Companion, CompanionError, Line
+
+
+def doubles(line: Line) -> None:
+    while True:
+        line.send(2 * line.receive())
+
+
+def fails(line: Line, divisor: int) -> None:
+    line.send(1)
+    line.receive()
+    1 / divisor
+
+
+def leaves(line: Line) -> None:
+    sys.exit(3)
+
+
+def never_looks_up(line: Line) -> None:
+    line.send(os.getpid())
+    time.sleep(600)
+
+
+def looks_up(line: Line) -> None:
+    line.send(os.getpid())
+    while not line.stopped():
+        time.sleep(0.01)
+
+
+@contextmanager
+def started(tmp_path: Path, work: Any, *arguments: Any) -> Iterator[Companion]:
+    process = Companion("the helper", work, arguments, tmp_path / "session.log")
+    try:
+        yield process
+    finally:
+        process.close()
+        process.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc/self").exists() else True
+
+
+def test_messages_go_both_ways_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    with started(tmp_path, doubles) as process:
+        for number in (1, 2):
+            process.send(number)
+            assert process.receive() == 2 * number
+        assert not process.has_word()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None:
+    with started(tmp_path, fails, 0) as process:
+        assert process.receive() == 1
+        process.send("go on")
+        with pytest.raises(
+            CompanionError, match="the helper failed: ZeroDivisionError: division by zero"
+        ) as raised:
+            process.receive()
+    assert "1 / divisor" in str(raised.value.__cause__)
+
+
+def test_an_end_without_a_word_is_named(tmp_path: Path) -> None:
+    with started(tmp_path, leaves) as process, pytest.raises(CompanionError, match="SystemExit: 3"):
+        process.receive()
+    with started(tmp_path, looks_up) as process:
+        os.kill(process.receive(), signal.SIGKILL)
+        with pytest.raises(CompanionError, match="the helper was killed by SIGKILL, perhaps because memory"):
+            process.receive()
+        with pytest.raises(CompanionError, match="was killed"):
+            process.send(1)
+
+
+def test_it_heeds_no_signal_but_ends_with_the_session(tmp_path: Path) -> None:
+    with started(tmp_path, looks_up) as process:
+        pid = process.receive()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, number)
+        assert not process.has_word(0.2)
+    assert not alive(pid)
+
+
+def test_one_that_hangs_says_where_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(companion, "LEAVE_SECONDS", 0.1)
+    log = tmp_path / "session.log"
+    with started(tmp_path, never_looks_up) as process:
+        pid = process.receive()
+        process.signal(signal.SIGUSR2)
+        while "never_looks_up" not in log.read_text():
+            assert alive(pid)
+            time.sleep(0.01)
+    assert not alive(pid)
+
+
+def test_it_does_not_outlive_a_session_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "session.py"
+    script.write_text(
+        f"import sys, time; sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path\nfrom labrl.session.companion import Companion\n"
+        "from test_companion import never_looks_up\n"
+        "if __name__ == '__main__':\n"
+        f"    process = Companion('helper', never_looks_up, (), Path({str(tmp_path / 'log')!r}))\n"
+        "    print(process.receive(), flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout is not None
+        pid = int(session.stdout.readline())
+        session.kill()
+    while alive(pid):
+        time.sleep(0.01)
