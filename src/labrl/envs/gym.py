@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Dict, Space, Tuple
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
 from labrl.envs.goals import GoalEnv, has_goals
+from labrl.envs.in_turn import InTurn
 from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, seen_in, without_mask
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
@@ -69,7 +70,7 @@ class GymnasiumConfig:
 
 
 class GymnasiumEnv:
-    """Backend over Gymnasium's `SyncVectorEnv` or `AsyncVectorEnv`, which never reset by themselves.
+    """Backend over environments in this process, or in workers of Gymnasium's; none ever resets by itself.
 
     `num_threads` bounds how many worker processes step at once (async only).
     """
@@ -88,7 +89,8 @@ class GymnasiumEnv:
         fresh = config.fresh_env_per_episode
         if depends_on_history(make, config.name) if fresh is None else fresh:
             make = FreshFactory(make)
-        self._env = _vectorized(make, config.vectorization, num_envs, num_threads)
+        self._env = _vectorized(make, config.vectorization, num_envs, num_threads, self.masked)
+        self._lent = isinstance(self._env, AsyncVectorEnv)
         self._in_dict = carries_mask(self._env.single_observation_space)
         own_space = without_mask(self._env.single_observation_space)
         self._several = isinstance(own_space, Dict | Tuple)
@@ -131,13 +133,15 @@ class GymnasiumEnv:
         if self.masked:
             given, whose = given_masks(observation, info, self.num_envs)
             self._take_masks(given, whose, np.ones(self.num_envs, np.bool_))
-        # Copied here, not by Gymnasium: its deepcopy takes several times as long.
         return Transition(self._own(observation), reward, terminated, truncated, terminated)
 
     def _own(self, observation: Any) -> NDArray:
-        """A copy of what is to be seen, as one array. [num_envs, *obs]"""
+        """What is to be seen, as one array that is not written to later. [num_envs, *obs]"""
         seen = seen_in(observation) if self._in_dict else observation
-        return packed(seen, self._dtype, self.num_envs) if self._several else seen.copy()
+        if self._several:
+            return packed(seen, self._dtype, self.num_envs)
+        # Copied here, not by Gymnasium: its deepcopy takes several times as long.
+        return seen.copy() if self._lent else seen
 
     def _take_masks(
         self, given: NDArray[np.bool_] | None, whose: NDArray[np.bool_], fresh: NDArray[np.bool_]
@@ -160,11 +164,11 @@ class GymnasiumEnv:
 
 
 def _vectorized(
-    make: MakeEnv, kind: Literal["sync", "async"], num_envs: int, num_threads: int
-) -> SyncVectorEnv | AsyncVectorEnv:
+    make: MakeEnv, kind: Literal["sync", "async"], num_envs: int, num_threads: int, masked: bool
+) -> InTurn | AsyncVectorEnv:
     """`num_envs` environments that report the end of an episode and leave the reset to labrl."""
     if kind == "sync":
-        return SyncVectorEnv([make] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        return InTurn([make] * num_envs, with_infos=masked)
     return AsyncVectorEnv(
         [WorkerFactory(make)] * num_envs,
         copy=False,
