@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import checkpoint, compiled, overhead, replay, solve, speed, startup
+from benchmarks import asynchronous, checkpoint, compiled, overhead, replay, solve, speed, startup
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Report, describe_setting, setting_line
 
@@ -21,6 +21,7 @@ CASES: dict[str, Callable[[int, bool], Report]] = {
     "replay": replay.run,
     "checkpoint": checkpoint.run,
     "compile": compiled.run,
+    "async": asynchronous.run,
 }
 
 

@@ -1,0 +1,92 @@
+"""What evaluation and acting beside training gain where a step of the environment takes 5 ms."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.alone import Measured, alone, answer, take_turns
+from benchmarks.labrl_side import train
+from benchmarks.report import Report, Row
+
+SECONDS, LENGTH = 0.005, 200
+"""Of a step; steps of an episode."""
+PERIOD, PERIODS = 400, 5
+"""Frames from one evaluation to the next, which plays an episode; how many periods, of which one warms up."""
+
+ENV = [
+    "env=gymnasium",
+    "env.id=null",
+    "env.name=slow",
+    "env.num_envs=1",
+    "env.fresh_env_per_episode=false",
+    "env.make={_target_: benchmarks.slow_env.SlowEnv}",
+    f"+env.kwargs.seconds={SECONDS}",
+    f"+env.kwargs.length={LENGTH}",
+]
+AGENTS = {
+    "PPO": ["agent=ppo", "agent.horizon=128", "agent.batch_size=64", "agent.epochs=4"],
+    "DQN": [
+        "agent=dqn",
+        "agent.network.torso.mlp.hidden=[256,256]",
+        "agent.batch_size=128",
+        "agent.updates_per_frame=2",
+        "agent.learning_starts=200",
+        "agent.memory.capacity=10000",
+    ],
+}
+EVALUATION, BESIDE, ACTOR = ["meta.rigorous_eval=1"], ["meta.async_eval=true"], ["meta.async_unroll={}"]
+VARIANTS: dict[str, tuple[str, list[str]]] = {
+    "PPO, no evaluation": ("PPO", []),
+    "PPO, evaluated in the loop": ("PPO", EVALUATION),
+    "PPO, evaluated beside": ("PPO", [*EVALUATION, *BESIDE]),
+    "DQN, no evaluation": ("DQN", []),
+    "DQN, no evaluation, an actor": ("DQN", ACTOR),
+    "DQN, evaluated in the loop": ("DQN", EVALUATION),
+    "DQN, evaluated beside, an actor": ("DQN", [*EVALUATION, *BESIDE, *ACTOR]),
+}
+GAINS = {
+    "evaluation beside / in the loop (PPO)": ("PPO, evaluated beside", "PPO, evaluated in the loop"),
+    "evaluation beside / none (PPO)": ("PPO, evaluated beside", "PPO, no evaluation"),
+    "an actor / none (DQN)": ("DQN, no evaluation, an actor", "DQN, no evaluation"),
+    "both beside / both in the loop (DQN)": ("DQN, evaluated beside, an actor", "DQN, evaluated in the loop"),
+}
+
+
+def run(repeats: int, quick: bool) -> Report:
+    """Frames per second with and without, taking turns."""
+    periods = 2 if quick else PERIODS
+    measures: dict[str, Callable[[int], Measured]] = {
+        name: partial(_measured, agent=agent, words=words, periods=periods)
+        for name, (agent, words) in VARIANTS.items()
+    }
+    results = take_turns(measures, repeats, "Beside training")
+    fps = {name: [m["fps"] for m in measured] for name, measured in results.items()}
+    return Report(
+        "async",
+        f"Beside training: steps of {1000 * SECONDS:g} ms, an episode of {LENGTH} every {PERIOD} frames",
+        [Row(name, values, "frames/s") for name, values in fps.items()],
+        {
+            gain: statistics.median(a / b for a, b in zip(fps[with_], fps[without], strict=True))
+            for gain, (with_, without) in GAINS.items()
+        },
+    )
+
+
+def _measured(round_: int, agent: str, words: list[str], periods: int) -> Measured:
+    return alone("benchmarks.asynchronous", agent=agent, words=words, periods=periods, seed=round_)
+
+
+def measure(agent: str, words: list[str], periods: int, seed: int) -> Measured:
+    """Frames per second after the first period."""
+    frequencies = [f"meta.log_frequency={PERIOD}", f"meta.eval_frequency={PERIOD}"]
+    budget = [f"env.max_frame={periods * PERIOD}", f"seed={seed}", "meta.device=cpu"]
+    budget += ["meta.report=false", "meta.videos=false"]
+    _, rows = train([*ENV, *AGENTS[agent], *frequencies, *budget, *words])
+    first, last = rows[0], rows[-1]
+    return {"fps": (last["frame"] - first["frame"]) / (last["wall"] - first["wall"])}
+
+
+if __name__ == "__main__":
+    answer(measure)
