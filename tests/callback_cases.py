@@ -65,6 +65,7 @@ class ToySession:
         self.timers: Any = SimpleNamespace(seconds={"env": 1.0, "act": 0.0, "learn": 3.0, "callbacks": 0.0})
         self.interruption = Interruption()
         self.callbacks: list[Any] = []
+        self.observation: NDArray | None = None
         self.before_callbacks: Callable[[], None] = lambda: None
 
     def run(self, *callbacks: Callback) -> ToySession:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from labrl.agents.running_moments import RunningMoments
 from labrl.lab.torchrun import Group, Launch
+from labrl.networks.compute import Compute
 from labrl.networks.gradient import GradientWorkers
 from labrl.networks.ranks import Ranks
 from labrl.session.team import ReplicaError, Team
@@ -25,8 +26,9 @@ def share(ranks: Ranks, rows: Tensor) -> Tensor:
 
 def gradients_are_those_of_the_whole_minibatch(ranks: Ranks) -> None:
     def gradient(rows: Tensor, over: Ranks) -> tuple[Tensor, Tensor]:
+        compute = Compute(torch.device("cpu"), torch.float32, 1, ranks=over)
         torch.manual_seed(3)
-        workers = GradientWorkers(nn.Linear(5, 4), 1, over)
+        workers = GradientWorkers(nn.Linear(5, 4), 1, compute)
 
         def loss(module: nn.Module, part: slice) -> tuple[Tensor, Tensor]:
             value = module(rows[part]).square().mean()

@@ -96,7 +96,13 @@ def learned(words: list[str], compiled: bool, steps: int) -> dict[str, float]:
     "words",
     [
         ["agent=ppo", "env=cartpole", "agent.horizon=16", "agent.batch_size=64"],
-        ["agent=dqn", "env=cartpole", "agent.learning_starts=60", "agent.memory.capacity=1000"],
+        [
+            "agent=dqn",
+            "env=cartpole",
+            "agent.learning_starts=20",
+            "agent.batch_size=8",
+            "agent.updates_per_frame=1",
+        ],
     ],
 )
 def test_compiled_networks_learn_the_same(words: list[str]) -> None:

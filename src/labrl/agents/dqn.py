@@ -100,7 +100,7 @@ class DQN:
         )
         self.target = copy.deepcopy(self.network)
         self._target_weights = FlatParameters(self.target).vector.detach()
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute.ranks)
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
         self._weights = self._workers.flat.vector
         self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._policy_stream = streams.numpy("policy")

@@ -101,7 +101,7 @@ class OnPolicyAgent(ABC):
             spaces,
             compute,
         )
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute.ranks)
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
         self._weights = self._workers.flat.vector
         self._policy_stream = streams.numpy("policy")
         self._make_rollout = new_rollout
@@ -171,6 +171,13 @@ class OnPolicyAgent(ABC):
         if mask is not None:
             parameters = masked(parameters, mask)
         return self._distribution.to_env(self._distribution.mode(parameters))
+
+    def policy_numbers(
+        self, observation: NDArray, mask: NDArray[np.bool_] | None = None
+    ) -> dict[str, NDArray]:
+        """What actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        parameters, _ = self._forward(self.network.layout(observation))
+        return self._distribution.numbers(parameters if mask is None else masked(parameters, mask))
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""

@@ -89,7 +89,7 @@ class Sarsa:
             spaces,
             compute,
         )
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute.ranks)
+        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
         self._weights = self._workers.flat.vector
         self._optimizer: Optimizer = config.optimizer.build(
             parameters=[self._weights], max_grad_norm=config.max_grad_norm

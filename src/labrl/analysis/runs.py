@@ -27,7 +27,7 @@ SAME_GROUP = (
         f"meta.{key}"
         for key in (
             *("max_session", "max_trial", "keep_last", "progress", "report"),
-            *("tensorboard", "tensorboard_histograms", "profile"),
+            *("tensorboard", "tensorboard_histograms", "profile", "log", "gradient_noise"),
         )
     ),
 )

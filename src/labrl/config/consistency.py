@@ -30,6 +30,8 @@ HARMLESS = frozenset(
         "meta.profile",
         "meta.record_episodes",
         "meta.videos",
+        "meta.log",
+        "meta.gradient_noise",
         "meta.tensorboard",
         "meta.tensorboard_histograms",
         "meta.progress",

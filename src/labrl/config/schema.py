@@ -127,6 +127,11 @@ class MetaConfig:
     of, a few KB; each: also the latest at every evaluation."""
     videos: bool = True
     """Whether the recorded best and latest episode of the best session become videos at the end."""
+    log: Literal["scalars", "norms", "histograms"] = "scalars"
+    """What is looked at besides scalars: norms, those of each weight and its gradient, as columns;
+    histograms, also TensorBoard's of weights, gradients, outputs of layers, actions and their policy."""
+    gradient_noise: bool = False
+    """Whether the noise scale of gradients is measured, a column `noise_scale`; it costs some percent."""
     tensorboard: bool = True
     """Whether metrics are also written for TensorBoard."""
     tensorboard_histograms: bool = False
@@ -147,6 +152,11 @@ class MetaConfig:
             raise ValueError(
                 "async_eval=true tells of an evaluation when its weights have changed already, and "
                 "meta.tensorboard_histograms=true shows them beside it: set one of the two to false"
+            )
+        if self.log == "histograms" and not self.tensorboard:
+            raise ValueError(
+                "log=histograms are shown by TensorBoard, and meta.tensorboard=false: set "
+                "meta.tensorboard=true or meta.log=norms"
             )
         changed = [
             ("eval_episodes", self.eval_episodes, 1),

@@ -49,6 +49,8 @@ class VectorEnv:
         """Who knows what other goals would have given, None where there are no goals."""
         self.action_mask: NDArray[np.bool_] | None = None
         """Those of the present observations, None where all always are. [num_envs, flags]"""
+        self.actions: NDArray | None = None
+        """What was done in the last step, None before there is one. [num_envs, *action]"""
         self._action_dtype = action_dtype(backend.action_space)
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
@@ -77,6 +79,7 @@ class VectorEnv:
         transition = self.backend.step(actions)
         observation, reward, terminated, truncated, ended = transition
         self._record.append(actions)
+        self.actions = actions
         self._return += reward
         self._reached = observation
         over = ended | truncated

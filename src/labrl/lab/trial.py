@@ -61,6 +61,11 @@ def check(config: TrialConfig) -> None:
             f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
             "Set meta.eval_greedy=false."
         )
+    if meta.gradient_noise and not getattr(agent, "HALVES", True):
+        raise ConfigError(
+            f"meta.gradient_noise=true compares gradients of half a minibatch and of all of it, and agent "
+            f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false."
+        )
     check_launch(config)
     if meta.distributed:
         _check_distributed(config)

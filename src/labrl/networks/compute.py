@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from labrl.config.errors import ConfigError
+from labrl.networks.noise_scale import NoiseScales
 from labrl.networks.ranks import ALONE, Ranks
 from labrl.workspace import Workspace
 
@@ -46,6 +47,8 @@ class Compute:
     """Where large arrays may lie."""
     ranks: Ranks = ALONE
     """The processes that train this session together."""
+    noise: NoiseScales | None = None
+    """Where the noise scales of gradients are kept; None: they are not measured."""
     compiled: bool = False
     """Whether networks compute by code that torch.compile makes."""
 

@@ -57,6 +57,10 @@ class ActionDistribution(Protocol):
         """Sampled actions as the environment takes them, [batch, ...]."""
         ...
 
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """What a sample is drawn by, for histograms. [batch, ...] each"""
+        ...
+
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """What a metrics row says of the actions taken."""
         ...
@@ -88,6 +92,10 @@ class Categorical:
     def to_env(self, action: NDArray) -> NDArray:
         """Counted from the space's first action. [batch]"""
         return action + self._first if self._first else action
+
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """Of each action. [batch, actions]"""
+        return {"probability": torch.softmax(torch.from_numpy(parameters), dim=1).numpy()}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Share of the most frequent action: 1 is a policy that has collapsed to one action."""
@@ -129,6 +137,11 @@ class MultiCategorical:
         """Counted from the first of each choice. [batch, *action_shape]"""
         return action + self._first
 
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """Of each option of each choice. [batch, options]"""
+        logits = torch.from_numpy(parameters).split(self._sizes, dim=1)
+        return {"probability": torch.cat([torch.softmax(one, dim=1) for one in logits], dim=1).numpy()}
+
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Share of the most frequent value, of that choice where it is largest."""
         columns = action.flatten(1).unbind(1)
@@ -161,6 +174,10 @@ class Bernoulli:
     def to_env(self, action: NDArray) -> NDArray:
         """As it is. [batch, *action_shape]"""
         return action
+
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """That a part is 1. [batch, parts]"""
+        return {"probability": torch.sigmoid(torch.from_numpy(parameters)).numpy()}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Share of switches that are on."""
@@ -202,6 +219,11 @@ class DiagonalGaussian:
     def to_env(self, action: NDArray) -> NDArray:
         """Clipped to the bounds of the space. [batch, *action_shape]"""
         return np.clip(action, self._low, self._high).astype(self._dtype, copy=False)
+
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """Before it is brought within bounds. [batch, size] both"""
+        mean, log_std = np.split(parameters, 2, axis=1)
+        return {"mean": mean, "std": np.exp(log_std)}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Mean standard deviation, and the share of sampled components outside the bounds."""

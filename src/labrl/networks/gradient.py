@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from labrl.networks.ranks import ALONE, Ranks
+from labrl.networks.compute import Compute
+from labrl.networks.ranks import ALONE
 
 Result = TypeVar("Result")
 Network = TypeVar("Network", bound=nn.Module)
@@ -116,9 +117,11 @@ class GradientWorkers(Generic[Network]):
     a run repeats bit for bit for a given number of workers.
     """
 
-    def __init__(self, module: Network, num_workers: int, ranks: Ranks = ALONE) -> None:
-        """ranks: over which gradients are averaged too, each from a minibatch of its own."""
-        self._ranks = ranks
+    def __init__(self, module: Network, num_workers: int, compute: Compute | None = None) -> None:
+        """compute: of the session, which may have ranks over which gradients are averaged too, each from a
+        minibatch of its own, and may ask for the noise scale."""
+        self._ranks = ALONE if compute is None else compute.ranks
+        self._noise = None if compute is None or compute.noise is None else compute.noise.new()
         self.flat = FlatParameters(module)
         gradient = self.flat.vector.grad
         assert gradient is not None
@@ -153,6 +156,7 @@ class GradientWorkers(Generic[Network]):
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
         share. Returns the mean statistics of all rows, [n]. Of several ranks, each gets the means over all.
         """
+        half = None if self._noise is None else self._noise.half(loss, *self._replicas[0], size)
         for _, gradient in self._replicas:
             gradient.zero_()
 
@@ -171,6 +175,8 @@ class GradientWorkers(Generic[Network]):
             total.add_(gradient)
         statistics = results[0] if len(results) == 1 else torch.stack(results).sum(0)
         self._ranks.mean_(total, statistics)
+        if self._noise is not None and half is not None:
+            self._noise.add(size // 2, half, size * self._ranks.size, float(total.square().sum()))
         return statistics
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ class Trained(Generic[Network]):
     ) -> None:
         """num_workers: who share a minibatch; the others are of Adam and of the cut."""
         self.network = network.to(compute.device)
-        self._workers = GradientWorkers(self.network, num_workers, compute.ranks)
+        self._workers = GradientWorkers(self.network, num_workers, compute)
         self.weights = self._workers.flat.vector
         """All of them, [size]; `weights.grad` is their gradient."""
         self._descent = Descent(self.weights, adam_eps, max_grad_norm, beta1)

@@ -54,6 +54,8 @@ class ActorEnv:
         self.seed = seed
         self.num_envs: int = config.env.config.num_envs
         self.action_mask: NDArray[np.bool_] | None = None
+        self.actions: NDArray | None = None
+        """What was done in the last step, None before there is one. [num_envs, *action]"""
         self._options, self._weights_path = options, folder.path / "acting_weights.bin"
         self._room = multiprocessing.get_context("spawn").Semaphore(options.queue_size)
         arguments = (self._room, config, index, seed, num_threads, options.step_interval)
@@ -104,6 +106,7 @@ class ActorEnv:
         """What came of it."""
         step = self._acted.step
         self._record.append(action)
+        self.actions = action
         self._reached, self._observation, self.action_mask = (
             step.next_observation,
             step.observation,

@@ -22,6 +22,7 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import FlatParameters
+from labrl.networks.noise_scale import NoiseScales
 from labrl.networks.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
@@ -111,7 +112,11 @@ class Session:
         place = index if ranks.alone else ranks.local_rank
         chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus)
         self.compute = compute = dataclasses.replace(
-            chosen, workspace=self._workspace(ranks), ranks=ranks, compiled=meta.compile
+            chosen,
+            workspace=self._workspace(ranks),
+            ranks=ranks,
+            compiled=meta.compile,
+            noise=NoiseScales() if meta.gradient_noise else None,
         )
         self.env = self._environments(ranks)
         with ExitStack() as on_failure:
@@ -205,8 +210,22 @@ class Session:
         self.episodes.add(step.episodes)
 
     def metrics(self) -> dict[str, float]:
-        """What a training row says of learning and collecting: of several ranks the means of the agents."""
-        return {**self.agent.metrics(), **self.env.metrics()} if self.team is None else self.team.metrics
+        """What a training row says of learning and collecting; of several ranks their means."""
+        return self.own_metrics() if self.team is None else self.team.metrics
+
+    def own_metrics(self) -> dict[str, float]:
+        """Those of this rank."""
+        noise = self.compute.noise
+        return {
+            **self.agent.metrics(),
+            **self.env.metrics(),
+            **({} if noise is None else noise.metrics()),
+        }
+
+    @property
+    def observation(self) -> NDArray | None:
+        """The learner's view of the present observations, None before the first. [num_envs, *obs]"""
+        return self._observation
 
     @property
     def interrupted(self) -> bool:
@@ -255,6 +274,7 @@ class Session:
             "transforms": self.transforms.state_dict(),
             "agent": self.agent.state_dict(),
             "compute": self.computes_with(),
+            "noise": [] if self.compute.noise is None else self.compute.noise.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -273,6 +293,8 @@ class Session:
         self.timers.seconds.update(state["timers"])
         # The statistics had seen this observation when they were saved: its view is the same again.
         self._observation = self.transforms.frozen(self._restore_env(state["env"]))
+        if self.compute.noise is not None:
+            self.compute.noise.load_state_dict(state.get("noise", []))
         if self.team is not None:
             self.team.restore(self.clock.frame, state.get("ranks", []))
         for name, callback in self._named_callbacks().items():

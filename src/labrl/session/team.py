@@ -99,7 +99,7 @@ class Team:
         first = rank * session.env.num_envs
         ended = [(frame, _numbered(episode, first)) for frame, episode in self._ended]
         self._ended = []
-        told = self.ranks.gathered((ended, session.agent.metrics()))
+        told = self.ranks.gathered((ended, session.own_metrics()))
         in_order = sorted((one for ended, _ in told for one in ended), key=lambda one: one[0])
         latest = episodes.latest
         episodes.add(episode for _, episode in in_order)

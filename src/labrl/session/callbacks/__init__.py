@@ -22,6 +22,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     Raises ConfigError if a user's callback is not a `Callback`.
     """
     from labrl.session.callbacks.checkpoint import Checkpoint
+    from labrl.session.callbacks.closer_look import CloserLook, LastGradients
     from labrl.session.callbacks.evaluate import Evaluate
     from labrl.session.callbacks.log import LogTraining
     from labrl.session.callbacks.progress import Progress
@@ -33,7 +34,8 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     if meta.tensorboard:
         from labrl.session.callbacks.tensorboard import TensorBoard
 
-        listeners.append(TensorBoard(meta.tensorboard_histograms))
+        look = CloserLook() if meta.log == "histograms" else None
+        listeners.append(TensorBoard(meta.tensorboard_histograms and look is None, look))
     if meta.profile is not None:
         from labrl.session.callbacks.profile import Profile
 
@@ -52,7 +54,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
         recording.append(RecordEpisodes(evaluate, each=meta.record_episodes == "each"))
     return [
         *listeners,
-        LogTraining(config.log_frames, listeners),
+        LogTraining(config.log_frames, listeners, None if meta.log == "scalars" else LastGradients()),
         evaluate,
         *recording,
         Checkpoint(config.log_frames, meta.keep_last, evaluate, meta.on_crash == "save"),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from labrl.clock import Clock
     from labrl.config.schema import TrialConfig
     from labrl.envs.vector import VectorEnv
@@ -48,6 +50,10 @@ class SessionView(Protocol):
     @property
     def interrupted(self) -> bool:
         """Whether the stop that was asked for left frames or an evaluation undone."""
+
+    @property
+    def observation(self) -> NDArray | None:
+        """The learner's view of the present observations, None before the first. [num_envs, *obs]"""
 
     def metrics(self) -> dict[str, float]:
         """What a training row says of learning: the agent's own numbers, of several ranks their means."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labrl.session.callbacks.callback import Callback, SessionView
+from labrl.session.callbacks.closer_look import LastGradients
 from labrl.storage.tables import CsvTable
 
 
@@ -29,8 +30,13 @@ class LogTraining(Callback):
     last `meta.episode_window` episodes; then whatever the agent's `metrics()` say.
     """
 
-    def __init__(self, frequency: int, listeners: Sequence[Callback] = ()) -> None:
-        """frequency: frames between rows; listeners: whose `row` is called with each."""
+    def __init__(
+        self, frequency: int, listeners: Sequence[Callback] = (), gradients: LastGradients | None = None
+    ) -> None:
+        """frequency: frames between rows; listeners: whose `row` is called with each; gradients: whose norms,
+        and those of the weights, are columns; None: they are none."""
+        self._gradients = gradients
+        self._session: SessionView | None = None
         self._frequency = frequency
         self._listeners = listeners
         self._last_frame = 0
@@ -40,7 +46,7 @@ class LogTraining(Callback):
 
     def start(self, session: SessionView) -> None:
         """Open the table, and cut it back to where the session goes on."""
-        clock = session.clock
+        clock, self._session = session.clock, session
         # the row that was written because the budget ended has no place in a run with a larger one
         outdated = self._for_the_end and not clock.finished
         self._table = CsvTable(session.folder.train_csv)
@@ -58,6 +64,7 @@ class LogTraining(Callback):
             "fps": self._fps(columns["frame"], columns["wall"]),
             **session.episodes.statistics(),
             **session.metrics(),
+            **({} if self._gradients is None else self._gradients.norms(session)),
         }
         self._table.append(row)
         for listener in self._listeners:
@@ -69,6 +76,7 @@ class LogTraining(Callback):
             "last_frame": self._last_frame,
             "last_wall": self._last_wall,
             "for_the_end": self._for_the_end,
+            **self._gradients_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -76,6 +84,13 @@ class LogTraining(Callback):
         self._last_frame = int(state["last_frame"])
         self._last_wall = float(state["last_wall"])
         self._for_the_end = bool(state["for_the_end"])
+        if self._gradients is not None and "gradients" in state:
+            self._gradients.load_state_dict(state["gradients"])
+
+    def _gradients_state(self) -> dict[str, Any]:
+        if self._gradients is None or self._session is None:
+            return {}
+        return {"gradients": self._gradients.state_dict(self._session)}
 
     def _fps(self, frame: int, wall: float) -> float:
         frames, seconds = frame - self._last_frame, wall - self._last_wall

@@ -16,6 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
+from labrl.session.callbacks.closer_look import CloserLook, weights
 from labrl.session.callbacks.hyperparameters import session_ended, session_started
 from labrl.storage.tables import CsvTable
 
@@ -29,15 +30,21 @@ class TensorBoard(Callback):
     by then: so nothing is doubled, whoever reads the files, and nothing that was undone is left.
     """
 
-    def __init__(self, histograms: bool = False) -> None:
-        """histograms: whether each evaluation row comes with those of the weights, as `weights/<name>`."""
-        self._histograms = histograms
+    def __init__(self, histograms: bool = False, look: CloserLook | None = None) -> None:
+        """histograms: whether each evaluation row comes with those of the weights, as `weights/<name>`; look:
+        what comes with each training row, those included."""
+        self._histograms, self._look = histograms, look
         self._writer: EventFileWriter | None = None
         self._began_at = 0
 
     def start(self, session: SessionView) -> None:
         """Remember where the session goes on: what histograms there are behind it were undone."""
         self._began_at = session.clock.frame
+
+    def step(self, session: SessionView) -> None:
+        """Remember what a closer look needs."""
+        if self._look is not None:
+            self._look.step(session)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """Write the finite numbers of a row."""
@@ -47,6 +54,12 @@ class TensorBoard(Callback):
         _add(self._writer, table, row, time.time())
         if self._histograms and table == "eval":
             values = list(_weights(session.agent))
+            self._writer.add_event(Event(wall_time=time.time(), step=frame, summary=Summary(value=values)))
+        if self._look is not None and table == "train":
+            values = [
+                Summary.Value(tag=name, histo=_histogram(numbers, edges))
+                for name, numbers, edges in self._look.values(session)
+            ]
             self._writer.add_event(Event(wall_time=time.time(), step=frame, summary=Summary(value=values)))
         self._writer.flush()  # a killed session has its curves up to here
 
@@ -103,19 +116,16 @@ def _add(writer: EventFileWriter, table: Table, row: Row, moment: float) -> None
 
 def _weights(agent: Any) -> Iterator[Summary.Value]:
     """A histogram of each tensor of weights, by the name of its network and its own."""
-    for network, module in agent.modules().items():
-        for name, weights in module.named_parameters():
-            yield Summary.Value(
-                tag=f"weights/{network}/{name}", histo=_histogram(weights.detach().cpu().float().numpy())
-            )
+    for name, values in weights(agent):
+        yield Summary.Value(tag=f"weights/{name}", histo=_histogram(values))
 
 
-def _histogram(values: np.ndarray) -> HistogramProto:
-    """Counts in `_BINS` equal parts from the lowest to the highest of the finite values."""
+def _histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramProto:
+    """Counts of the finite values between `edges`; without, in `_BINS` equal parts from lowest to highest."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return HistogramProto()
-    counts, edges = np.histogram(finite, _BINS)
+    counts, edges = np.histogram(finite, _BINS if edges is None else edges)
     return HistogramProto(
         min=finite.min(),
         max=finite.max(),

@@ -1,0 +1,145 @@
+"""What is looked at besides scalars: norms, histograms, the noise scale; and that looking changes nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from exact_cases import QUIET, rows, small, state, unequal
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+
+from labrl.cli import main
+from labrl.networks import noise_scale
+from labrl.networks.compute import Compute
+from labrl.networks.gradient import GradientWorkers
+from labrl.networks.noise_scale import NoiseScales
+from labrl.session.callbacks.closer_look import _of_actions
+
+CLOSE = ["meta.log=histograms", "meta.gradient_noise=true", "meta.tensorboard=true"]
+
+
+def run(folder: Path, *words: str) -> Path:
+    assert main([*words, f"hydra.run.dir={folder}"]) == 0
+    return folder / "session_0"
+
+
+def short(agent: str, task: str) -> list[str]:
+    frames = ["env.max_frame=640", "meta.log_frequency=80", "meta.eval_frequency=320"]
+    return [*(word for word in small(agent, task) if word != "meta.tensorboard=false"), *frames]
+
+
+@pytest.mark.parametrize(
+    ("agent", "task"),
+    [
+        ("ppo", "cartpole"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [("dqn", "cartpole"), ("sac", "pendulum")]),
+    ],
+)
+def test_looking_closer_adds_columns_and_histograms_and_changes_nothing(
+    agent: str, task: str, tmp_path: Path
+) -> None:
+    words = short(agent, task)
+    plain = run(tmp_path / "plain", *words, "meta.tensorboard=false")
+    close = run(tmp_path / "close", *words, *CLOSE)
+    assert unequal(state(plain), state(close)) == []
+    few, many = rows(plain / "train.csv"), rows(close / "train.csv")
+    assert [{name: row[name] for name in few[0]} for row in many] == few
+
+    added = set(many[0]) - set(few[0])
+    assert "noise_scale" in added
+    norms = {
+        kind: [name for name in added if name.startswith(f"{kind}_norm/")] for kind in ("weight", "grad")
+    }
+    total = math.hypot(*(float(many[-1][name]) for name in norms["grad"]))
+    assert total > 0, "something was learned"
+    if agent == "ppo":
+        whole = math.hypot(*(float(many[-1][name]) for name in norms["weight"]))
+        assert whole == pytest.approx(float(many[-1]["weight_norm"]), rel=1e-5)
+        assert len(norms["grad"]) == len(norms["weight"])
+
+    events = EventAccumulator(str(close / "tensorboard"), size_guidance={"histograms": 0})
+    events.Reload()
+    tags = events.Tags()["histograms"]
+    kinds = {tag.partition("/")[0] for tag in tags}
+    assert {"weights", "gradients", "outputs", "actions"} <= kinds
+    if agent == "ppo":
+        assert {"policy/probability", "outputs/actor_critic/policy_head"} <= set(tags)
+        actions = events.Histograms("actions")
+        assert [found.step for found in actions] == [int(row["frame"]) for row in many]
+        assert [sum(found.histogram_value.bucket) for found in actions] == [80] * len(actions)
+        assert len(actions[0].histogram_value.bucket) == 2, "a bar for each action"
+
+
+def test_norms_and_noise_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path: Path) -> None:
+    words = [
+        *short("ppo", "cartpole"),
+        *CLOSE,
+        "meta.log=norms",
+        "meta.tensorboard=false",
+        "meta.log_frequency=40",
+    ]
+    unbroken = run(tmp_path / "unbroken", *words)
+    broken = run(tmp_path / "broken", *words, "env.max_frame=360")
+    assert main([f"+resume={broken.parent}", "env.max_frame=640"]) == 0
+    assert rows(broken / "train.csv") == rows(unbroken / "train.csv")
+
+
+def test_actions_that_are_choices_have_a_bar_each() -> None:
+    discrete = list(_of_actions(gym.spaces.Discrete(3, start=5), np.array([5, 7, 7])))
+    assert [(name, edges.tolist()) for name, _, edges in discrete if edges is not None] == [
+        ("actions", [4.5, 5.5, 6.5, 7.5])
+    ]
+    several = list(_of_actions(gym.spaces.MultiDiscrete([2, 3]), np.array([[0, 2], [1, 1]])))
+    assert [(name, values.tolist()) for name, values, _ in several] == [
+        ("actions/0", [0, 1]),
+        ("actions/1", [2, 1]),
+    ]
+    ((name, _, edges),) = _of_actions(gym.spaces.Box(-1, 1, (1,)), np.zeros((4, 1)))
+    assert (name, edges) == ("actions", None)
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(10))
+
+
+def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_scale, "EVERY", 2)
+    monkeypatch.setattr(noise_scale, "RATE", 0.004)
+    scales, generator = NoiseScales(), torch.Generator().manual_seed(0)
+    compute = Compute(torch.device("cpu"), torch.float32, 1, noise=scales)
+    workers = GradientWorkers(Linear(), 1, compute)
+    assert math.isnan(scales.metrics()["noise_scale"])
+    for _ in range(1500):
+        gradient = 0.5 + 2.0 * torch.randn(32, 10, generator=generator)  # of each sample
+
+        def loss(module: Linear, share: slice, gradient: Tensor = gradient) -> tuple[Tensor, Tensor]:
+            value = (gradient[share] @ module.weight).mean()
+            return value, value.detach().reshape(1)
+
+        workers.backward(loss, 32)
+        assert workers.flat.vector.grad is not None
+        torch.testing.assert_close(workers.flat.vector.grad[:10], gradient.mean(0))
+    expected = 10 * 2.0**2 / (10 * 0.5**2)
+    assert scales.metrics()["noise_scale"] == pytest.approx(expected, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["meta.log=histograms", "meta.tensorboard=false"], "meta.log=norms"),
+        (["agent=crossq", "meta.gradient_noise=true"], "Set meta.gradient_noise=false"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = [word for word in QUIET if word != "meta.tensorboard=false"]
+    assert main([*quiet, *words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert said in capsys.readouterr().err
