@@ -64,6 +64,10 @@ SMALL: dict[str, list[str]] = {
     "labrl.agents.reinforce.Reinforce": ["agent.episodes=4"],
     "labrl.agents.sarsa.Sarsa": ["agent.horizon=8"],
     "labrl.agents.dqn.DQN": REPLAY,
+    "labrl.agents.recurrent_dqn.RecurrentDQN": [
+        *("agent.learning_starts=60", "agent.batch_size=8", "agent.updates_per_frame=0.1"),
+        *("agent.memory.capacity=160", "agent.memory.sequence_length=8", "agent.memory.burn_in=4"),
+    ],
     **{f"labrl.agents.{name}": REPLAY for name in ("sac.SAC", "crossq.CrossQ", "td3.TD3", "ddpg.DDPG")},
     "labrl.agents.random.RandomAgent": [],
 }

@@ -18,6 +18,8 @@ TRIALS = (
     ["env=pong"],
     ["agent=dqn", "env=pong", "agent/memory=prioritized"],
     ["agent=dqn", "agent/target=polyak"],
+    ["agent=recurrent_ppo"],
+    ["agent=recurrent_dqn"],
 )
 KEY = re.compile(r"(?:meta|agent|env|transforms)\.[a-z_]+(?:\.[a-z_]+)*")
 

@@ -49,6 +49,30 @@ CASES = {
         ["agent=recurrent_ppo", "agent/self_imitation=replay"],
         r"agent\.self_imitation .*agent/self_imitation=none",
     ),
+    "a burn-in that leaves nothing to learn from": (
+        ["agent=recurrent_dqn", "agent.memory.sequence_length=16", "agent.memory.burn_in=16"],
+        r"agent\.memory: burn_in must be less than sequence_length 16.*got 16 .*agent\.memory\.burn_in=8",
+    ),
+    "a sequence longer than what is kept of an environment": (
+        ["agent=recurrent_dqn", "env.num_envs=4", "agent.memory.capacity=128", "agent.learning_starts=0"],
+        r"agent\.memory\.capacity must be at least 200.*sequence_length 32.*got 128 .*capacity=200",
+    ),
+    "minibatches of parts of replayed sequences": (
+        ["agent=recurrent_dqn", "agent.batch_size=40"],
+        r"agent\.batch_size .*multiple of the 16 .*burn_in 16.*got 40 .*agent\.batch_size=48",
+    ),
+    "single transitions for an agent that replays sequences": (
+        ["agent=recurrent_dqn", "agent/memory=prioritized"],
+        r"agent\.memory: .*keeps single transitions.*learns from sequences .*agent/memory=sequences",
+    ),
+    "sequences for an agent that replays single transitions": (
+        ["agent=dqn", "agent/memory=sequences"],
+        r"agent\.memory: .*keeps sequences.*agent/memory=uniform or prioritized.*agent=recurrent_dqn",
+    ),
+    "a network without a memory for DQN with one": (
+        ["agent=recurrent_dqn", "agent/network=wide"],
+        r"agent\.network\.torso: .*has no memory.*agent/network=gru or lstm",
+    ),
     "a torso inside that cannot read the observations": (
         ["agent=recurrent_ppo", "agent/network@agent.network.torso=nature_cnn"],
         r"NatureCNN needs images",

@@ -204,7 +204,7 @@ def test_continuous_actions_are_learned_too(agent: str) -> None:
 
 def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
     gradients = []
-    for threads in (1, 3, 16):
+    for threads in (1, 3, 9):
         words = ("agent.horizon=8", "agent.sequence_length=4", "agent.batch_size=32", "agent.epochs=1")
         small = (TINY[1], "agent.network.torso.torso.cnn.features=8", "agent.max_grad_norm=null")
         agent, clock, _ = build("recurrent_ppo", *small, *words, observation=IMAGE, compute=fp32(threads))

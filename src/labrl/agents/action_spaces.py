@@ -15,7 +15,7 @@ ANY = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
 ACTS_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ppo", "a2c", "reinforce", "sil_ppo", "sil_a2c", "recurrent_ppo", "recurrent_a2c"), ANY),
     "sarsa": ("Discrete",),
-    **dict.fromkeys(DQN_FAMILY, ("Discrete",)),
+    **dict.fromkeys((*DQN_FAMILY, "recurrent_dqn"), ("Discrete",)),
     "sac": ("Discrete", "Box"),
     "crossq": ("Discrete", "Box"),
     "td3": ("Box",),

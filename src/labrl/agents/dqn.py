@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +24,7 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.action_values import ActionValues
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import Experience, ExperienceConfig, check_experience, check_memory
-from labrl.agents.exploration import Exploration, epsilon_greedy, uniform_valid
+from labrl.agents.exploration import Exploration, Values, epsilon_greedy, uniform_valid
 from labrl.agents.share import experience_share
 from labrl.agents.target_network import TargetUpdate
 from labrl.agents.value_learning import chosen
@@ -73,6 +73,10 @@ class DQN:
     """Acts by its action values, remembers, and learns from minibatches of what it remembers."""
 
     Config = DQNConfig
+    NAME: ClassVar[str] = "dqn"
+    """As in `agent=`."""
+    REMEMBERS: ClassVar[bool] = False
+    """Whether it carries a state of its network from step to step."""
     ROWS = ("loss", "td_error", "q_mean")
     """What is kept of each sample of a minibatch; td_error is what priorities follow."""
     AVERAGING = 0.01
@@ -105,15 +109,22 @@ class DQN:
         self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
-        num_masked = self._num_actions if spaces.masked else 0
-        self._experience = Experience(config, spaces, clock, streams, compute, num_masked=num_masked)
+        self._experience = Experience(
+            config,
+            spaces,
+            clock,
+            streams,
+            compute,
+            num_masked=self._num_actions if spaces.masked else 0,
+            state_size=self.network.state_size if self.REMEMBERS else 0,
+        )
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
         self._average, self._average_norm = self._rows.clone(), math.nan
 
     @classmethod
     def check_config(cls, config: DQNConfig, env: Any) -> None:
         """Raises ConfigError where memory, minibatch, budget and exploration contradict each other."""
-        check_experience(config, env)
+        check_experience(config, env, cls.REMEMBERS)
         if getattr(config.exploration.load(), "noisy", False) and config.network.noisy is None:
             raise ConfigError(
                 "agent.exploration: NetworkNoise explores by the noise of the network's weights, and "
@@ -124,8 +135,8 @@ class DQN:
     @classmethod
     def check(cls, config: DQNConfig, spaces: Spaces) -> None:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
-        check_actions("dqn", spaces.action)
-        check_torso(config.network.torso, spaces)
+        check_actions(cls.NAME, spaces.action)
+        check_torso(config.network.torso, spaces, cls.REMEMBERS)
         check_memory(config, spaces)
 
     @classmethod
@@ -135,22 +146,21 @@ class DQN:
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Exploring actions for the environments, among the valid ones. [num_envs]"""
-        frame, shape = self._clock.frame, (len(observation), self._num_actions)
+        self._observation, self._mask = observation, mask
+        self._action = self._explore(
+            lambda: self._values(observation, self._noise(len(observation)), mask), len(observation), mask
+        )
+        return self._to_env(self._action)
+
+    def _explore(self, values: Values, count: int, mask: NDArray[np.bool_] | None) -> NDArray:
+        """Actions for `count` environments, by chance alone at first. [count]"""
+        frame, shape = self._clock.frame, (count, self._num_actions)
         if self._experience.acts_at_random:
             if mask is None:
-                action = self._policy_stream.integers(shape[1], size=shape[0])
-            else:
-                action = uniform_valid(mask, self._policy_stream.random(shape[0]))
-        else:
-            action = self._exploration.choose(
-                lambda: self._values(observation, self._noise(len(observation)), mask),
-                shape,
-                frame,
-                self._policy_stream,
-                **({} if mask is None else {"mask": mask}),
-            )
-        self._observation, self._action, self._mask = observation, action, mask
-        return self._to_env(action)
+                return self._policy_stream.integers(shape[1], size=shape[0])
+            return uniform_valid(mask, self._policy_stream.random(shape[0]))
+        heeded = {} if mask is None else {"mask": mask}
+        return self._exploration.choose(values, shape, frame, self._policy_stream, **heeded)
 
     def decision(self) -> dict[str, NDArray]:
         """Actions, and masks where there are some."""

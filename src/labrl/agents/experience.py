@@ -41,16 +41,41 @@ class ExperienceConfig:
     """Updates for each frame from then on, > 0, kept exactly: 0.25, 4 or "1/3"."""
 
 
+def _keeps_sequences(config: ExperienceConfig) -> bool:
+    return getattr(config.memory.load(), "SEQUENCES", False)
+
+
+def _frames_for_a_minibatch(config: ExperienceConfig, num_envs: int) -> int:
+    if _keeps_sequences(config):
+        return int(config.memory.config.frames_for(config.batch_size, num_envs, config.n_step))
+    return config.batch_size + config.n_step * num_envs
+
+
 def first_update(config: ExperienceConfig, num_envs: int) -> int:
     """Frame from which on updates fall due: the memory can give a minibatch then."""
-    return max(config.learning_starts, config.batch_size + config.n_step * num_envs)
+    return max(config.learning_starts, _frames_for_a_minibatch(config, num_envs))
 
 
-def check_experience(config: ExperienceConfig, env: Any) -> None:
-    """Raises ConfigError where memory, minibatch and budget contradict each other; env: its configuration."""
+def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False) -> None:
+    """Raises ConfigError where memory, minibatch and budget contradict each other.
+
+    env: its configuration; sequences: whether the agent learns from these, rather than from single steps.
+    """
+    if _keeps_sequences(config) != sequences:
+        kept, wanted = (
+            ("sequences", "single transitions") if not sequences else ("single transitions", "sequences")
+        )
+        raise ConfigError(
+            f"agent.memory: {config.memory.target} keeps {kept}, and this agent learns from {wanted} (set "
+            f"agent/memory={'sequences' if sequences else 'uniform or prioritized'}, or an agent that does: "
+            f"agent={'dqn' if sequences else 'recurrent_dqn'})."
+        )
     capacity = getattr(config.memory.config, "capacity", None)
-    if capacity is not None:
+    if sequences:
+        config.memory.config.check(config.batch_size, env.num_envs, config.n_step)
+    elif capacity is not None:
         check_capacity(config.memory.config, env.num_envs, config.n_step)
+    if capacity is not None:
         for name in ("batch_size", "learning_starts"):
             if capacity < getattr(config, name):
                 raise ConfigError(
@@ -86,14 +111,16 @@ class Experience:
         compute: Compute,
         stored_action: gym.Space[Any] | None = None,
         num_masked: int = 0,
+        state_size: int = 0,
     ) -> None:
         """stored_action: actions as the agent remembers them; None: as the environment takes them;
-        num_masked: actions that masks have a flag for, if the agent heeds masks."""
+        num_masked: actions that masks have a flag for, if the agent heeds masks; state_size: numbers that the
+        network carries for each environment, if it does."""
         self.config, self._clock = config, clock
         self.frames_per_step = spaces.num_envs * compute.ranks.size
         """Frames of a vector step, those of all ranks."""
         # config is the rank's share, and the clock counts for all.
-        own = config.batch_size + config.n_step * spaces.num_envs
+        own = _frames_for_a_minibatch(config, spaces.num_envs)
         self.first_update = max(config.learning_starts, own * compute.ranks.size)
         self.ratio = config.updates_per_frame
         self.updates = 0
@@ -108,6 +135,7 @@ class Experience:
             generator=streams.numpy("replay"),
             **({"num_masked": num_masked} if num_masked else {}),
             **({"goals": spaces.goals} if getattr(config.memory.load(), "reads_goals", False) else {}),
+            **({"state_size": state_size} if state_size else {}),
         )
 
     @property
@@ -116,10 +144,20 @@ class Experience:
         return self._clock.frame < self.config.learning_starts and self.config.warmup_actions == "random"
 
     def add(
-        self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
+        self,
+        observation: NDArray,
+        action: NDArray,
+        step: Step,
+        mask: NDArray[np.bool_] | None = None,
+        state: NDArray | None = None,
     ) -> None:
-        """Remember what `action`, chosen at `observation` among `mask`, led to. [num_envs, ...] each"""
-        self.memory.add(observation, action, step, **({} if mask is None else {"mask": mask}))
+        """Remember what `action`, chosen at `observation` among `mask`, led to. [num_envs, ...] each
+
+        state: of a network that carries one, before `observation`.
+        """
+        known = {"mask": mask, "state": state}
+        given = {name: value for name, value in known.items() if value is not None}
+        self.memory.add(observation, action, step, **given)
 
     def due(self) -> int:
         """Updates that fall due by the vector step that is being taken in: the clock ticks afterwards."""

@@ -23,7 +23,7 @@ from labrl.memory.sequences import SequenceRollout
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.distributions import masked
 from labrl.networks.gradient import joined
-from labrl.networks.recurrent import Pieces
+from labrl.networks.recurrent import Pieces, forgotten
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
@@ -54,7 +54,7 @@ class RecurrentPolicy(OnPolicyAgent):
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
         if self._state is None:
-            self._state = self._fresh(len(observation))
+            self._state = np.zeros((len(observation), self.network.state_size), np.float32)
         before = self._state
         action = super().act(observation, mask)
         self._sequences.add_state(before)
@@ -85,7 +85,7 @@ class RecurrentPolicy(OnPolicyAgent):
         self._sequences.add_cut_states(step, self._state)
         super().observe(step)
         # A lost life ends no episode: what has been seen before it is still of use.
-        self._state = np.where(step.episode_over[:, None], np.float32(0), self._state)
+        self._state = forgotten(self._state, step.episode_over, self.network.state_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, the rollout as far as it is filled, and what is remembered."""
@@ -104,17 +104,12 @@ class RecurrentPolicy(OnPolicyAgent):
     @contextmanager
     def _in_evaluation(self, start: NDArray[np.bool_]) -> Iterator[None]:
         """Within it, evaluation's own state is carried on."""
-        training, carried = self._state, self._evaluation_state
-        if carried is None or len(carried) != len(start):
-            carried = self._fresh(len(start))
-        self._state = np.where(start[:, None], np.float32(0), carried)
+        training = self._state
+        self._state = forgotten(self._evaluation_state, start, self.network.state_size)
         try:
             yield
         finally:
             self._evaluation_state, self._state = self._state, training
-
-    def _fresh(self, num_envs: int) -> NDArray:
-        return np.zeros((num_envs, self.network.state_size), np.float32)
 
     def _new_rollout(self, observation: NDArray) -> Rollout:
         """Room for a rollout of sequences. [num_envs, *obs]"""

@@ -102,7 +102,11 @@ class FrameRing:
 
     def current(self) -> NDArray:
         """The newest observation of each environment. [num_envs, *obs]"""
-        return self._gather(self._envs, self.newest, self._shape.stack).reshape(-1, *self._shape.observation)
+        return self.observations(self._envs, self.newest)
+
+    def observations(self, env: NDArray[np.int64], newest: NDArray[np.int64]) -> NDArray:
+        """Observations of `env` that end with the frames `newest`. [batch] each -> [batch, *obs]"""
+        return self._gather(env, newest, self._shape.stack).reshape(-1, *self._shape.observation)
 
     def pairs(
         self, env: NDArray[np.int64], newest: NDArray[np.int64], following: NDArray[np.int64]

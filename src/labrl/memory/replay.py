@@ -22,8 +22,8 @@ __all__ = ["Replay", "ReplayConfig", "Sample", "check_capacity"]
 
 
 @dataclass(kw_only=True)
-class ReplayConfig:
-    """Options of every replay memory."""
+class StorageConfig:
+    """How many transitions are kept, and where."""
 
     capacity: PositiveInt = 100_000
     """Latest transitions that are kept, over all environments, each with an equal share;
@@ -32,6 +32,12 @@ class ReplayConfig:
     storage: Literal["ram", "mmap"] = "ram"
     """Where the transitions lie: in memory, so that every checkpoint copies them, or in files in the run
     folder, so that a checkpoint has them written out and copies nothing."""
+
+
+@dataclass(kw_only=True)
+class ReplayConfig(StorageConfig):
+    """Options of every memory of single transitions."""
+
     newest_share: Probability = 0.0
     """Share of each batch, rounded up, that is the newest transitions themselves, in [0, 1]; 1 / batch_size
     is combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
@@ -75,11 +81,8 @@ class Replay:
             config = dataclasses.replace(config, capacity=num_envs * (n_step + 1), storage="ram")
         check_capacity(config, num_envs, n_step)
         self._newest_share, self._generator = config.newest_share, generator
-        mapped = config.storage == "mmap" and workspace.folder is not None
-        # Only what lies in files goes on being written to while a checkpoint counts on it.
-        kept = workspace.frames_kept if mapped else 0
-        extent = Extent(observation_space, num_envs, config.capacity, n_step, kept)
-        arrays = _arrays(config, extent, extent.layouts(action_space, num_masked), workspace, mapped)
+        extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace)
+        arrays = arrays_of(config, extent.layouts(action_space, num_masked), workspace, mapped)
         self._transitions = Transitions(arrays, extent, n_step, discount)
         self._num_bytes = arrays.num_bytes
 
@@ -149,10 +152,20 @@ class Replay:
         return np.ones(len(env), np.float32)
 
 
-def _arrays(
-    config: ReplayConfig, extent: Extent, layouts: dict[str, Layout], workspace: Workspace, mapped: bool
+def extent_of(
+    config: StorageConfig, space: gym.Space[Any], num_envs: int, n_step: int, workspace: Workspace
+) -> tuple[Extent, bool]:
+    """How much is kept of each environment, and whether it lies in files."""
+    mapped = config.storage == "mmap" and workspace.folder is not None
+    # Only what lies in files goes on being written to while a checkpoint counts on it.
+    kept = workspace.frames_kept if mapped else 0
+    return Extent(space, num_envs, config.capacity, n_step, kept), mapped
+
+
+def arrays_of(
+    config: StorageConfig, layouts: dict[str, Layout], workspace: Workspace, mapped: bool
 ) -> Arrays:
-    """Room for all transitions. Raises ConfigError where there is none."""
+    """Room for all that is kept. Raises ConfigError where there is none."""
     try:
         return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
     except UnfitFileError as unfit:

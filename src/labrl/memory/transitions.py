@@ -44,6 +44,21 @@ class Sample(NamedTuple):
     """Which are valid in `next_observation`; they mean nothing where `discount` is 0. [batch, actions]"""
 
 
+class Windows(NamedTuple):
+    """Steps that each make a transition, at most n long."""
+
+    first: NDArray[np.void]
+    """The row of the first step. [batch]"""
+    end: NDArray[np.void]
+    """The row of the last step. [batch]"""
+    length: NDArray[np.int64]
+    """Steps from the first to the last, 0 where they are one. [batch]"""
+    reward: NDArray[np.float32]
+    """As in a Sample. [batch]"""
+    discount: NDArray[np.float32]
+    """As in a Sample. [batch]"""
+
+
 class Extent:
     """How many transitions and frames each environment keeps.
 
@@ -112,7 +127,8 @@ class Transitions:
         self._arrays, self._extent, self._n_step = arrays, extent, n_step
         self._rows = arrays["transitions"]
         self._columns = {name: self._rows[name] for name in self._rows.dtype.names or ()}
-        self._masked = "mask" in self._columns
+        self.masked = "mask" in self._columns
+        """Whether each has a mask of valid actions."""
         self._written = arrays["written"]
         self._ring = FrameRing(
             arrays["frames"], self._written[: self.num_envs], extent.shape, extent.live_frames
@@ -142,7 +158,7 @@ class Transitions:
         columns["reward"][:, slot] = step.reward
         columns["terminated"][:, slot] = step.terminated
         columns["cut"][:, slot] = cut
-        if self._masked:
+        if self.masked:
             columns["mask"][:, slot] = mask
             columns["next_mask"][:, slot] = step.next_mask
         if over.any():
@@ -155,8 +171,8 @@ class Transitions:
         np.maximum(self.oldest, self.steps - self._extent.live, out=self.oldest)
         self._drop_without_frames()
 
-    def gather(self, env: NDArray[np.int64], step: NDArray[np.int64], weight: NDArray[np.float32]) -> Sample:
-        """The transitions of `env` that begin at `step`. [batch] each"""
+    def windows(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> Windows:
+        """The windows of `env` that begin at `step`. [batch] each"""
         slots = (step[:, None] + self._ahead) % self.slots
         window = self._rows.reshape(-1).take(slots + (env * self.slots)[:, None])  # [batch, n_step]
         # The window ends with the first row after which nothing follows, or with the last.
@@ -166,18 +182,38 @@ class Transitions:
         counted = self._ahead <= length[:, None]
         reward = (window["reward"] * counted) @ self._powers[:-1]
         discount = self._powers[length + 1] * ~end["terminated"]
-        observation, next_observation = self._ring.pairs(env, window["frame"][:, 0], end["next_frame"])
+        return Windows(window[:, 0], end, length, reward.astype(np.float32), discount.astype(np.float32))
+
+    def gather(self, env: NDArray[np.int64], step: NDArray[np.int64], weight: NDArray[np.float32]) -> Sample:
+        """The transitions of `env` that begin at `step`. [batch] each"""
+        first, end, _, reward, discount = self.windows(env, step)
+        observation, next_observation = self._ring.pairs(env, first["frame"], end["next_frame"])
         return Sample(
             observation,
-            window["action"][:, 0],
-            reward.astype(np.float32),
+            first["action"],
+            reward,
             next_observation,
-            discount.astype(np.float32),
+            discount,
             weight,
             step * self.num_envs + env,
-            window["mask"][:, 0] if self._masked else None,
-            end["next_mask"] if self._masked else None,
+            first["mask"] if self.masked else None,
+            end["next_mask"] if self.masked else None,
         )
+
+    def frames(
+        self, env: NDArray[np.int64], step: NDArray[np.int64], count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Names of what was acted on in `count` steps of `env` from `step` on, and of what each led to.
+
+        [batch] -> [batch, count] each; where an episode goes on, what is led to is what is acted on next.
+        """
+        slots = (step[:, None] + np.arange(count)) % self.slots
+        rows = self._rows.reshape(-1).take(slots + (env * self.slots)[:, None])
+        return rows["frame"], rows["next_frame"]
+
+    def observations(self, env: NDArray[np.int64], frame: NDArray[np.int64]) -> NDArray:
+        """Observations by their names. [batch] each -> [batch, *obs]"""
+        return self._ring.observations(env, frame)
 
     def pairs(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Environment and step of a sample's `index`. [batch] each"""

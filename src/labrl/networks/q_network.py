@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component
@@ -101,7 +104,32 @@ class QNetwork(nn.Module):
         factor on the gradient into the torso is left out: Adam's step does not depend on it.
         """
         # Not `self.torso(...)`: that call asks for hooks, which nobody hangs on, and costs what a layer does.
-        features = self.torso.forward(observation)
+        return self._outputs(self.torso.forward(observation), noise)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that a torso with a memory carries for each environment."""
+        memory: Any = self.torso
+        return int(memory.state_size)
+
+    def unroll(
+        self,
+        observation: Tensor,
+        state: Tensor,
+        lengths: NDArray[np.int64] | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, of a torso with a memory, and the state after each piece.
+
+        observation: of the steps, piece after piece [batch, *obs]; state: before each piece
+        [pieces, state_size]; lengths: of the pieces; None: every step is one.
+        """
+        memory: Any = self.torso
+        features, after = memory.unroll(observation, state, lengths)
+        return self._outputs(features, noise), after
+
+    def _outputs(self, features: Tensor, noise: Tensor | None) -> Tensor:
+        """[batch, actions, outputs]"""
         advantage = self.advantage.forward(features, noise).view(self._shape)
         if self.value is None:
             return advantage

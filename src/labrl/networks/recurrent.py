@@ -35,11 +35,24 @@ class Pieces(NamedTuple):
     @classmethod
     def of(cls, start: NDArray[np.bool_]) -> Pieces:
         """start: whether a step is the first of its episode. [sequences, length]"""
+        return cls.of_rows(start.ravel(), np.arange(len(start) + 1) * start.shape[1])
+
+    @classmethod
+    def of_rows(cls, start: NDArray[np.bool_], begin: NDArray[np.int64]) -> Pieces:
+        """Sequences of any lengths, one after the other.
+
+        start: whether a row is the first of its episode [rows]; begin: the row that each sequence begins
+        with, and the number of rows [sequences + 1].
+        """
         begins = start.copy()
-        begins[:, 0] = True
+        begins[begin[:-1]] = True
         rows = np.flatnonzero(begins)
-        first = np.searchsorted(rows, np.arange(len(start)) * start.shape[1])
-        return cls(np.diff(rows, append=start.size), first, ~start[:, 0])
+        return cls(np.diff(rows, append=len(start)), np.searchsorted(rows, begin[:-1]), ~start[begin[:-1]])
+
+    @property
+    def last(self) -> NDArray[np.int64]:
+        """The piece that each sequence ends with. [sequences]"""
+        return np.append(self.first[1:], len(self.lengths)) - 1
 
     def states(self, state: Tensor) -> Tensor:
         """The state before each piece: that before its sequence, or a fresh one, which is 0.
@@ -50,6 +63,16 @@ class Pieces(NamedTuple):
         carried = torch.from_numpy(self.carried).to(state.device)
         states[torch.from_numpy(self.first).to(state.device)] = state * carried.unsqueeze(1)
         return states
+
+
+def forgotten(state: NDArray | None, start: NDArray[np.bool_], state_size: int) -> NDArray:
+    """What is remembered where episodes go on, and 0 where they begin. [num_envs, state_size]
+
+    state: None before there is any; of another number of environments it is none either.
+    """
+    if state is None or len(state) != len(start):
+        return np.zeros((len(start), state_size), np.float32)
+    return np.where(start[:, None], np.float32(0), state)
 
 
 @dataclass(kw_only=True)

@@ -230,7 +230,7 @@ def check_torso(torso: Component, spaces: Spaces, remembers: bool = False) -> No
     if hasattr(target, "unroll") and not remembers:
         raise ConfigError(
             f"agent.network.torso: {torso.target} has a memory, and this agent carries none from step to "
-            "step. Set agent=recurrent_ppo or recurrent_a2c, or another agent/network, such as auto."
+            "step. Set agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
         )
     if remembers and not hasattr(target, "unroll"):
         raise ConfigError(

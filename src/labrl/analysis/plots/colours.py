@@ -38,6 +38,7 @@ _ORDER = (
     *("ppo", "dqn", "sac", "rainbow", "a2c", "td3"),
     *("reinforce", "double_dqn", "crossq", "c51", "sil", "ddpg"),
     *("sarsa", "dueling_dqn", "qr_dqn", "rainbow_lite", "recurrent_ppo", "recurrent_a2c"),
+    "recurrent_dqn",
 )
 """The place of an agent is its style: new names come last."""
 

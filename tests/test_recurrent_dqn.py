@@ -1,0 +1,172 @@
+"""DQN with a memory: its gradient is that of stepping through the sequences, and it remembers the cue."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from dqn_cases import Noise
+from on_policy_cases import assert_same_future, build, kept_from, noise, play
+from recurrent_cases import Corridor, Recorded, remembered
+
+from labrl.networks.compute import Compute
+
+TINY = ("agent.network.torso.torso.mlp.hidden=[8]", "agent.network.torso.hidden_size=6")
+MEMORY = ("agent.memory.sequence_length=7", "agent.memory.burn_in=3", "agent.memory.capacity=400")
+WHEN = ("agent.learning_starts=0", "agent.batch_size=16", "agent.updates_per_frame=0.25", "agent.n_step=3")
+IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
+
+
+def walked(network: Any, world: Recorded, env: int, first: int, count: int, state: Any, detached: int) -> Any:
+    """Values of `count` steps of `env` from `first` on, and of what each led to: [count, actions] each.
+
+    detached: steps after which the gradient is cut.
+    """
+    values, led_to = [], []
+    for k in range(count):
+        state = state.detach() if k == detached else state
+        seen, step = world.seen[first + k][env : env + 1], world.steps[first + k]
+        output, state = network.unroll(torch.from_numpy(seen), state)
+        values.append(output[0, :, 0])
+        following = torch.from_numpy(step.next_observation[env : env + 1])
+        led_to.append(network.unroll(following, state)[0][0, :, 0])
+        state = state * (not step.episode_over[env])
+    return torch.stack(values), torch.stack(led_to)
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("network", ["gru", "lstm"])
+def test_a_gradient_is_the_one_of_stepping_through_each_sequence(network: str, double: bool) -> None:
+    words = [f"agent/network={network}", f"agent.double={double}", "agent.max_grad_norm=null"]
+    agent, clock, _ = build("recurrent_dqn", *words, *TINY, *MEMORY, *WHEN, "agent.discount=0.9")
+    with torch.no_grad():  # so that both networks differ
+        agent._target_weights += 0.3 * torch.randn(
+            agent._target_weights.shape, generator=torch.manual_seed(0)
+        )
+    acting, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target)
+    world, samples = Recorded(noise(seed=3)), kept_from(agent._experience, "sample")
+    agent._following.frames_passed = lambda *_: None
+    while not play(agent, clock, world, 1):
+        pass
+    (sample,) = samples
+    with torch.no_grad():
+        state, states = torch.zeros(4, acting.state_size), []
+        for seen, step in zip(world.seen, world.steps, strict=True):
+            states.append(state)
+            state = acting.unroll(torch.from_numpy(seen), state)[1]
+            state = state * ~torch.from_numpy(step.episode_over[:, None])
+    outputs, targets = [], []
+    for index in sample.index:
+        number, env = divmod(int(index), 4)
+        begin = states[4 * number][env : env + 1]
+        value, own = walked(acting, world, env, 4 * number, 9, begin, detached=3)
+        with torch.no_grad():
+            _, delayed = walked(target, world, env, 4 * number, 9, begin, detached=3)
+        for t in range(3, 7):
+            outputs.append(value[t, int(world.actions[4 * number + t][env])])
+            total, k = 0.0, 0
+            while True:
+                step = world.steps[4 * number + t + k]
+                total += 0.9**k * float(step.reward[env])
+                if k == 2 or step.terminated[env] or step.episode_over[env]:
+                    break
+                k += 1
+            best = int((own if double else delayed)[t + k].argmax())
+            rest = 0.0 if step.terminated[env] else 0.9 ** (k + 1) * float(delayed[t + k, best])
+            targets.append(total + rest)
+    losses, _ = agent._value.loss(torch.stack(outputs)[:, None], torch.tensor(targets)[:, None])
+    losses.mean().backward()
+    for ours, expected in zip(agent.network.parameters(), acting.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
+    gradients = []
+    for threads in (1, 3, 5):
+        small = (TINY[1], "agent.network.torso.torso.cnn.features=8", "agent.max_grad_norm=null")
+        compute = Compute.choose("cpu", "fp32", threads)
+        agent, clock, _ = build("recurrent_dqn", *small, *MEMORY, *WHEN, observation=IMAGE, compute=compute)
+        world = Noise(IMAGE, 4)
+        while not play(agent, clock, world, 1):
+            pass
+        gradients.append(agent._weights.grad.clone())
+        agent.close()
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [5, 30])
+def test_a_restored_agent_has_the_same_future(steps: int) -> None:
+    words = ("agent/network=lstm", "agent.learning_starts=40", "agent.memory.capacity=160")
+    make = (*TINY, *MEMORY[:2], *WHEN[1:], *words)
+    assert_same_future(lambda: build("recurrent_dqn", *make), noise(), steps)
+
+
+def test_evaluation_carries_a_state_of_its_own() -> None:
+    plain, clock, _ = build("recurrent_dqn", *TINY, *MEMORY, *WHEN)
+    play(plain, clock, noise(), 18)
+    disturbed, clock, _ = build("recurrent_dqn", *TINY, *MEMORY, *WHEN)
+    world, seen = noise(), np.ones((9, 3), np.float32)
+    play(disturbed, clock, world, 7)
+    disturbed.evaluation_action(seen, np.random.default_rng(0), start=np.ones(9, np.bool_))
+    once = disturbed._evaluation_state
+    disturbed.greedy_action(seen, start=np.arange(9) < 3)
+    twice = disturbed._evaluation_state
+    np.testing.assert_allclose(twice[:3], once[:3], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(twice[3:], once[3:])
+    play(disturbed, clock, world, 11)
+    assert torch.equal(plain._weights, disturbed._weights)
+
+
+def test_a_learner_that_adopts_what_a_copy_did_keeps_the_copy_s_states() -> None:
+    words = (*TINY, *MEMORY, *WHEN)
+    actor, clock, _ = build("recurrent_dqn", *words)
+    learner, _, _ = build("recurrent_dqn", *words)
+    world = noise()
+    for _ in range(14):
+        seen = world.observation
+        step = world.step(actor.act(seen))
+        learner.adopt(seen, actor.decision())
+        for agent in (actor, learner):
+            agent.observe(step)
+        clock.tick(4)
+    samples = [agent._experience.memory.sample(16, 0) for agent in (actor, learner)]
+    assert samples[0].state.any()
+    np.testing.assert_array_equal(samples[0].state, samples[1].state)
+
+
+def test_what_is_seen_while_chance_acts_is_remembered_too() -> None:
+    agent, clock, _ = build("recurrent_dqn", *TINY, *MEMORY, *WHEN[1:], "agent.learning_starts=300")
+    play(agent, clock, noise(), 6)
+    assert agent._state.any(axis=1).sum() >= 2  # but for the episodes that have just begun
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        ("agent/value=quantile",),
+        ("agent.network.dueling=true", "agent.network.noisy=0.5", "agent/exploration=noise"),
+    ],
+    ids=["quantiles", "dueling and noisy"],
+)
+def test_parts_of_the_family_go_with_it(part: tuple[str, ...]) -> None:
+    agent, clock, _ = build("recurrent_dqn", *TINY, *MEMORY, *WHEN, *part)
+    assert play(agent, clock, noise(), 20) > 0
+    assert all(np.isfinite(value) for value in agent.metrics().values())
+
+
+def test_the_cue_of_the_first_step_is_remembered_to_the_last() -> None:
+    words = (
+        *("agent.learning_starts=500", "agent.lr=3e-3", "agent.updates_per_frame=0.1"),
+        *("agent.memory.sequence_length=16", "agent.memory.burn_in=8", "agent.batch_size=128"),
+        *("agent.target.every=200", "agent.exploration.epsilon=0.2"),
+        *("agent.network.torso.torso.mlp.hidden=[16]", "agent.network.torso.hidden_size=16"),
+    )
+    corridor = {"observation": Corridor.SPACE, "action": Corridor.ACTIONS, "num_envs": 16}
+    agent, clock, _ = build("recurrent_dqn", *words, **corridor)  # type: ignore[arg-type]
+    play(agent, clock, Corridor(16), 160)
+    assert remembered(agent) > 0.95
