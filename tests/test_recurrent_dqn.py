@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import Noise
-from on_policy_cases import assert_same_future, build, kept_from, noise, play
+from on_policy_cases import assert_same_future, build, config_of, kept_from, noise, play
 from recurrent_cases import Corridor, Recorded, remembered
 
+from labrl.agents.recurrent_dqn import RecurrentDQN
+from labrl.config.errors import ConfigError
 from labrl.networks.compute import Compute
 
 TINY = ("agent.network.torso.torso.mlp.hidden=[8]", "agent.network.torso.hidden_size=6")
@@ -97,6 +99,13 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
         agent.close()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
+
+
+def test_ranks_have_whole_sequences() -> None:
+    config = config_of("recurrent_dqn", *MEMORY[:2], "agent.batch_size=16").agent.config
+    assert RecurrentDQN.share(config, 4).batch_size == 4
+    with pytest.raises(ConfigError, match=r"agent\.batch_size=16 .* 3, times the 4 .* agent\.batch_size=24"):
+        RecurrentDQN.share(config, 3)
 
 
 @pytest.mark.parametrize("steps", [5, 30])

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.dqn import DQN
+from labrl.agents.dqn import DQN, DQNConfig
 from labrl.agents.exploration import epsilon_greedy
 from labrl.agents.value_learning import chosen
+from labrl.config.errors import ConfigError
 from labrl.memory.sequence_replay import Rows, SequenceSample
 from labrl.networks.gradient import joined
 from labrl.networks.q_network import QNetwork
@@ -32,6 +33,18 @@ class RecurrentDQN(DQN):
     REMEMBERS = True
     _state: NDArray | None = None  # before the next observation [num_envs, state_size]
     _evaluation_state: NDArray | None = None
+
+    @classmethod
+    def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
+        """What one of several ranks learns with. Raises ConfigError where it has no whole sequences."""
+        unit = config.memory.config.learned * ranks
+        if config.batch_size % unit:
+            raise ConfigError(
+                f"agent.batch_size={config.batch_size} is of all ranks together and must be a multiple of "
+                f"their number, {ranks}, times the {unit // ranks} steps that a sequence is learned from: "
+                f"set agent.batch_size={-(-config.batch_size // unit) * unit}."
+            )
+        return super().share(config, ranks)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Exploring actions for the environments, among the valid ones. [num_envs]"""
