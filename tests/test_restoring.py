@@ -262,6 +262,6 @@ def test_whatever_a_session_holds_is_saved_or_known_to_need_it_not(tmp_path: Pat
     session.close()
     given = {"config", "index", "folder", "seed", "num_threads"}
     # The observation is the environment's, seen through the transforms; a signal ends with its process;
-    # weights that sessions share are those of the agent.
-    derived = {"_observation", "interruption", "shared_weights"}
+    # weights that sessions share are those of the agent; no other rank or actor is at work.
+    derived = {"_observation", "interruption", "shared_weights", "team", "actor"}
     assert set(vars(session)) == saved | given | derived

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -36,6 +37,7 @@ from labrl.memory.replay import Sample
 from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers, joined
+from labrl.networks.in_numpy import InNumpy
 from labrl.networks.noisy import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces, sees_images
@@ -282,9 +284,19 @@ class DQN:
                 part = None if noise is None else noise[share]
                 return self._value.expected(self._outputs(network, observation[share], part))
 
-        few = len(observation) < self._workers.num_workers
-        shares = [work(self.network, slice(None))] if few else self._workers.map(work, len(observation))
-        return joined(shares) if mask is None else np.where(mask, joined(shares), -np.inf)
+        quick = self._in_numpy(observation) if noise is None and self._in_numpy is not None else None
+        if quick is not None:
+            values = self._value.expected(torch.from_numpy(quick)).numpy()
+        elif len(observation) < self._workers.num_workers:
+            values = joined([work(self.network, slice(None))])
+        else:
+            values = joined(self._workers.map(work, len(observation)))
+        return values if mask is None else np.where(mask, values, -np.inf)
+
+    @cached_property
+    def _in_numpy(self) -> InNumpy | None:
+        # Made when first wanted: by then the weights lie where they stay.
+        return self.network.in_numpy()
 
     def _update(self) -> None:
         """One step of Adam on one minibatch. Raises NonFiniteError."""

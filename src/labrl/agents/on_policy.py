@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -33,6 +34,7 @@ from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionBounds, distribution_for, masked
 from labrl.networks.gradient import FlatParameters, GradientWorkers, joined
+from labrl.networks.in_numpy import InNumpy
 from labrl.networks.optimizers import Optimizer
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
@@ -279,10 +281,8 @@ class OnPolicyAgent(ABC):
 
     def _coefficients(self, frame: int) -> dict[str, float]:
         """What a metrics row says of the schedules at `frame`."""
-        return {
-            "lr": value_at(self._config.lr, frame),
-            "entropy_coef": value_at(self._config.entropy_coef, frame),
-        }
+        config = self._config
+        return {"lr": value_at(config.lr, frame), "entropy_coef": value_at(config.entropy_coef, frame)}
 
     def _new_rollout(self, observation: NDArray) -> Rollout:
         """Room for a rollout; observation: a first one, for shape and type. [num_envs, *obs]"""
@@ -300,13 +300,18 @@ class OnPolicyAgent(ABC):
 
     def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters, and values where they come for free with a shared torso."""
+        if self._in_numpy is not None and (quick := self._in_numpy(observation)) is not None:
+            return quick, 0.0
         inputs = self._tensor(observation)
-        if self._workers.num_workers == 1:  # in a small environment every call in a step counts
-            parameters, value = self._outputs(self.network, inputs)
-        else:
-            shares = self._workers.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
-            parameters, value = (torch.cat(parts) for parts in zip(*shares, strict=True))
-        return parameters.cpu().numpy(), value.cpu().numpy() if self.network.shared else 0.0
+        shares = self._workers.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
+        parameters, value = (joined(parts) for parts in zip(*shares, strict=True))
+        return parameters, value if self.network.shared else 0.0
+
+    @cached_property
+    def _in_numpy(self) -> InNumpy | None:
+        # Made when first wanted: by then the weights lie where they stay. Both sides of a ratio of
+        # probabilities need as many digits.
+        return self.network.in_numpy() if self._compute.precision == torch.float32 else None
 
     def _outputs(self, network: ActorCritic, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """As the network gives them; of two separate ones the policy alone, with no values."""
@@ -340,9 +345,8 @@ class OnPolicyAgent(ABC):
         """The same of observations as the environment gives them, [n, *obs]."""
         with self._compute.autocast():
             parameters, value = network(self._tensor(network.layout(observation)))
-        if mask is None:
-            return parameters, value
-        return masked(parameters, torch.from_numpy(mask).to(parameters.device)), value
+        valid = None if mask is None else torch.from_numpy(mask).to(parameters.device)
+        return parameters if valid is None else masked(parameters, valid), value
 
     def _beyond(self, rollout: Rollout) -> NDArray:
         """Observations that are not in the rows: what the last row led to, then the final ones of cuts."""

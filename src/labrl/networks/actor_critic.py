@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component
+from labrl.networks.in_numpy import Chain, InNumpy
 from labrl.networks.inputs import build_torso
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import orthogonal
@@ -90,6 +91,25 @@ class ActorCritic(nn.Module):
     def value(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns state values [batch]."""
         return self._value(self.value_torso.forward(observation))
+
+    def in_numpy(self) -> InNumpy | None:
+        """`policy` by NumPy, None where it is more than a chain of layers or not alone on its torso."""
+        layers = getattr(self.policy_torso, "layers_in_numpy", lambda: None)()
+        if layers is None or self.shared:
+            return None
+        head, log_std = self.policy_head.linear, self.policy_head.log_std
+        chain = Chain([*layers, (head.weight, head.bias, None)])
+        if log_std is None:
+            return chain
+        spread = log_std.detach().numpy()
+
+        def gaussian(observation: NDArray) -> NDArray | None:
+            mean = chain(observation)
+            return (
+                None if mean is None else np.concatenate([mean, np.broadcast_to(spread, mean.shape)], axis=1)
+            )
+
+        return gaussian
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters [batch, num_outputs] and values [batch]; a shared torso runs once."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
+from labrl.networks.in_numpy import ACTIVATIONS, Affine, Chain, InNumpy
 from labrl.networks.inputs import build_torso
 from labrl.networks.noisy import NoisyLinear
 from labrl.networks.spaces import Spaces
@@ -49,6 +50,12 @@ class Stream(nn.Module):
         # The same without look-ups and calls of modules, as dear as the products of a small network.
         self._hidden = [(layer, layer.weight, layer.bias) for layer in layers]
         self._last = self._hidden.pop()
+
+    def layers_in_numpy(self) -> list[Affine]:
+        """The same for a `Chain`, without noise."""
+        relu = ACTIVATIONS["ReLU"]
+        hidden: list[Affine] = [(weight, bias, relu) for _, weight, bias in self._hidden]
+        return [*hidden, (*self._last[1:], None)]
 
     def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
         """x: features [batch, num_inputs]; noise: [num_noise] or [batch, num_noise], None for none.
@@ -93,6 +100,26 @@ class QNetwork(nn.Module):
         self.value = Stream(num_features, config.head, num_outputs, config.noisy) if config.dueling else None
         self.num_noise = self.advantage.num_noise + (self.value.num_noise if self.value is not None else 0)
         """Noise variables of all layers; 0 without noise."""
+
+    def in_numpy(self) -> InNumpy | None:
+        """`forward` without noise by NumPy, None where the torso is more than a chain of layers."""
+        layers = getattr(self.torso, "layers_in_numpy", lambda: None)()
+        if layers is None:
+            return None
+        advantages = Chain([*layers, *self.advantage.layers_in_numpy()])
+        values = None if self.value is None else Chain([*layers, *self.value.layers_in_numpy()])
+
+        def forward(observation: NDArray) -> NDArray | None:
+            outputs = advantages(observation)
+            if outputs is None:
+                return None
+            advantage = outputs.reshape(self._shape)
+            if values is None:
+                return advantage
+            value = values(observation)
+            return None if value is None else value[:, None] + advantage - advantage.mean(1, keepdims=True)
+
+        return forward
 
     def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
         """Outputs for each action, [batch, actions, outputs], float32.

@@ -22,6 +22,7 @@ from torch.nn.functional import linear
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
+from labrl.networks.in_numpy import ACTIVATIONS, Affine
 from labrl.networks.inputs import Inputs, InputsConfig, check_reads
 from labrl.networks.spaces import Spaces, choices_of, is_image
 
@@ -106,6 +107,15 @@ class MLP(nn.Module):
         self._weights = [(layer.weight, layer.bias) for layer in layers]
         self.norms = nn.ModuleList(nn.LayerNorm(n) for n in config.hidden if config.layer_norm)
         self._normed = config.layer_norm
+        self._activation = config.activation
+
+    def layers_in_numpy(self) -> list[Affine] | None:
+        """The same for a `Chain`; None where a layer does more than one can."""
+        activate = ACTIVATIONS.get(self._activation)
+        on_cpu = all(weight.device.type == "cpu" for weight, _ in self._weights)
+        if self._choices or self._normed or activate is None or not on_cpu:
+            return None
+        return [(weight, bias, activate) for weight, bias in self._weights]
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
