@@ -113,7 +113,9 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return run
 
 
-@pytest.mark.parametrize("delay", [7, 10**6])  # after a checkpoint; only where training waits for it
+@pytest.mark.parametrize(
+    "delay", [pytest.param(7, marks=pytest.mark.slow), 10**6]
+)  # after a checkpoint; only where training waits for it
 def test_late_answers_give_the_same_run(delay: int, loop: RunFolder, tmp_path: Path) -> None:
     beside = RunFolder.create(tmp_path / "run")
     play(PPO, beside, delay=delay)

@@ -105,7 +105,7 @@ def received(session: Session) -> list[Acted]:
     "words",
     [
         [*CARTPOLE, *NORMALIZED, "agent/memory=prioritized", "agent.n_step=3"],
-        [*PENDULUM, "agent=crossq"],
+        pytest.param([*PENDULUM, "agent=crossq"], marks=pytest.mark.slow),
         [*PENDULUM, "agent=td3", "agent/noise=ornstein_uhlenbeck"],
     ],
     ids=["dqn", "crossq", "td3"],

@@ -1,4 +1,4 @@
-"""The commands and examples of docs/configuration.md, experiments.md and extending.md do what they say."""
+"""Commands and examples of configuration.md, experiments.md, asynchronous.md and extending.md are true."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def composing(page: str) -> list[str]:
     return [command for command in commands(page) if "+resume" not in command]
 
 
-@pytest.mark.parametrize("command", [*composing("configuration.md"), *composing("experiments.md")])
+PAGES = ("configuration.md", "experiments.md", "asynchronous.md")
+
+
+@pytest.mark.parametrize("command", [command for page in PAGES for command in composing(page)])
 def test_commands_of_configuration_compose(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = words_of(command)
     if "-m" in words:
