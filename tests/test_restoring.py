@@ -160,7 +160,11 @@ def chosen(agent: str) -> set[str]:
     return {f"{group}={option}" for group, option in choices if group.startswith("agent/")}
 
 
-@pytest.mark.parametrize("option", sorted(OPTIONS.difference(*map(chosen, AGENTS))))
+SOURCES = {"agent/offline=run", "agent/offline=minari"}
+"""What needs a run or a dataset: test_offline.py."""
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS.difference(SOURCES, *map(chosen, AGENTS))))
 def test_every_other_part_of_an_agent_goes_on_exactly(option: str, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, *fitting(option)) == []
 

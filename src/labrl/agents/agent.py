@@ -74,6 +74,21 @@ class Agent(Protocol):
         ...
 
 
+@runtime_checkable
+class Collecting(Protocol):
+    """What an agent also has that does not always collect; what it learns from is its own affair then."""
+
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now; else it only learns, and frames pass all the same."""
+        ...
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which they were."""
+        ...
+
+
 def heeded(
     choose: Callable[..., NDArray],
     mask: NDArray[np.bool_] | None,

@@ -191,6 +191,16 @@ class DQN:
         """Remember the outcome of the last actions."""
         self._experience.add(self._observation, self._action, step, self._mask)
 
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+        return self._experience.collecting
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which they were."""
+        return self._experience.frames_played
+
     def learn(self) -> int:
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
@@ -315,7 +325,7 @@ class DQN:
             self._average_norm = norm
         self._experience.updates += 1
         error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
-        self._experience.memory.update_priorities(sample.index, error)
+        self._experience.update_priorities(sample.index, error)
         self._following.updated(self._target_weights, self._weights)
 
     def _gradient(self, sample: Sample) -> None:

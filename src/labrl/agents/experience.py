@@ -14,6 +14,7 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
+from labrl.memory.offline import OfflineData, Wanted
 from labrl.memory.replay import Replay, Sample, check_capacity
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
@@ -39,6 +40,12 @@ class ExperienceConfig:
     """Who acts during these frames: chance alone, or the exploring policy."""
     updates_per_frame: PositiveRatio
     """Updates for each frame from then on, > 0, kept exactly: 0.25, 4 or "1/3"."""
+    offline: Component | None = None
+    """Transitions that were collected elsewhere; with them, updates begin at frame 0. null: none."""
+    collect_from: NonNegativeInt = 0
+    """Frames that pass before anything is played: all is learned from `offline` until then, >= 0."""
+    collect_until: NonNegativeInt | None = None
+    """Frames after which nothing more is played, and learning goes on from what is kept; null: to the end."""
 
 
 def _keeps_sequences(config: ExperienceConfig) -> bool:
@@ -82,8 +89,9 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
                     f"agent.memory.capacity must be at least agent.{name} {getattr(config, name)}, got "
                     f"{capacity} (set agent.memory.capacity={getattr(config, name)} or more)."
                 )
+    _check_collecting(config, env)
     start = first_update(config, env.num_envs)
-    if env.max_frame <= start:
+    if env.max_frame <= start and config.offline is None:
         raise ConfigError(
             f"agent.learning_starts must be less than env.max_frame {env.max_frame}, or nothing is "
             f"learned: got {config.learning_starts}, and with agent.batch_size {config.batch_size} the "
@@ -92,11 +100,42 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
         )
 
 
+def _check_collecting(config: ExperienceConfig, env: Any) -> None:
+    """Raises ConfigError where there would be nothing to learn from."""
+    begin, end = config.collect_from, config.collect_until
+    if config.offline is None:
+        if begin:
+            raise ConfigError(
+                f"agent.collect_from={begin}: until then there is nothing to learn from. Set "
+                "agent.collect_from=0, or name a source: agent/offline=run or agent/offline=minari."
+            )
+        least = first_update(config, env.num_envs)
+        if end is not None and end < least:
+            raise ConfigError(
+                f"agent.collect_until must be at least {least}, or there is nothing to learn from: got {end} "
+                f"(the first update is then, with agent.learning_starts {config.learning_starts} and "
+                f"agent.batch_size {config.batch_size}). Set agent/offline=run or agent/offline=minari to "
+                "learn without collecting."
+            )
+    if end and end <= begin:
+        raise ConfigError(
+            f"agent.collect_until must be more than agent.collect_from {begin}, got {end} "
+            "(0: nothing is collected)."
+        )
+    if begin >= env.max_frame:
+        raise ConfigError(
+            f"agent.collect_from={begin} lies beyond the budget env.max_frame {env.max_frame}. To learn "
+            "without collecting set agent.collect_from=0 agent.collect_until=0."
+        )
+
+
 def check_memory(config: ExperienceConfig, spaces: Spaces) -> None:
     """Raises ConfigError for a memory that the environment does not fit, where it knows of such."""
     memory = config.memory.load()
     if hasattr(memory, "check"):
         memory.check(config.memory.config, spaces.goals, config.n_step)
+    if config.offline is not None and hasattr(config.offline.load(), "check"):
+        config.offline.load().check(config.offline.config)
 
 
 class Experience:
@@ -122,12 +161,19 @@ class Experience:
         # config is the rank's share, and the clock counts for all.
         own = _frames_for_a_minibatch(config, spaces.num_envs)
         self.first_update = max(config.learning_starts, own * compute.ranks.size)
+        if config.offline is not None:
+            self.first_update = 0
         self.ratio = config.updates_per_frame
         self.updates = 0
         """Updates so far; whoever makes one counts it."""
+        stored = spaces.action if stored_action is None else stored_action
+        self._offline: OfflineData | None = None
+        if config.offline is not None and not compute.workspace.acting_only:
+            wanted = Wanted(spaces.observation, spaces.action, stored, config.discount, config.n_step)
+            self._offline = config.offline.build(wanted=wanted, generator=streams.numpy("offline"))
         self.memory: Replay = config.memory.build(
             observation_space=spaces.observation,
-            action_space=spaces.action if stored_action is None else stored_action,
+            action_space=stored,
             num_envs=spaces.num_envs,
             n_step=config.n_step,
             discount=config.discount,
@@ -141,7 +187,22 @@ class Experience:
     @property
     def acts_at_random(self) -> bool:
         """Whether chance alone acts now."""
-        return self._clock.frame < self.config.learning_starts and self.config.warmup_actions == "random"
+        frame = self._clock.frame - self.config.collect_from
+        return frame < self.config.learning_starts and self.config.warmup_actions == "random"
+
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+        end = self.config.collect_until
+        return self._clock.frame >= self.config.collect_from and (end is None or self._clock.frame < end)
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which environments were played."""
+        step, frame, end = self.frames_per_step, self._clock.frame, self.config.collect_until
+        begin = -(-self.config.collect_from // step) * step
+        until = frame if end is None else min(frame, -(-end // step) * step)
+        return max(until - begin, 0)
 
     def add(
         self,
@@ -166,16 +227,28 @@ class Experience:
 
     def sample(self) -> Sample:
         """A minibatch."""
-        return self.memory.sample(self.config.batch_size, self._clock.frame)
+        frame = self._clock.frame
+        if self._offline is None:
+            return self.memory.sample(self.config.batch_size, frame)
+        joined = frame >= self.config.collect_from + self.config.learning_starts
+        return self._offline.mixed(self.memory, self.config.batch_size, frame, self.updates, joined)
+
+    def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
+        """Tell the memory the errors of its part of a minibatch. [batch] each"""
+        own = slice(None) if self._offline is None else slice(int((index >= 0).sum()))
+        self.memory.update_priorities(index[own], error[own])
 
     def state_dict(self) -> dict[str, Any]:
         """The memory and the number of updates."""
-        return {"memory": self.memory.state_dict(), "updates": self.updates}
+        offline = None if self._offline is None else self._offline.state_dict()
+        return {"memory": self.memory.state_dict(), "updates": self.updates, "offline": offline}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
         self.memory.load_state_dict(state["memory"])
         self.updates = int(state["updates"])
+        if self._offline is not None:
+            self._offline.load_state_dict(state["offline"])
 
     def close(self) -> None:
         """Let go of the memory."""

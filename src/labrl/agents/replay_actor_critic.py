@@ -229,6 +229,16 @@ class ReplayActorCritic(ABC):
         """Remember the outcome of the last actions."""
         self._experience.add(self._observation, self._action, step)
 
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+        return self._experience.collecting
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which they were."""
+        return self._experience.frames_played
+
     def learn(self) -> int:
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
@@ -248,7 +258,7 @@ class ReplayActorCritic(ABC):
         sample = self._experience.sample()
         self._learn_from(self._batch(sample), self._experience.updates + 1)
         self._experience.updates += 1
-        self._experience.memory.update_priorities(sample.index, self._errors.cpu().numpy())
+        self._experience.update_priorities(sample.index, self._errors.cpu().numpy())
 
     def metrics(self) -> dict[str, float]:
         """Averages over some 100 updates; coefficients at this frame."""

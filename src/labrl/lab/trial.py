@@ -77,8 +77,25 @@ def check(config: TrialConfig) -> None:
         )
     Transforms.build(config.transforms, spaces)
     _check_goals(config)
+    _check_collecting(config)
     check_callbacks(config)
     login.chosen(config.wandb)
+
+
+def _check_collecting(config: TrialConfig) -> None:
+    """Raises ConfigError where nothing is played at times, and something needs that it is."""
+    begin, until = (getattr(config.agent.config, name, None) for name in ("collect_from", "collect_until"))
+    if config.meta.async_unroll is not None and (begin or until is not None):
+        key = "collect_until" if until is not None else "collect_from"
+        raise ConfigError(
+            f"meta.async_unroll and agent.{key} contradict each other: the actor process never stops "
+            f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}."
+        )
+    if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
+        raise ConfigError(
+            f"agent.collect_until={until}: after it no training episodes are played, and the score would be "
+            "of these. Set meta.rigorous_eval=4 (environments for evaluation), or agent.collect_until=null."
+        )
 
 
 def _check_goals(config: TrialConfig) -> None:

@@ -239,6 +239,10 @@ class Transitions:
         """One input of the states that steps led to, the true final ones too. [batch] each -> [batch, *]"""
         return self._ring.newest_of(env, self._columns["next_frame"][env, step % self.slots], name)
 
+    def cut(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the next step is not what follows, or not to the learner. [batch] each"""
+        return self._columns["cut"][env, step % self.slots]
+
     def ends(self) -> Iterator[tuple[int, int]]:
         """Step and environment of what is kept after which an episode or a life had ended, in order."""
         steps = np.arange(int(self.oldest.min()), self.steps)

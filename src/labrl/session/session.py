@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent, heeded
+from labrl.agents.agent import Agent, Collecting, heeded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -179,20 +179,23 @@ class Session:
         act = self.actor.act
         if self._observation is None:
             self._observation = transforms.collected(env.reset())
+        may_pause = isinstance(agent, Collecting)
         clock.start()
         timers.restart()
         while not (clock.finished or self._stops()):
-            action = act(self._observation, **heeded(act, env.action_mask))
-            timers.lap("act")
-            step = env.step(action)
-            timers.lap("env")
-            seen = transforms.step(step)
-            agent.observe(seen)
+            step = None
+            if not may_pause or agent.collecting:  # type: ignore[attr-defined]  # it is a Collecting then
+                action = act(self._observation, **heeded(act, env.action_mask))
+                timers.lap("act")
+                step = env.step(action)
+                timers.lap("env")
+                seen = transforms.step(step)
+                agent.observe(seen)
+                self._observation = seen.observation
             updates = agent.learn()
             if updates and self.shared_weights is not None:
                 self.shared_weights.exchange()
             clock.opt_step += updates
-            self._observation = seen.observation
             timers.lap("learn")
             self._tick(step)
             for callback in self.callbacks:
@@ -202,12 +205,14 @@ class Session:
     def _stops(self) -> bool:
         return self.interruption.requested if self.team is None else self.team.stops(self)
 
-    def _tick(self, step: Step) -> None:
+    def _tick(self, step: Step | None) -> None:
+        """step: what was played, if anything was."""
+        episodes = [] if step is None else step.episodes
         if self.team is not None:
-            self.team.tick(self, step.episodes)
+            self.team.tick(self, episodes)
             return
-        self.clock.tick(self.env.num_envs, len(step.episodes))
-        self.episodes.add(step.episodes)
+        self.clock.tick(self.env.num_envs, len(episodes))
+        self.episodes.add(episodes)
 
     def metrics(self) -> dict[str, float]:
         """What a training row says of learning and collecting; of several ranks their means."""

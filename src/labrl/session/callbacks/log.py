@@ -14,9 +14,10 @@ from labrl.storage.tables import CsvTable
 def clock_columns(session: SessionView) -> dict[str, Any]:
     """The columns that every row of every table begins with."""
     clock = session.clock
+    played = getattr(session.agent, "frames_played", clock.frame)
     return {
         "frame": clock.frame,
-        "env_frames": clock.frame * session.env.frame_skip,
+        "env_frames": played * session.env.frame_skip,
         "episode": clock.episode,
         "opt_step": clock.opt_step,
         "wall": clock.wall,

@@ -1,0 +1,1 @@
+"""Transitions that were collected elsewhere: saved runs and Minari datasets."""

@@ -1,0 +1,105 @@
+"""Datasets of Minari (https://minari.farama.org): episodes that others have collected."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.errors import ConfigError, did_you_mean
+from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
+from labrl.observations import array_dtype, flat_space, packed
+
+
+@dataclass(kw_only=True)
+class OfflineMinariConfig(OfflineConfig):
+    """The dataset that is learned from."""
+
+    dataset: str
+    """Its id, such as D4RL/door/human-v2, among the local ones (`minari list local`)."""
+
+
+class OfflineMinari(OfflineData):
+    """Episodes with their raw rewards; actions are brought into the form that the agent remembers."""
+
+    Config = OfflineMinariConfig
+
+    def __init__(
+        self, config: OfflineMinariConfig, *, wanted: Wanted, generator: np.random.Generator
+    ) -> None:
+        """wanted: what the agent needs. Raises ConfigError where the dataset cannot give it."""
+        self.check(config)
+        import minari
+
+        dataset: Any = minari.load_dataset(config.dataset)
+        seen, done = flat_space(dataset.observation_space), dataset.action_space
+        for what, own, theirs in (
+            ("observations", wanted.observation, seen),
+            ("actions", wanted.action, done),
+        ):
+            if not _alike(own, theirs):
+                raise ConfigError(
+                    f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, this environment's "
+                    f"are {own}. Name a dataset of this environment (`minari list local`)."
+                )
+        super().__init__(config, _pieces(dataset, wanted), wanted, generator)
+
+    @classmethod
+    def check(cls, config: OfflineMinariConfig) -> None:
+        """Raises ConfigError without Minari, and for a dataset that is not there."""
+        if importlib.util.find_spec("minari") is None:
+            raise ConfigError(
+                'agent/offline=minari needs Minari, which is not installed: pip install "labrl[offline]"'
+            )
+        import minari
+
+        local = list(minari.list_local_datasets())
+        if config.dataset not in local:
+            raise ConfigError(
+                f"agent.offline.dataset={config.dataset} is not among the local datasets"
+                f"{': ' + ', '.join(local) if local else ', of which there are none'}."
+                f"{did_you_mean(config.dataset, local)} `minari download <id>` fetches one."
+            )
+
+
+def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Whether elements have the same parts, shapes and kinds; bounds may differ."""
+    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
+        names = one.spaces.keys() == other.spaces.keys()
+        return names and all(_alike(one[name], other[name]) for name in one.spaces)
+    if type(one) is not type(other) or one.shape != other.shape:
+        return False
+    if isinstance(one, gym.spaces.Discrete) and isinstance(other, gym.spaces.Discrete):
+        return (one.n, one.start) == (other.n, other.start)
+    return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
+
+
+def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:
+    dtype = array_dtype(wanted.observation)
+    for episode in dataset.iterate_episodes():
+        length = len(episode.rewards)
+        if isinstance(wanted.observation, gym.spaces.Dict):
+            seen = packed(episode.observations, dtype, length + 1)
+        else:
+            seen = np.asarray(episode.observations).astype(dtype, copy=False)
+        terminated = np.asarray(episode.terminations, np.bool_)
+        cut = terminated | np.asarray(episode.truncations, np.bool_)
+        action = _stored(np.asarray(episode.actions), wanted)
+        reward = np.asarray(episode.rewards, np.float32)
+        yield Piece(seen[:-1], action, reward, seen[1:], terminated, cut)
+
+
+def _stored(action: NDArray, wanted: Wanted) -> NDArray:
+    """Actions as the environment takes them -> as the agent remembers them."""
+    space = wanted.action
+    if isinstance(space, gym.spaces.Discrete):
+        return action - int(space.start)
+    assert isinstance(space, gym.spaces.Box), "agents with a replay memory have no others"
+    middle, half = (space.low + space.high) / 2, (space.high - space.low) / 2
+    scaled = np.clip((action - middle) / half, -1, 1)
+    return scaled.reshape(len(action), *(wanted.stored.shape or ())).astype(np.float32)

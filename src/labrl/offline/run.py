@@ -1,0 +1,124 @@
+"""The replay memory of another run, as its newest checkpoint has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labrl.config.errors import ConfigError
+from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
+from labrl.memory.transitions import Extent, Transitions
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.provenance import read_config
+from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.workspace import Arrays
+
+
+@dataclass(kw_only=True)
+class OfflineRunConfig(OfflineConfig):
+    """The run that is learned from."""
+
+    folder: str
+    """A run folder, of an agent with a replay memory; all its sessions count."""
+
+
+class OfflineRun(OfflineData):
+    """Transitions as they were stored: rewards as that run's learner saw them."""
+
+    Config = OfflineRunConfig
+
+    def __init__(self, config: OfflineRunConfig, *, wanted: Wanted, generator: np.random.Generator) -> None:
+        """wanted: what the agent needs. Raises ConfigError where the run cannot give it."""
+        self.check(config)
+        super().__init__(
+            config, _pieces(RunFolder.open(Path(config.folder).expanduser()), wanted), wanted, generator
+        )
+
+    @classmethod
+    def check(cls, config: OfflineRunConfig) -> None:
+        """Raises ConfigError for what is no run, or one without a replay memory."""
+        path = Path(config.folder).expanduser()
+        told = f"agent.offline.folder={config.folder}"
+        if not (path / MARKER).exists():
+            raise ConfigError(f"{told} is no run of labrl (it has no {MARKER}): name a run folder.")
+        plain = read_config(RunFolder.open(path))
+        if "memory" not in plain["agent"]:
+            raise ConfigError(f"{told}: its agent has no replay memory: name a run of DQN, SAC or the like.")
+        seen = [
+            name
+            for name, part in (plain.get("transforms") or {}).items()
+            if part is not None and "Normalize" in str(part)
+        ]
+        if seen:
+            raise ConfigError(
+                f"{told}: transforms.{seen[0]} changed what it stored while it went on, so that its "
+                "transitions mean nothing here: name a run without it."
+            )
+
+
+def _pieces(run: RunFolder, wanted: Wanted) -> Iterator[Piece]:
+    found = False
+    for path in sorted(run.path.glob("session_*")):
+        folder = SessionFolder(path)
+        checkpoint = CheckpointStore(folder.path / "checkpoints", 1).latest()
+        if checkpoint is None:
+            continue
+        found = True
+        try:
+            state = checkpoint.state["agent"]["experience"]["memory"]["transitions"]
+            transitions = _transitions(state, folder, wanted)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"agent.offline.folder={run.path}: what it stored does not fit this environment and agent "
+                f"(observations {wanted.observation}, actions {wanted.stored}): {error}"
+            ) from None
+        yield from _rows(transitions)
+    if not found:
+        raise ConfigError(f"agent.offline.folder={run.path}: it has no checkpoint yet.")
+
+
+def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitions:
+    """Those of a saved session. Raises ValueError where they are of another kind."""
+    num_envs, slots, frames = (int(number) for number in state["extent"])
+    extent = Extent(wanted.observation, num_envs, num_envs * slots, 1, 0)
+    extent.frames = frames
+    layouts = extent.layouts(wanted.stored, 0)
+    content = state["content"]
+    if content is None:
+        arrays = {name: np.load(folder.path / "replay" / f"{name}.npy", mmap_mode="r") for name in layouts}
+        kinds = [arrays["transitions"].dtype, arrays["frames"].dtype]
+        if kinds != [layouts["transitions"].dtype, layouts["frames"].dtype]:
+            raise ValueError(f"it holds {kinds[1]}")
+        place = folder.path
+    else:
+        place = None
+        arrays = {name: np.zeros(layout.shape, layout.dtype) for name, layout in layouts.items()}
+        held = np.asarray(content["frames"])
+        if held.dtype != layouts["frames"].dtype or held.shape[2:] != layouts["frames"].shape[2:]:
+            raise ValueError(f"it holds {held.dtype} of {held.shape[2:]}")
+    transitions = Transitions(Arrays(arrays, place), extent, 1, 1.0)
+    transitions.load_state_dict({**state, "extent": [num_envs, slots, frames]})
+    return transitions
+
+
+def _rows(transitions: Transitions) -> Iterator[Piece]:
+    for env in range(transitions.num_envs):
+        steps = np.arange(int(transitions.oldest[env]), transitions.steps)
+        for part in np.array_split(steps, max(len(steps) // 4096, 1)):
+            if not len(part):
+                continue
+            whose = np.full(len(part), env)
+            sample = transitions.gather(whose, part, np.ones(len(part), np.float32))
+            cut = transitions.cut(whose, part)
+            yield Piece(
+                sample.observation,
+                sample.action,
+                sample.reward,
+                sample.next_observation,
+                sample.discount == 0,
+                cut,
+            )

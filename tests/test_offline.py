@@ -1,0 +1,225 @@
+"""Learning from what was collected elsewhere, alone or beside one's own, and after collecting."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from exact_cases import QUIET, SMALL, rows, state
+from replay_cases import uniform
+from test_restoring import changed_futures, session_in
+
+import labrl
+from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.lab.trial import check
+from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
+from labrl.offline.run import OfflineRun, OfflineRunConfig
+
+SPACE = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+WANTED = Wanted(SPACE, gym.spaces.Discrete(7), gym.spaces.Discrete(7), 0.9, 1)
+DQN = ["agent=dqn", "env=cartpole", *QUIET, *SMALL["labrl.agents.dqn.DQN"], "env.num_envs=4"]
+DQN += ["env.max_frame=320", "meta.log_frequency=64", "meta.eval_frequency=92"]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of DQN on CartPole, whose memory holds 96 transitions of 24 steps."""
+    return labrl.train([*DQN, f"hydra.run.dir={tmp_path_factory.mktemp('from') / 'run'}"]).folder
+
+
+def piece(start: float, length: int, ended: bool) -> Piece:
+    """An episode whose observations count up from `start`."""
+    seen = np.tile(np.arange(start, start + length + 1, dtype=np.float32)[:, None], (1, 3))
+    last = np.arange(length) == length - 1
+    reward = np.arange(length, dtype=np.float32)
+    return Piece(seen[:-1], np.arange(length) % 7, reward, seen[1:], last & ended, last)
+
+
+def data(pieces: list[Piece], n_step: int = 1, **options: Any) -> OfflineData:
+    return OfflineData(
+        OfflineConfig(**options), pieces, WANTED._replace(n_step=n_step), np.random.default_rng(0)
+    )
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_episodes_keep_their_ends_and_windows_stay_in_them(n_step: int) -> None:
+    offline = data([piece(0, 5, True), piece(100, 4, False), piece(200, 6, True)], n_step)
+    assert len(offline) == 15
+    sample = offline.mixed(uniform(SPACE, 1), 400, 0, 0, joined=False)
+    lengths, ends = {0: 5, 100: 4, 200: 6}, {0: True, 100: False, 200: True}
+    assert len(np.unique(sample.observation[:, 0])) == 15
+    for row in range(400):
+        begin, step = divmod(int(sample.observation[row, 0]), 100)
+        left = min(n_step, lengths[100 * begin] - step)
+        assert sample.next_observation[row, 0] == sample.observation[row, 0] + left
+        assert sample.reward[row] == pytest.approx(sum(0.9**k * (step + k) for k in range(left)))
+        over = step + left == lengths[100 * begin] and ends[100 * begin]
+        assert sample.discount[row] == pytest.approx(0 if over else 0.9**left)
+
+
+def test_batches_hold_the_share_that_was_asked_for_as_often_as_was_asked_for() -> None:
+    online = uniform(SPACE, 2, newest_share=0.0, capacity=64)
+    from replay_cases import World
+
+    for step in World(SPACE, 2, seed=0).steps(30):
+        online.add(*step)
+    offline = data([piece(1e6, 40, True)], share=0.25, online_every=3)
+    for update in range(6):
+        sample = offline.mixed(online, 16, 0, update, joined=True)
+        theirs = sample.observation[:, 0] >= 1e6
+        assert theirs.sum() == (4 if update % 3 == 0 else 16)
+        np.testing.assert_array_equal(theirs, sample.index < 0)
+    assert (offline.mixed(online, 16, 0, 0, joined=False).index < 0).all()
+    assert len(data([piece(0, 40, True), piece(100, 40, True)], max_transitions=50)) == 50
+
+
+def test_a_saved_run_gives_the_transitions_that_its_memory_held(collected: Path, tmp_path: Path) -> None:
+    env = gym.make("CartPole-v1")
+    box = env.observation_space
+    wanted = Wanted(box, gym.spaces.Discrete(2), gym.spaces.Discrete(2), 0.99, 1)
+    held = state(collected / "session_0")["agent"]["experience"]["memory"]["transitions"]
+    mapped = labrl.train([*DQN, "agent.memory.storage=mmap", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    samples = []
+    for folder in (collected, mapped):
+        config = OfflineRunConfig(folder=str(folder))
+        offline = OfflineRun(config, wanted=wanted, generator=np.random.default_rng(0))
+        assert len(offline) == int((held["steps"] - held["oldest"]).sum())
+        samples.append(offline.mixed(uniform(SPACE, 1), 500, 0, 0, joined=False))
+        for row in range(500):  # what followed is what the game makes of it
+            env.reset()
+            env.unwrapped.state = samples[-1].observation[row].astype(np.float64)  # type: ignore[attr-defined]
+            env.unwrapped.steps_beyond_terminated = None  # type: ignore[attr-defined]
+            seen, _, ended, *_ = env.unwrapped.step(int(samples[-1].action[row]))
+            np.testing.assert_allclose(samples[-1].next_observation[row], seen, atol=1e-5)
+            assert ended == (samples[-1].discount[row] == 0)
+    np.testing.assert_array_equal(samples[0].observation, samples[1].observation)
+
+
+def test_without_collecting_frames_pass_and_nothing_is_played(collected: Path, tmp_path: Path) -> None:
+    words = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
+    words += ["meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
+    folder = labrl.train([*DQN, *words]).folder
+    last = rows(folder / "session_0" / "train.csv")[-1]
+    assert (last["frame"], last["env_frames"], last["episode"]) == ("320", "0", "0")
+    assert int(last["opt_step"]) == 320 // 4  # 0.25 for each frame, from the first on
+    assert float(last["memory_size"]) == 0
+    assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > 0
+
+
+def test_collecting_stops_where_it_should_and_learning_goes_on(tmp_path: Path) -> None:
+    words = ["agent.collect_until=128", "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
+    folder = labrl.train([*DQN, *words]).folder
+    table = {int(row["frame"]): row for row in rows(folder / "session_0" / "train.csv")}
+    assert [int(table[frame]["env_frames"]) for frame in (64, 128, 192, 320)] == [64, 128, 128, 128]
+    assert int(table[320]["opt_step"]) - int(table[192]["opt_step"]) == 32
+    assert table[320]["episode"] == table[128]["episode"]
+
+
+WAYS = [
+    ["agent.collect_until=128"],
+    [
+        "agent/offline=run",
+        "agent.collect_from=100",
+        "agent.offline.online_every=2",
+        "agent/memory=prioritized",
+    ],
+    ["agent/offline=run", "agent.collect_until=0"],
+]
+
+
+@pytest.mark.parametrize("more", WAYS, ids=["stops", "hybrid", "offline"])
+def test_such_runs_go_on_exactly(more: list[str], collected: Path, tmp_path: Path) -> None:
+    source = [f"agent.offline.folder={collected}"] if "agent/offline=run" in more else []
+    assert changed_futures(tmp_path, [*DQN, *more, *source, "meta.rigorous_eval=1"]) == []
+
+
+def test_a_source_that_has_changed_is_noticed(collected: Path) -> None:
+    one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
+    other.load_state_dict(other.state_dict())
+    with pytest.raises(ConfigError, match="other transitions than when the checkpoint was written"):
+        other.load_state_dict(one.state_dict())
+
+
+OFFLINE = ["agent/offline=run", "agent.offline.folder={folder}", "meta.rigorous_eval=1"]
+REFUSED = [
+    (["agent.collect_from=64"], r"agent\.collect_from=64: until then there is nothing to learn from"),
+    (["agent.collect_until=0", "meta.rigorous_eval=1"], r"agent\.collect_until must be at least 60"),
+    (["agent.collect_until=128"], r"agent\.collect_until=128: .*meta\.rigorous_eval=4"),
+    (
+        [*OFFLINE, "agent.collect_from=64", "agent.collect_until=64"],
+        r"must be more than agent\.collect_from 64",
+    ),
+    (
+        [*OFFLINE, "agent.collect_from=320"],
+        r"agent\.collect_from=320 lies beyond the budget env\.max_frame 320",
+    ),
+    (
+        ["agent/offline=run", "agent.offline.folder=nowhere"],
+        r"agent\.offline\.folder=nowhere is no run of labrl",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "told"), REFUSED)
+def test_contradictions_are_refused(more: list[str], told: str, collected: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check(resolve(compose([*DQN, *(word.format(folder=collected) for word in more)])))
+
+
+def test_another_environments_run_is_refused(collected: Path, tmp_path: Path) -> None:
+    words = [word for word in DQN if word != "env=cartpole"]
+    words += ["env=acrobot", "agent/offline=run", f"agent.offline.folder={collected}"]
+    with pytest.raises(ConfigError, match="does not fit this environment and agent"):
+        session_in(tmp_path / "run", resolve(compose(words)))
+
+
+def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from labrl.offline.minari import OfflineMinari, OfflineMinariConfig
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "labrl\[offline\]"'):
+        OfflineMinari.check(OfflineMinariConfig(dataset="any/of-them-v0"))
+
+
+def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari", reason='Minari is not installed: pip install "labrl[offline]"')
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    env = minari.DataCollector(gym.make("Pendulum-v1", max_episode_steps=20))
+    rng, story = np.random.default_rng(0), []
+    for seed in range(3):
+        seen, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            action = rng.uniform(-2, 2, 1).astype(np.float32)
+            following, reward, ended, cut, _ = env.step(action)
+            story.append((seen, action / 2, reward, following))
+            seen, over = following, ended or cut
+    env.create_dataset(
+        dataset_id="labrl/tiny-v0", algorithm_name="random", author="labrl", author_email="a@b.c"
+    )
+    env.close()
+    node = {"_target_": "labrl.offline.minari.OfflineMinari", "dataset": "labrl/tiny-v0"}
+    wanted = Wanted(env.observation_space, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
+    offline = Component.parse(node).build(wanted=wanted, generator=np.random.default_rng(0))
+    assert len(offline) == 60
+    sample = offline.mixed(uniform(SPACE, 1), 200, 0, 0, joined=False)
+    known = {seen.tobytes(): (action, reward, following) for seen, action, reward, following in story}
+    for row in range(200):
+        action, reward, following = known[sample.observation[row].tobytes()]
+        np.testing.assert_allclose(sample.action[row], action, rtol=1e-5, atol=1e-6)
+        assert sample.reward[row] == pytest.approx(reward, rel=1e-5)
+        np.testing.assert_array_equal(sample.next_observation[row], following)
+        assert sample.discount[row] == pytest.approx(0.9)  # cut by the time limit, never terminated
+    with pytest.raises(
+        ConfigError, match=r"dataset=labrl/tiny-v1 is not among the local datasets: labrl/tiny-v0"
+    ):
+        Component.parse({**node, "dataset": "labrl/tiny-v1"}).build(wanted=wanted, generator=None)
+    other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
+    with pytest.raises(ConfigError, match="its actions are Box"):
+        Component.parse(node).build(wanted=other, generator=None)
