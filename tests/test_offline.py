@@ -190,20 +190,33 @@ def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: p
 def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari", reason='Minari is not installed: pip install "labrl[offline]"')
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    env = minari.DataCollector(gym.make("Pendulum-v1", max_episode_steps=20))
-    rng, story = np.random.default_rng(0), []
+    from minari.data_collector import EpisodeBuffer
+
+    env = gym.make("Pendulum-v1", max_episode_steps=20)
+    rng, story, episodes = np.random.default_rng(0), [], []
     for seed in range(3):
+        rows, over = [], False
         seen, _ = env.reset(seed=seed)
-        over = False
         while not over:
             action = rng.uniform(-2, 2, 1).astype(np.float32)
             following, reward, ended, cut, _ = env.step(action)
+            rows.append((seen, action, float(reward), following, ended, cut))
             story.append((seen, action / 2, reward, following))
             seen, over = following, ended or cut
-    env.create_dataset(
-        dataset_id="labrl/tiny-v0", algorithm_name="random", author="labrl", author_email="a@b.c"
-    )
-    env.close()
+        before, done, rewards, after, ends, cuts = (np.array(column) for column in zip(*rows, strict=True))
+        observations = np.concatenate([before, after[-1:]])
+        episodes.append(
+            EpisodeBuffer(
+                id=seed,
+                observations=observations,
+                actions=done,
+                rewards=rewards.tolist(),
+                terminations=ends.tolist(),
+                truncations=cuts.tolist(),
+            )
+        )
+    author = {"author": "labrl", "author_email": "a@b.c", "code_permalink": "none"}
+    minari.create_dataset_from_buffers("labrl/tiny-v0", episodes, env=env, algorithm_name="random", **author)
     node = {"_target_": "labrl.offline.minari.OfflineMinari", "dataset": "labrl/tiny-v0"}
     wanted = Wanted(env.observation_space, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
     offline = Component.parse(node).build(wanted=wanted, generator=np.random.default_rng(0))
