@@ -166,6 +166,13 @@ REFUSED = [
 ]
 
 
+def test_sequences_have_no_other_source(collected: Path) -> None:
+    words = [word for word in DQN if word != "agent=dqn"]
+    words += ["agent=recurrent_dqn", "agent/offline=run", f"agent.offline.folder={collected}"]
+    with pytest.raises(ConfigError, match=r"agent\.offline and agent/memory=sequences contradict each other"):
+        check(resolve(compose(words)))
+
+
 @pytest.mark.parametrize(("more", "told"), REFUSED)
 def test_contradictions_are_refused(more: list[str], told: str, collected: Path) -> None:
     with pytest.raises(ConfigError, match=told):
