@@ -105,8 +105,8 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
     begin, end = config.collect_from, config.collect_until
     if config.offline is not None and _keeps_sequences(config):
         raise ConfigError(
-            "agent.offline and agent/memory=sequences contradict each other: other sources keep no states of a "
-            "network. Set agent/offline=none, or take an agent without a memory of its own, such as agent=dqn."
+            "agent.offline and agent/memory=sequences contradict each other: other sources keep no states of "
+            "a network. Set agent/offline=none, or take an agent that remembers nothing: agent=dqn."
         )
     if config.offline is None:
         if begin:
