@@ -118,13 +118,13 @@ def test_histograms_are_whole_and_single_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_a_histogram_counts_the_finite_weights() -> None:
-    from labrl.session.callbacks.tensorboard import _histogram
+    from labrl.session.callbacks.event_file import histogram
 
     values = np.array([0.0, 1.0, 1.0, np.nan, np.inf], dtype=np.float32)
-    found = _histogram(values)
+    found = histogram(values)
     assert (found.min, found.max, found.num, found.sum, found.sum_squares) == (0, 1, 3, 2, 2)
     assert (found.bucket[0], found.bucket[-1], found.bucket_limit[-1]) == (1, 2, 1)
-    assert _histogram(np.array([np.nan])).num == 0
+    assert histogram(np.array([np.nan])).num == 0
 
 
 def test_the_trials_of_an_experiment_show_what_was_typed_for_each(tmp_path: Path) -> None:
