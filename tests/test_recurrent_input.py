@@ -73,6 +73,10 @@ CASES = {
         ["agent=recurrent_dqn", "agent/network=wide"],
         r"agent\.network\.torso: .*has no memory.*agent/network=gru or lstm",
     ),
+    "a compiled memory": (
+        ["agent=recurrent_dqn", "meta.compile=true"],
+        r"meta\.compile=true: networks with a memory are not compiled.*meta\.compile=false",
+    ),
     "a torso inside that cannot read the observations": (
         ["agent=recurrent_ppo", "agent/network@agent.network.torso=nature_cnn"],
         r"NatureCNN needs images",

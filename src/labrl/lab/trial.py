@@ -49,6 +49,11 @@ def check(config: TrialConfig) -> None:
     meta = config.meta
     compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
     if meta.compile:
+        if getattr(config.agent.load(), "REMEMBERS", False):
+            raise ConfigError(
+                "meta.compile=true: networks with a memory are not compiled, their cells are torch's own "
+                "kernels. Set meta.compile=false."
+            )
         check_compiler(compute.device.type)
     observation_space, action_space = describe(config.env)
     goals = goals_of(config.env, observation_space)
