@@ -101,6 +101,7 @@ def test_two_processes_train_one_session_and_leave_one_record(
             "meta.distributed=shared and torchrun contradict",
         ),
         (["meta.max_session=3"], 2, "meta.max_session=3 and torchrun contradict"),
+        (["agent=dqn", "meta.async_unroll={}"], 2, "meta.async_unroll and torchrun contradict"),
         (["env.num_envs=6"], 4, "set env.num_envs=4"),
         (["env.num_envs=6", "agent.batch_size=64"], 3, "set agent.batch_size=63"),
         (["agent=dqn", "env.num_envs=6", "agent.batch_size=66"], 3, "agent.memory.capacity="),
