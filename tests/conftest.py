@@ -9,9 +9,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from labrl.lab import reporting
-
+# Two threads of torch collapse to a fifth of their speed where the other test process wants a core too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WANDB_MODE"] = "disabled"
+
+from labrl.lab import reporting  # torch reads the number of threads when it is imported
+
 # A busy machine may take a second over an example, and no promise is about that.
 settings.register_profile("labrl", deadline=None)
 settings.load_profile("labrl")

@@ -183,7 +183,7 @@ def test_users_preset_for_a_part_applies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["memory", "exploration", "value", "target"])
 def test_every_option_of_every_part_composes_with_every_member_of_the_family(part: str) -> None:
     for option in sorted(f.stem for f in (CONFIGS / "agent" / part).glob("*.yaml")):
-        for agent in ("dqn", "rainbow"):
+        for agent in ("recurrent_dqn",) if option == "sequences" else ("dqn", "rainbow"):
             composed(f"agent={agent}", f"agent/{part}={option}", "env=pong", "agent.network.noisy=0.5")
 
 

@@ -10,7 +10,7 @@ import pytest
 from exact_cases import small, unequal
 
 import labrl.configs
-from labrl.agents.agent import Greedy
+from labrl.agents.agent import Greedy, heeded
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
@@ -40,7 +40,8 @@ def test_a_greedy_action_is_always_the_same_and_draws_nothing(agent: str, task: 
     assert isinstance(built, Greedy)
     look = np.random.default_rng(0).normal(size=(9, size)).astype(np.float32)
     before = streams.state_dict()
-    first, second = built.greedy_action(look), built.greedy_action(look)
+    told = heeded(built.greedy_action, None, np.ones(9, np.bool_))
+    first, second = built.greedy_action(look, **told), built.greedy_action(look, **told)
     assert np.array_equal(first, second)
     assert all(action.contains(one) for one in first)
     assert not unequal(before, streams.state_dict())

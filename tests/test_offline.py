@@ -169,6 +169,7 @@ REFUSED = [
 def test_sequences_have_no_other_source(collected: Path) -> None:
     words = [word for word in DQN if word != "agent=dqn"]
     words += ["agent=recurrent_dqn", "agent/offline=run", f"agent.offline.folder={collected}"]
+    words += ["agent.memory.capacity=1000", "agent.batch_size=16"]
     with pytest.raises(ConfigError, match=r"agent\.offline and agent/memory=sequences contradict each other"):
         check(resolve(compose(words)))
 

@@ -268,4 +268,5 @@ def test_whatever_a_session_holds_is_saved_or_known_to_need_it_not(tmp_path: Pat
     # The observation is the environment's, seen through the transforms; a signal ends with its process;
     # weights that sessions share are those of the agent; no other rank or actor is at work.
     derived = {"_observation", "interruption", "shared_weights", "team", "actor"}
-    assert set(vars(session)) == saved | given | derived
+    # The noise scale of gradients is measured where they are computed, by `compute`.
+    assert set(vars(session)) | {"noise"} == saved | given | derived
