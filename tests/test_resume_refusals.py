@@ -231,6 +231,8 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_broken_one_named(
 def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if signal.getsignal(number) == signal.SIG_IGN:  # the tests run under nohup, and labrl would heed that
+        signal.signal(number, signal.SIG_DFL)
     (tmp_path / "stops.py").write_text(
         "import os\n"
         "from labrl.session.callbacks import Callback\n"
