@@ -251,6 +251,8 @@ def test_agents_that_see_several_inputs_go_on_exactly(
     agent: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     given = [*words(agent, **settings), "meta.rigorous_eval=1"]
+    if agent == "rainbow":
+        given += ["agent.value.v_min=-2", "agent.value.v_max=2"]
     given.append("+transforms.seen._target_=labrl.agents.transforms.NormalizeObservation")
     assert changed_futures(tmp_path, given, frame=100) == []
 

@@ -206,9 +206,9 @@ class SelfImitation:
         if cut:
             beyond[playing.num_envs :] = values(np.stack(cut))
         returns = playing.advantages(beyond, self._discount, 1.0)  # of values that are all 0
-        observation, action = playing.flat("observation").numpy(), playing.flat("action").numpy()
-        mask = playing.flat("mask").numpy() if playing.masked else None
-        over = playing.flat("terminated").numpy() | playing.flat("episode_over").numpy()
+        observation, action = playing.rows("observation"), playing.rows("action")
+        mask = playing.rows("mask") if playing.masked else None
+        over = playing.rows("terminated") | playing.rows("episode_over")
         for row in range(len(returns)):
             at = slice(row, row + 1)
             now = [observation[at], action[at], None if mask is None else mask[at], returns[at], over[at]]

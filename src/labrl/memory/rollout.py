@@ -152,7 +152,11 @@ class Rollout:
 
     def flat(self, name: str) -> Tensor:
         """One of the arrays as a batch without copying it, [n, ...] with n = horizon * num_envs."""
-        return torch.from_numpy(self._learned_from(self._arrays[name]))
+        return torch.from_numpy(self.rows(name))
+
+    def rows(self, name: str) -> NDArray:
+        """The same for NumPy, of whatever type: observations of several inputs too. [n, ...]"""
+        return self._learned_from(self._arrays[name])
 
     def _learned_from(self, array: NDArray) -> NDArray:
         """[horizon, num_envs, ...] -> [n, ...]"""
