@@ -32,7 +32,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "there is nothing to search"),
         (["search=dqn", "agent=ppo"], "no such key"),
         ([LR, "meta.eval_frequency=1e6"], "set meta.eval_frequency=<less>"),
-        ([LR, "search.pruner.grace_period=74999"], "search.pruner.grace_period=74999: the last evaluation"),
+        (
+            [LR, "env.max_frame=2e4", "search.pruner.grace_period=19999"],
+            "search.pruner.grace_period=19999: the last evaluation",
+        ),
         ([LR, "search/pruner=median", "search.pruner.warmup=1e6"], "search.pruner.warmup=1000000"),
         ([LR, "search.objective=reward"], "search.objective must be"),
         ([LR, "hydra.sweeper.direction=[maximize,minimize]"], "one for each of search.objective"),

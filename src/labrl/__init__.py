@@ -42,7 +42,7 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
         words, config_dir = again.words, config_dir or again.config_dir
     cfg = compose(words, config_dir, with_hydra=True)
     plain = to_plain(cfg)
-    config = resolve(cfg)
+    config = resolve(plain, cfg)
     # Imported late: help and completion must not wait for torch.
     from labrl.lab.trial import run_trial
     from labrl.storage.provenance import Command

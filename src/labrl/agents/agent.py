@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -100,9 +101,22 @@ def heeded(
     """
     if mask is None and start is None:
         return {}
-    taken = inspect.signature(choose).parameters
     told = {"mask": mask, "start": start}
+    taken = _parameters(_function(choose))
     return {name: value for name, value in told.items() if value is not None and name in taken}
+
+
+def _function(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a method, or a partial one, which lasts longer than the agent."""
+    if isinstance(choose, functools.partial):
+        return _function(choose.func)
+    return getattr(choose, "__func__", choose)
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of what it takes. Asked in every step, and as dear as one of a small environment."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def acting_modules(agent: Any) -> dict[str, nn.Module]:

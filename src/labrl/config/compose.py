@@ -115,10 +115,11 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
+def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None) -> TrialConfig:
     """`cfg` as typed dataclasses, everything checked that needs no environment.
 
-    Raises ConfigError that names every wrong key, its value and what is allowed.
+    composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
+    then not told beside it. Raises ConfigError that names every wrong key, its value and what is allowed.
     """
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import InvalidError, dataclass_of
@@ -127,7 +128,7 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
     try:
         config = dataclass_of(TrialConfig, plain)
     except InvalidError as invalid:
-        raise ConfigError(invalid.without(_echoes(cfg, invalid)).told()) from None
+        raise ConfigError(invalid.without(_echoes(composed or cfg, invalid)).told()) from None
     if isinstance(config.env.config, dict):
         raise ConfigError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "

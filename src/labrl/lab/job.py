@@ -84,7 +84,7 @@ class Job:
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.seed
         plain = to_plain(cfg)
-        config = resolve(cfg)
+        config = resolve(plain, cfg)
         # Imported late: a mistyped key must not wait for the rest.
         from labrl.lab.resume import FinishedError
         from labrl.lab.summary import print_summary
