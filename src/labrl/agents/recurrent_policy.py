@@ -6,6 +6,7 @@ sequences, each from the state before it, through which no gradient goes.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -37,9 +38,9 @@ class RecurrentPolicy(OnPolicyAgent):
     _evaluation_state: NDArray | None = None
 
     @property
+    @abstractmethod
     def _sequence_length(self) -> int:
         """Steps of a sequence."""
-        raise NotImplementedError
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:

@@ -6,8 +6,7 @@ import dataclasses
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from labrl.networks.summary import count, summary
 from labrl.seeding import session_seed
 from labrl.session.interruption import stop_with_the_parent
 from labrl.session.session import Session
+from labrl.storage import session_log
 from labrl.storage.atomic import write_json
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder, SessionFolder
@@ -58,7 +58,7 @@ def run_session(
     keep_freed_memory()
     code = 1
     try:
-        with _warnings_kept(folder, aloud):
+        with session_log.warnings_kept(folder.log, aloud):
             session = restored_session(config, index, folder, num_threads, begin)
             folder.networks.write_text(summary(session.agent.modules()))
             session.run()
@@ -72,13 +72,13 @@ def run_session(
         raise
     except NonFiniteError as error:
         result.error = str(error)
-        _append(folder.log, str(error))
+        session_log.append(folder.log, str(error))
     except RankLostError:
         result.error = why_lost()
-        _append(folder.log, result.error)
+        session_log.append(folder.log, result.error)
     except Exception as error:
         result.error = f"{type(error).__name__}: {error}"
-        _append(folder.log, traceback.format_exc())
+        session_log.append(folder.log, traceback.format_exc())
     finally:
         torch.set_num_threads(threads_before)
     if session is not None:
@@ -148,30 +148,6 @@ def _restored(
     if changed:
         _log.warning("session %d goes on with %s: not bit for bit as it was", index, ", ".join(changed))
     return session
-
-
-@contextmanager
-def _warnings_kept(folder: SessionFolder, aloud: bool) -> Iterator[None]:
-    """What is warned of meanwhile is also found in the session's log."""
-    logger = logging.getLogger("labrl")
-    handlers: list[logging.Handler] = [logging.FileHandler(folder.log, delay=True)]
-    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    if aloud and not logger.hasHandlers():  # then the one above would be all
-        handlers.append(logging.StreamHandler())
-    for handler in handlers:
-        handler.setLevel(logging.WARNING)
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            logger.removeHandler(handler)
-            handler.close()
-
-
-def _append(log: Path, text: str) -> None:
-    with open(log, "a") as file:
-        file.write(text.rstrip() + "\n")
 
 
 def _fill(result: SessionResult, session: Session) -> None:

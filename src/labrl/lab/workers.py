@@ -24,7 +24,12 @@ import cloudpickle
 from labrl.lab.labelled import label_output
 from labrl.lab.outcome import FAILED, Outcome
 from labrl.lab.shares import Machine, Need, Share
-from labrl.session.interruption import Interruption, children_ignore_ctrl_c, stop_with_the_parent
+from labrl.session.interruption import (
+    Interruption,
+    children_ignore_ctrl_c,
+    how_it_ended,
+    stop_with_the_parent,
+)
 
 RunTrial = Callable[[int, list[str]], Outcome]
 """Runs one trial in the calling process, given its number and the words that compose it."""
@@ -186,16 +191,7 @@ def _outcome(worker: _Worker) -> Outcome | None:
     code = worker.process.exitcode or 0
     if worker.told_to_stop:
         return Outcome(status="interrupted", exit_code=143)
-    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
-    hint = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
-    return Outcome(status="failed", exit_code=FAILED, error=f"its process {how}{hint}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return Outcome(status="failed", exit_code=FAILED, error=f"its process {how_it_ended(code)}")
 
 
 def serve(connection: Connection, payload: bytes, environment: Mapping[str, str]) -> None:

@@ -51,9 +51,13 @@ class SequenceReplayConfig(StorageConfig):
         rounds = -(-batch_size // (self.learned * num_envs))
         return num_envs * (self.steps_for(n_step) + (rounds - 1) * self.learned)
 
+    def least_capacity(self, num_envs: int, n_step: int) -> int:
+        """Frames that hold a whole sequence of each environment, wherever the next one begins."""
+        return num_envs * (self.steps_for(n_step) + self.learned)
+
     def check(self, batch_size: int, num_envs: int, n_step: int) -> None:
         """Raises ConfigError where no sequence would fit, or a minibatch would not be of whole ones."""
-        least = num_envs * (self.steps_for(n_step) + self.learned)
+        least = self.least_capacity(num_envs, n_step)
         if self.capacity < least:
             raise ConfigError(
                 f"agent.memory.capacity must be at least {least}, so that each of {num_envs} environments "
@@ -143,7 +147,7 @@ class SequenceReplay:
         """As Replay; state_size: numbers that the network carries for each environment."""
         self._acting_only = workspace.acting_only
         if self._acting_only:
-            least = num_envs * (config.steps_for(n_step) + config.learned)
+            least = config.least_capacity(num_envs, n_step)
             config = dataclasses.replace(config, capacity=least, storage="ram")
         self.num_envs, self._config, self._generator = num_envs, config, generator
         self._period, self._count = config.learned, config.steps_for(n_step)
@@ -236,10 +240,11 @@ class SequenceReplay:
 
     def _draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Environment and number of `count` sequences."""
-        ends = self._counts().cumsum()
+        counts, first = self._counts(), self._first()
+        ends = counts.cumsum()
         place = self._generator.integers(0, ends[-1], count)
         env = ends.searchsorted(place, side="right")
-        return env, place - (ends - self._counts() - self._first())[env]
+        return env, place - (ends - counts - first)[env]
 
     def _weights(self, env: NDArray[np.int64], number: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
         """Importance weights. [sequences]"""

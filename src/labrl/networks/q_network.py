@@ -106,20 +106,28 @@ class QNetwork(nn.Module):
         layers = getattr(self.torso, "layers_in_numpy", lambda: None)()
         if layers is None:
             return None
-        advantages = Chain([*layers, *self.advantage.layers_in_numpy()])
-        values = None if self.value is None else Chain([*layers, *self.value.layers_in_numpy()])
+        if self.value is None:
+            actions = Chain([*layers, *self.advantage.layers_in_numpy()])
 
-        def forward(observation: NDArray) -> NDArray | None:
-            outputs = advantages(observation)
-            if outputs is None:
+            def plain(observation: NDArray) -> NDArray | None:
+                outputs = actions(observation)
+                return None if outputs is None else outputs.reshape(self._shape)
+
+            return plain
+
+        torso = Chain(layers)
+        streams = Chain(self.advantage.layers_in_numpy()), Chain(self.value.layers_in_numpy())
+
+        def dueling(observation: NDArray) -> NDArray | None:
+            if (features := torso(observation)) is None:
                 return None
-            advantage = outputs.reshape(self._shape)
-            if values is None:
-                return advantage
-            value = values(observation)
-            return None if value is None else value[:, None] + advantage - advantage.mean(1, keepdims=True)
+            advantage, value = (stream(features) for stream in streams)
+            if advantage is None or value is None:
+                return None
+            advantage = advantage.reshape(self._shape)
+            return value[:, None] + advantage - advantage.mean(1, keepdims=True)
 
-        return forward
+        return dueling
 
     def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
         """Outputs for each action, [batch, actions, outputs], float32.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import logging
 import multiprocessing
 import os
 import pickle
@@ -17,7 +16,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.session.interruption import SIGNALS, children_ignore_ctrl_c
+from labrl.session.interruption import (
+    SIGNALS,
+    children_ignore_ctrl_c,
+    how_it_ended,
+    when_the_parent_ends,
+)
+from labrl.storage.session_log import warnings_kept
 
 LEAVE_SECONDS = 5.0
 """What it has to leave by itself when training has ended; then it is killed."""
@@ -84,7 +89,7 @@ class Companion:
         except _GONE:
             raise self._ended() from None
         if isinstance(message, _Failure):
-            raise CompanionError(f"{self.name} failed: {message.told}") from RemoteError(message.traceback)
+            raise self._error(message)
         return message
 
     def kill(self) -> None:
@@ -111,21 +116,16 @@ class Companion:
             while self._line.poll():
                 message = self._line.recv()
                 if isinstance(message, _Failure):
-                    error = CompanionError(f"{self.name} failed: {message.told}")
-                    error.__cause__ = RemoteError(message.traceback)
-                    return error
+                    return self._error(message)
         self._process.join(LEAVE_SECONDS)
         code = self._process.exitcode
-        if code is None:
-            return CompanionError(f"{self.name} no longer answers")
-        if code >= 0:
-            return CompanionError(f"{self.name} ended with code {code}")
-        try:
-            how = signal.Signals(-code).name
-        except ValueError:
-            how = f"signal {-code}"
-        hint = ", perhaps because memory ran out" if -code == signal.SIGKILL else ""
-        return CompanionError(f"{self.name} was killed by {how}{hint}")
+        how = "no longer answers" if code is None else how_it_ended(code)
+        return CompanionError(f"{self.name} {how}")
+
+    def _error(self, failure: _Failure) -> CompanionError:
+        error = CompanionError(f"{self.name} failed: {failure.told}")
+        error.__cause__ = RemoteError(failure.traceback)
+        return error
 
 
 class Line:
@@ -169,16 +169,14 @@ def _main(connection: Connection, log: Path, work: Callable[..., None], argument
     """Entry point of the process."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    _end_with_the_parent()
+    # However the session's process ends, and whatever this one is in the middle of.
+    when_the_parent_ends(_leave)
     file = log.open("a")
     faulthandler.register(signal.SIGUSR2, file, chain=False)  # where it is, if it hangs
-    handler = logging.FileHandler(log, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    handler.setLevel(logging.WARNING)
-    logging.getLogger("labrl").addHandler(handler)
     line = Line(connection)
     try:
-        work(line, *arguments)
+        with warnings_kept(log):
+            work(line, *arguments)
     except TrainingEndedError:
         pass
     except BaseException as error:
@@ -187,14 +185,6 @@ def _main(connection: Connection, log: Path, work: Callable[..., None], argument
             line.send(_Failure(told, traceback.format_exc()))
 
 
-def _end_with_the_parent() -> None:
-    """However the session's process ends, and whatever this one is in the middle of."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        time.sleep(1.0)  # it may be leaving by itself
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent watch", daemon=True).start()
+def _leave() -> None:
+    time.sleep(1.0)  # it may be leaving by itself
+    os._exit(1)

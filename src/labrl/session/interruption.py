@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -90,12 +90,29 @@ def children_ignore_ctrl_c() -> Iterator[None]:
 
 def stop_with_the_parent() -> None:
     """When the process that started this one is killed, save and end as if it had said so."""
+    when_the_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def when_the_parent_ends(act: Callable[[], None]) -> None:
+    """Have a thread call `act` as soon as the process that started this one is gone, if there is one."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
         assert parent is not None
         parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+        act()
 
     if parent is not None:
         threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def how_it_ended(code: int) -> str:
+    """What `code`, of a process that was to go on, says of its end; in words that follow its name."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

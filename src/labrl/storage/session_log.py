@@ -1,0 +1,36 @@
+"""The log of a session: what went wrong in it and what it warned of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
+    """What labrl warns of meanwhile is also found in the file `log`.
+
+    aloud: that must not keep it from being told where nobody listens otherwise.
+    """
+    logger = logging.getLogger("labrl")
+    handlers: list[logging.Handler] = [logging.FileHandler(log, delay=True)]
+    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    if aloud and not logger.hasHandlers():  # then the one above would be all
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setLevel(logging.WARNING)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def append(log: Path, text: str) -> None:
+    """Write `text` at the end of the file `log`, as lines of their own."""
+    with open(log, "a") as file:
+        file.write(text.rstrip() + "\n")
