@@ -1,7 +1,7 @@
-"""The scores that SLM Lab publishes, by labrl: train what is missing, write docs/results.md.
+"""The scores that SLM Lab publishes, by labrl, and Atari: train what is missing, write docs/results.md.
 
-The page is written after each cell. Ctrl-C and the end of --minutes save the cell that is being trained,
-and the same command goes on with it.
+The page is written after each run. Ctrl-C and the end of --minutes save what is being trained, and the same
+command goes on with it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from labrl.analysis.published import Cell, Result, as_markdown, cells, judged, summary
+from benchmarks import atari
+from labrl.analysis.published import Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_run
 from labrl.config.errors import ConfigError
 
@@ -39,9 +40,11 @@ cell alone.
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what is missing, write the page. Returns the exit code: 1 where a cell could not be trained."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
-    known = {cell.name: cell for cell in cells()}
-    parser.add_argument("cells", nargs="*", metavar="cell", help=f"of {', '.join(known)}; all without any")
-    parser.add_argument("--root", type=Path, default=Path("runs/slm_lab"), help="where the runs lie")
+    published = {cell.name: cell.words for cell in cells()}
+    known = published | atari.WORDS
+    names = f"of {', '.join(published)} (all of these without any), {', '.join(atari.WORDS)}"
+    parser.add_argument("cells", nargs="*", metavar="cell", help=names)
+    parser.add_argument("--root", type=Path, default=Path("runs/results"), help="where the runs lie")
     parser.add_argument("--minutes", type=float, help="to train for, at most; 0 only writes the page")
     words = parser.parse_args(argv)
     unknown = sorted(set(words.cells) - set(known))
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
     deadline = None if words.minutes is None else time.monotonic() + 60 * words.minutes
     failed = []
-    for name in words.cells or known:
+    for name in words.cells or published:
         folder = words.root / name
         if _finished(_run_in(folder)):
             continue
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if left is not None and left <= 0:
             break
         print(f"{name}: {' '.join(command(known[name], folder))}", flush=True)
-        code = _train(known[name], folder, left)
+        code = _train(command(known[name], folder), left)
         write_page(words.root)
         if code in (130, 143):
             break
@@ -69,11 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def command(cell: Cell, folder: Path) -> list[str]:
-    """The words after `labrl` that begin the cell's run, or go on with it."""
+def command(words: Sequence[str], folder: Path) -> list[str]:
+    """The words after `labrl` that begin the run of a cell with `words`, or go on with it."""
     if _run_in(folder) is not None:
         return [f"+resume={folder}"]
-    return [*cell.words, "seed=0", f"hydra.run.dir={folder}"]
+    return [*words, "seed=0", f"hydra.run.dir={folder}"]
 
 
 def results(root: Path) -> list[Result]:
@@ -84,13 +87,26 @@ def results(root: Path) -> list[Result]:
 def write_page(root: Path) -> str:
     """Write docs/results.md; returns how many cells are better, equal and so on."""
     found = results(root)
-    PAGE.write_text(f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}")
+    page = f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}"
+    if playing := _with_rows(root, atari.WORDS):
+        page += "\n" + atari.section(playing, PAGE.with_suffix(""))
+    PAGE.write_text(page)
     return summary(found)
 
 
-def _train(cell: Cell, folder: Path, seconds: float | None) -> int:
+def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:
+    """The runs of these names that have come to a row of results."""
+    runs = {name: _run_in(root / name) for name in names}
+    return {
+        name: run
+        for name, run in runs.items()
+        if run is not None and run.sessions and len(run.sessions[0].train.get("return_mean", ()))
+    }
+
+
+def _train(words: Sequence[str], seconds: float | None) -> int:
     """Returns labrl's exit code, 143 where the time ran out."""
-    process = subprocess.Popen([sys.executable, "-m", "labrl", *command(cell, folder)])
+    process = subprocess.Popen([sys.executable, "-m", "labrl", *words])
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -82,7 +82,7 @@ def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     cell = next(cell for cell in cells() if cell.name == "cartpole_ddqn_per")
     folder = tmp_path / "runs" / cell.name
-    assert results.command(cell, folder) == [
+    assert results.command(cell.words, folder) == [
         "experiment=slm_lab/cartpole",
         "agent=double_dqn",
         "agent/memory=prioritized",
@@ -90,16 +90,43 @@ def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
         f"hydra.run.dir={folder}",
     ]
     run_with(folder, [240.0] * 4)
-    assert results.command(cell, folder) == [f"+resume={folder}"]
-    asked: list[str] = []
-    monkeypatch.setattr(results, "_train", lambda cell, folder, seconds: asked.append(cell.name) or 0)
+    assert results.command(cell.words, folder) == [f"+resume={folder}"]
+    asked: list[list[str]] = []
+    monkeypatch.setattr(results, "_train", lambda words, seconds: asked.append(words) or 0)
     words = ["cartpole_ddqn_per", "cartpole_ppo", "--root", str(tmp_path / "runs")]
     assert results.main(words) == 0
-    assert asked == ["cartpole_ppo"]
+    assert [run[:2] for run in asked] == [["experiment=slm_lab/cartpole", "agent=ppo"]]
     assert results.main([*words, "--minutes", "0"]) == 0
-    assert asked == ["cartpole_ppo"]
+    assert len(asked) == 1
     page = (tmp_path / "results.md").read_text()
     assert "1 other setting" in page or "not run" in page
     with pytest.raises(SystemExit):
         results.main(["cartpole_nobody"])
     assert "no cell cartpole_nobody" in capsys.readouterr().err
+
+
+def test_atari_is_told_with_its_frames_and_a_curve_of_each_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    for name, score in {"pong_ppo": 3.0, "pong_a2c": -20.5}.items():
+        config = config_with(env__id="ale_py:ALE/Pong-v5", env__name="pong", env__max_frame=1e7)
+        rows = rows_of(range(1000, 5001, 1000), [score - 1] * 4 + [score])
+        write_run(tmp_path / "runs" / name, [rows], config=config, session_status="interrupted")
+    results.write_page(tmp_path / "runs")
+    page = (tmp_path / "results.md").read_text()
+    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 |" in page
+    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 |" in page
+    assert "![pong](results/pong.svg)" in page
+    assert "breakout" not in page
+    assert (tmp_path / "results" / "pong.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "dqn", "rainbow"])
+def test_atari_recipes_differ_in_the_protocol_alone(agent: str) -> None:
+    words = [f"agent={agent}", "env=breakout"]
+    v4, v5 = (to_plain(compose([f"experiment=atari/{name}", *words])) for name in ("v4", "v5"))
+    assert (v4["env"].pop("sticky_actions"), v5["env"].pop("sticky_actions")) == (0.0, 0.25)
+    assert v4 == v5
+    assert v5["env"]["max_frame"] == 1e7
+    assert v5["meta"]["max_session"] == 4
