@@ -13,6 +13,7 @@ from exact_cases import Moment, broken_off, differences, folder_word, newest_che
 from test_callbacks_tensorboard import scalars
 
 from labrl.cli import main
+from labrl.storage.checkpoint import CheckpointStore
 
 PPO = small("ppo", "cartpole")
 TENSORBOARD = "meta.tensorboard=true"
@@ -122,6 +123,18 @@ def test_frequencies_may_change_and_nothing_is_learned_otherwise(unbroken: Path)
     assert found == ["session_0/train.csv", "session_0/eval.csv"], "the rows alone"
     frames = [row["frame"] for row in rows(Path("run/session_0/train.csv"))]
     assert frames == ["200", "400", "600", "800", "1000", "1200", "1600", "2000", "2400"]
+
+
+def test_files_made_for_frequent_checkpoints_have_them_as_often_when_rows_become_rare(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else memory would overwrite what the newest checkpoint counts on, and a kill would end the run."""
+    words = [*small("dqn", "cartpole"), "agent.memory.storage=mmap", "meta.log_frequency=40"]
+    assert main([*words, "env.max_frame=320", "hydra.run.dir=run"]) == 0
+    edits = ["env.max_frame=800", "meta.log_frequency=400", "meta.eval_frequency=400"]
+    assert main(["+resume=run", *edits]) == 0
+    assert "checkpoints every 40 frames" in capsys.readouterr().err
+    assert CheckpointStore(Path("run/session_0/checkpoints"), 2).frames() == [800, 760]
 
 
 DICE = """

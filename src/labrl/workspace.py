@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +91,13 @@ class Workspace:
     """Sessions that use the memory and the disk of this machine at once, >= 1."""
     acting_only: bool = False
     """Nothing will be learned: what only learning needs takes no room, and stays empty."""
+    found: list[int] = field(default_factory=list)
+    """For how many frames the files have room that were opened so far."""
+
+    @property
+    def frames_safe(self) -> int:
+        """`frames_kept`, or fewer where files of a run before this one have less room."""
+        return min([self.frames_kept, *self.found])
 
     def in_memory(self, layouts: Mapping[str, Layout]) -> Arrays:
         """New arrays of zeros. Raises NoRoomError when memory lacks room for those of all sharers."""

@@ -167,7 +167,12 @@ def arrays_of(
 ) -> Arrays:
     """Room for all that is kept. Raises ConfigError where there is none."""
     try:
-        return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
+        if not mapped:
+            return workspace.in_memory(layouts)
+        arrays, wanted = workspace.in_files(layouts), layouts["transitions"]
+        num_envs, slots = arrays["transitions"].shape
+        workspace.found.append(num_envs * (slots - (wanted.least or 0)))
+        return arrays
     except UnfitFileError as unfit:
         raise ConfigError(
             f"agent.memory: {unfit}: it is of another configuration, or broken. Set agent.memory.capacity, "

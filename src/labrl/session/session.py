@@ -155,7 +155,7 @@ class Session:
         meta, env = self.config.meta, self.config.env.config
         folder = self.folder.path / "replay"
         # A checkpoint is due at the first step across a multiple of the frequency.
-        frames_kept = meta.keep_last * self.config.log_frames + env.num_envs
+        frames_kept = meta.keep_last * self.config.log_frames + env.num_envs  # see most_frames_unsaved
         return Workspace(
             folder=folder if ranks.rank == 0 else folder / f"rank_{ranks.rank}",
             frames_kept=-(-frames_kept // ranks.size),
@@ -226,6 +226,12 @@ class Session:
             **self.env.metrics(),
             **({} if noise is None else noise.metrics()),
         }
+
+    @property
+    def most_frames_unsaved(self) -> int:
+        """Frames from one checkpoint to the next, so that none that is kept loses what it counts on."""
+        frames = self.compute.workspace.frames_safe * self.compute.ranks.size
+        return max((frames - self.config.env.config.num_envs) // self.config.meta.keep_last, 1)
 
     @property
     def observation(self) -> NDArray | None:

@@ -52,6 +52,10 @@ class SessionView(Protocol):
         """Whether the stop that was asked for left frames or an evaluation undone."""
 
     @property
+    def most_frames_unsaved(self) -> int:
+        """Frames from one checkpoint to the next, so that none that is kept loses what it counts on."""
+
+    @property
     def observation(self) -> NDArray | None:
         """The learner's view of the present observations, None before the first. [num_envs, *obs]"""
 

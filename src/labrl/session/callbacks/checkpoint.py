@@ -16,6 +16,8 @@ _log = logging.getLogger(__name__)
 class Checkpoint(Callback):
     """Every `meta.log_frequency` frames, at each new best evaluation, and at the end: the session's state.
 
+    More often where a replay memory in files was begun with less room than that takes now.
+
     Stands last among the callbacks: what the others did at this frame belongs into the checkpoint.
     With `on_crash`, a session that an exception ends leaves the state in which it did in a folder of its
     own, to be looked at: it may be in the middle of a step, so no run goes on from it.
@@ -39,6 +41,12 @@ class Checkpoint(Callback):
     def start(self, session: SessionView) -> None:
         """Open the folder; a resumed session does not save again where it was saved."""
         self._store = CheckpointStore(session.folder.checkpoints, self._keep_last)
+        if session.most_frames_unsaved < self._frequency:
+            self._frequency = session.most_frames_unsaved
+            _log.warning(
+                "checkpoints every %d frames: the files in %s were made with room for no more",
+                *(self._frequency, session.folder.path / "replay"),
+            )
         self._saved_frame = session.clock.frame
         best_frame = self._best_frame = self._evaluate.best_frame
         # a caller may run a session while it handles an error of its own
