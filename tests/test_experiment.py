@@ -220,6 +220,16 @@ def test_resume_with_a_larger_budget_goes_on_with_every_trial(tmp_path: Path) ->
     assert [frame(tmp_path / "e" / f"{number}_random_cartpole") for number in (0, 1)] == [512, 512]
 
 
+def test_trials_that_differ_in_their_budget_or_in_a_drawn_seed_alone_are_told_apart_on_resume() -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=256,512", "seed=0", "hydra.sweep.dir=e"]) == 0
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=null,null", "hydra.sweep.dir=f"]) == 0
+    for folder in ("e", "f"):
+        before = {path: path.read_bytes() for path in Path(folder).glob("*/**/*") if path.is_file()}
+        assert main(["-m", f"+resume={folder}"]) == 0
+        assert statuses(Path(folder)) == ["finished", "finished"]
+        assert {path: path.read_bytes() for path in Path(folder).glob("*/**/*") if path.is_file()} == before
+
+
 def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env.num_envs=1,2", "hydra.sweep.dir=e"]) == 0
     seeds = [json.loads(path.read_text())["seed"] for path in sorted(Path("e").glob("*/provenance.json"))]
@@ -250,6 +260,11 @@ def test_an_experiment_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]
         ([*QUICK, "seed=1,2", "meta.num_gpus=99"], "meta.num_gpus=99: there are"),
         ([*QUICK, "seed=1,2", "hydra.sweep.subdir=same"], "the same folder, same"),
         ([*QUICK, "seed=1,2", "hydra/launcher=nonesuch"], "hydra/launcher=nonesuch: no such option"),
+        ([*QUICK, "seed="], "seed must be a whole number, got ''"),
+        ([*QUICK, "seed=0,,1"], "seed=0,,1: cannot be read"),
+        ([*QUICK, "seed=0,x,1"], "trial seed=x: seed must be a whole number, got 'x'"),
+        ([*QUICK, "env.max_frame=256,0", "seed=0"], "trial env.max_frame=0: env.max_frame must be at least"),
+        ([*QUICK, "seed=0,1,0"], "two trials are the same, with seed=0"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -10,6 +10,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from labrl.config.compose import resolve, to_plain
 from labrl.config.consistency import HARMLESS, HARMLESS_GROUPS, changes, quoted
 from labrl.config.errors import ConfigError
 from labrl.lab.past import Past
@@ -20,6 +21,9 @@ from labrl.storage.run_folder import RunFolder
 
 Compose = Callable[[list[str]], DictConfig]
 """From the words of a trial to its configuration with Hydra's node."""
+
+Identity = frozenset[tuple[str, str]]
+"""Keys and values of a trial's words."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +59,17 @@ def plan_grid(
 
     trials: the words of each; before: the experiment that is resumed, whose trials keep number and folder
     and, where they have finished, are not run again. Raises ConfigError for what cannot be composed, for
-    two trials with one folder, and for more GPUs than there are.
+    a wrong value, for two trials that are the same or have one folder, and for more GPUs than there are.
     """
     old = before.trials() if before else []
-    known = {_identity(record.overrides): record for record in reversed(old)}
     kept = [record for record in old if before and before.trial_path(record).exists()]
     taken = {record.number for record in kept}
     records = {record.number: record for record in kept}
     orders: list[Order] = []
-    for words in trials:
+    seen: set[Identity] = set()
+    for words, record in zip(trials, _matched(trials, old), strict=True):
         cfg = compose(words)
-        record = known.pop(_identity(words), None)
+        _check_seed(words, cfg, seen)
         if record is None or (record.number in records and record not in kept):
             number = next(free for free in range(len(taken) + 1) if free not in taken)
             record = TrialRecord(number=number, overrides=list(words), folder=_folder(cfg, number))
@@ -74,6 +78,7 @@ def plan_grid(
         record.overrides = list(words)
         if before and _is_done(before, record, cfg):
             continue
+        _check_values(cfg, words, trials)
         record.status, record.error = "waiting", None
         need = Need.of(_meta(cfg), len(trials), machine.cores)
         machine.check(need)
@@ -82,18 +87,62 @@ def plan_grid(
     return Plan([records[number] for number in sorted(records)], orders)
 
 
-def _identity(words: Sequence[str]) -> frozenset[tuple[str, str]]:
-    """What tells one trial of an experiment from another: its words, but for those that only watch it.
+def _matched(trials: Sequence[list[str]], old: Sequence[TrialRecord]) -> list[TrialRecord | None]:
+    """The record that each trial had in the experiment before: one with the same words, or else with the
+    same but for those that only watch it. None for a new trial.
+    """
+    found: list[TrialRecord | None] = [None] * len(trials)
+    left = list(old)
+    for watching in (True, False):
+        known: dict[Identity, list[TrialRecord]] = {}
+        for record in left:
+            known.setdefault(_identity(record.overrides, watching), []).append(record)
+        for index, words in enumerate(trials):
+            same = known.get(_identity(words, watching))
+            if found[index] is None and same:
+                found[index] = same.pop(0)
+        left = [record for records in known.values() for record in records]
+    return found
 
-    A number counts by its value: 1e-4 and 0.0001 are the same.
+
+def _identity(words: Sequence[str], watching: bool) -> Identity:
+    """What tells one trial of an experiment from another: its words. A number counts by its value: 1e-4 and
+    0.0001 are the same.
+
+    watching: whether words count that only watch a trial.
     """
     found = set()
     for one in OverridesParser.create().parse_overrides(list(words)):
         key = one.key_or_group
-        watches = key in HARMLESS or key.partition(".")[0] in (*HARMLESS_GROUPS, "hydra", "meta")
-        if not watches and not key.startswith("hydra/"):
+        watches = key in HARMLESS or key.partition(".")[0] in (*HARMLESS_GROUPS, "meta")
+        if not key.startswith(("hydra.", "hydra/")) and (watching or not watches):
             found.add((one.get_key_element(), repr(one.value())))
     return frozenset(found)
+
+
+def _check_seed(words: Sequence[str], cfg: DictConfig, seen: set[Identity]) -> None:
+    """Raises ConfigError where a trial like it was `seen`: it would run twice, and count as two seeds."""
+    identity = _identity(words, watching=True)
+    if identity in seen and cfg.seed is not None:
+        raise ConfigError(
+            f"two trials are the same, with seed={cfg.seed} and all other values: {' '.join(words)}. Give "
+            "each value once. Without a seed, or with seed=null,null, each trial draws one of its own."
+        )
+    seen.add(identity)
+
+
+def _check_values(cfg: DictConfig, words: Sequence[str], trials: Sequence[list[str]]) -> None:
+    """Raises ConfigError for what is wrong with the trial of these `words`, as far as its values tell.
+
+    Whether agent and environment fit each other the trial finds out itself: of a grid over several, those
+    that do are wanted all the same.
+    """
+    try:
+        resolve(cfg)
+    except ConfigError as error:
+        shared = set.intersection(*map(set, trials))
+        own = " ".join(word for word in words if word not in shared)
+        raise ConfigError(f"trial {own}: {error}" if own else str(error)) from error
 
 
 def _folder(cfg: DictConfig, number: int) -> str:
@@ -106,15 +155,13 @@ def _folder(cfg: DictConfig, number: int) -> str:
 def _meta(cfg: DictConfig) -> Mapping[str, Any]:
     try:
         plain = OmegaConf.to_container(cfg.meta, resolve=True)
-    except Exception:  # whatever is wrong with it, the trial itself will say
+    except Exception:  # whatever is wrong with it, the check of its values says
         return {}
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
 def _is_done(before: ExperimentFolder, record: TrialRecord, cfg: DictConfig) -> bool:
     """Whether the trial has finished, with as long a budget and as many sessions as are wanted now."""
-    from labrl.config.compose import to_plain
-
     try:
         run = RunFolder.open(before.trial_path(record))
         if run.status != "finished":
