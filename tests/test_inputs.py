@@ -178,14 +178,20 @@ class Pole(gym.ObservationWrapper):
         return observation if self._flat else {"cart": observation[:2], "pole": observation[2:]}
 
 
-@pytest.mark.parametrize("agent", ["ppo", "dqn"])
-def test_vectors_are_learned_from_as_if_the_environment_had_joined_them(agent: str, tmp_path: Path) -> None:
-    target = {"ppo": "labrl.agents.ppo.PPO", "dqn": "labrl.agents.dqn.DQN"}[agent]
+@pytest.mark.parametrize(
+    ("agent", "target"), [("ppo", "ppo.PPO"), ("dqn", "dqn.DQN"), ("dueling_dqn", "dqn.DQN")]
+)
+def test_vectors_are_learned_from_as_if_the_environment_had_joined_them(
+    agent: str, target: str, tmp_path: Path
+) -> None:
+    words = [f"agent={agent}", *SMALL[f"labrl.agents.{target}"]]
+    if agent != "ppo":
+        words.append("agent.exploration.epsilon=0.1")  # so that the network acts, not chance alone
     found = []
     for flat in (True, False):
         made = ["env=gymnasium", "env.id=null", "env.name=pole", "+env.make._target_=test_inputs.Pole"]
-        made += [f"+env.make.flat={flat}", "env.max_frame=300", "env.num_envs=4", *QUIET, *SMALL[target]]
-        result = labrl.train([f"agent={agent}", *made, f"hydra.run.dir={tmp_path / str(flat)}"])
+        made += [f"+env.make.flat={flat}", "env.max_frame=300", "env.num_envs=4", *QUIET, *words]
+        result = labrl.train([*made, f"hydra.run.dir={tmp_path / str(flat)}"])
         session = result.folder / "session_0"
         found.append((rows(session / "train.csv"), weights(session)))
     assert unequal(*found) == []

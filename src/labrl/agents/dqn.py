@@ -294,7 +294,9 @@ class DQN:
                 part = None if noise is None else noise[share]
                 return self._value.expected(self._outputs(network, observation[share], part))
 
-        quick = self._in_numpy(observation) if noise is None and self._in_numpy is not None else None
+        quick = None
+        if noise is None and self._in_numpy is not None:
+            quick = self._in_numpy(self.network.layout(observation))
         if quick is not None:
             values = self._value.expected(torch.from_numpy(quick)).numpy()
         elif len(observation) < self._workers.num_workers:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 InNumpy = Callable[[NDArray], NDArray | None]
-"""From observations [n, *obs] to what a network gives, None for more rows than it is made for."""
+"""From observations [n, *obs], as its `layout` gives them, to what a network gives; None for more rows than
+it is made for."""
 
 Activate = Callable[[NDArray, NDArray], NDArray]
 """An activation, from its inputs and where its outputs go."""
