@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ def test_scalars_are_those_of_the_tables_after_kill_9_and_resume(tmp_path: Path)
     checkpoints = run / "session_0" / "checkpoints"
     while not list(checkpoints.glob("frame_*")) or newest(checkpoints) < 3000:
         assert process.poll() is None
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert main([f"+resume={run}", f"env.max_frame={newest(checkpoints) + 2100}"]) == 0

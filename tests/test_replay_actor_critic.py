@@ -288,7 +288,7 @@ def test_two_workers_find_the_gradient_of_one_on_images(name: str, action: gym.S
 
 
 def test_two_threads_inside_large_products_repeat_to_the_bit_and_leave_the_number_of_threads() -> None:
-    words = ("agent.network.torso.mlp.hidden=[256,256]", "agent.batch_size=256")
+    words = ("agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=256")
     weights, before = [], torch.get_num_threads()
     for _ in range(2):
         agent, clock, _ = build(config_of("sac", *words), num_threads=2)
