@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from exact_cases import QUIET, SMALL, rows, state
-from replay_cases import uniform
+from replay_cases import STACK, VECTOR, NaiveReplay, World, assert_all_as_seen, everything, uniform
 from test_restoring import changed_futures, session_in
 
 import labrl
@@ -18,7 +18,8 @@ from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.lab.trial import check
-from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
+from labrl.memory.piece import Piece
 from labrl.offline.run import OfflineRun, OfflineRunConfig
 
 SPACE = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -42,9 +43,9 @@ def piece(start: float, length: int, ended: bool) -> Piece:
 
 
 def data(pieces: list[Piece], n_step: int = 1, **options: Any) -> OfflineData:
-    return OfflineData(
-        OfflineConfig(**options), pieces, WANTED._replace(n_step=n_step), np.random.default_rng(0)
-    )
+    total = sum(len(piece.reward) for piece in pieces)
+    wanted = WANTED._replace(n_step=n_step)
+    return OfflineData(OfflineConfig(**options), pieces, total, wanted, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -63,10 +64,25 @@ def test_episodes_keep_their_ends_and_windows_stay_in_them(n_step: int) -> None:
         assert sample.discount[row] == pytest.approx(0 if over else 0.9**left)
 
 
+@pytest.mark.parametrize(("space", "jumps"), [(VECTOR, 0), (STACK, 0.2)], ids=["vector", "stack"])
+def test_pieces_are_stored_as_step_by_step(space: gym.Space, jumps: float) -> None:
+    memory, naive = uniform(space, 1, 3, capacity=400, newest_share=1), NaiveReplay(space, 1, 400, 3)
+    steps = list(World(space, 1, seed=4, jumps=jumps).steps(200))
+    for given in steps:
+        naive.add(*given)
+    for some in (steps[:1], steps[1:90], steps[90:]):
+        seen, action, outcomes = zip(*some, strict=True)
+        cut = [step.terminated | step.episode_over for step in outcomes]
+        columns = [action, *([getattr(step, name) for step in outcomes] for name in GIVEN)]
+        memory.extend(Piece(*map(np.concatenate, [seen, *columns, cut])))
+    assert_all_as_seen(everything(memory), naive, naive.sampleable())
+
+
+GIVEN = ("reward", "next_observation", "terminated")
+
+
 def test_batches_hold_the_share_that_was_asked_for_as_often_as_was_asked_for() -> None:
     online = uniform(SPACE, 2, newest_share=0.0, capacity=64)
-    from replay_cases import World
-
     for step in World(SPACE, 2, seed=0).steps(30):
         online.add(*step)
     offline = data([piece(1e6, 40, True)], share=0.25, online_every=3)
@@ -99,6 +115,29 @@ def test_a_saved_run_gives_the_transitions_that_its_memory_held(collected: Path,
             np.testing.assert_allclose(samples[-1].next_observation[row], seen, atol=1e-5)
             assert ended == (samples[-1].discount[row] == 0)
     np.testing.assert_array_equal(samples[0].observation, samples[1].observation)
+
+
+@pytest.mark.parametrize("storage", ["ram", "mmap"])
+def test_masks_of_valid_actions_come_along(storage: str, tmp_path: Path) -> None:
+    words = [word for word in DQN if word != "env=cartpole"] + DOORS
+    source = labrl.train([*words, f"agent.memory.storage={storage}", f"hydra.run.dir={tmp_path / 'source'}"])
+    space, actions = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(4, start=2)
+    wanted = Wanted(space, actions, gym.spaces.Discrete(4), 0.9, 1, 4)
+    config, generator = OfflineRunConfig(folder=str(source.folder)), np.random.default_rng(0)
+    offline = OfflineRun(config, wanted=wanted, generator=generator)
+    sample = offline.mixed(uniform(space, 1), 300, 0, 0, joined=False)
+    assert sample.mask is not None
+    assert sample.next_mask is not None
+    assert sample.mask[np.arange(300), sample.action].all()
+    assert 0.4 < sample.mask.mean() < 0.7
+    assert sample.next_mask[sample.discount > 0].any(axis=1).all()
+    more = ["agent/offline=run", f"agent.offline.folder={source.folder}", "meta.rigorous_eval=1"]
+    assert labrl.train([*words, *more, f"hydra.run.dir={tmp_path / 'hybrid'}"]).exit_code == 0
+    unmasked = OfflineRun(config, wanted=wanted._replace(num_masked=0), generator=generator)
+    assert unmasked.mixed(uniform(space, 1), 9, 0, 0, joined=False).mask is None
+
+
+DOORS = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
 
 
 def test_without_collecting_frames_pass_and_nothing_is_played(collected: Path, tmp_path: Path) -> None:

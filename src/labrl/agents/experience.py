@@ -174,7 +174,8 @@ class Experience:
         stored = spaces.action if stored_action is None else stored_action
         self._offline: OfflineData | None = None
         if config.offline is not None and not compute.workspace.acting_only:
-            wanted = Wanted(spaces.observation, spaces.action, stored, config.discount, config.n_step)
+            step = config.discount, config.n_step
+            wanted = Wanted(spaces.observation, spaces.action, stored, *step, num_masked)
             self._offline = config.offline.build(wanted=wanted, generator=streams.numpy("offline"))
         self.memory: Replay = config.memory.build(
             observation_space=spaces.observation,

@@ -100,6 +100,37 @@ class FrameRing:
                 return
         self._push(self._envs, new[:, -1:])
 
+    @property
+    def most_at_once(self) -> int:
+        """Transitions whose observations fit into the ring, however they follow each other, >= 1."""
+        return max(self.length // (2 * self._shape.stack), 1)
+
+    def extend(
+        self, before: NDArray, after: NDArray, cut: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Push what consecutive transitions of the only environment began with and led to.
+
+        before, after: at most `most_at_once` observations [n, *obs]; cut: whether the next transition may
+        begin with another one than this led to [n]. Returns the newest frames of both. [n] each
+        """
+        stack, frames = self._shape.stack, self._frames[0]
+        olds, news = self._stacks_of(before), self._stacks_of(after)
+        shifted = np.ones(len(news), np.bool_)
+        if stack > 1:
+            shifted = (news[:, :-1] == olds[:, 1:]).reshape(len(news), -1).all(axis=1)
+        begins = np.concatenate([[True], cut[:-1]])
+        for row in np.flatnonzero(begins)[1:]:  # where only a life was lost, the game went on
+            begins[row] = before[row].tobytes() != after[row - 1].tobytes()
+        pushed = np.where(shifted, 1, stack)
+        following = self.head[0] + (pushed + stack * begins).cumsum() - 1
+        newest = following - pushed
+        for back in range(stack):
+            whole = slice(None) if back == 0 else ~shifted
+            frames[(newest[begins] - back) % self.length] = olds[begins, -1 - back]
+            frames[(following[whole] - back) % self.length] = news[whole, -1 - back]
+        self.head[0] = self._written[0] = following[-1] + 1
+        return newest, following
+
     def current(self) -> NDArray:
         """The newest observation of each environment. [num_envs, *obs]"""
         return self.observations(self._envs, self.newest)

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt, Probability
+from labrl.memory.piece import Piece
 from labrl.memory.replay import Replay, ReplayConfig, Sample
-from labrl.observations import array_dtype
-from labrl.step import Step
 from labrl.workspace import Workspace
 
 
@@ -42,35 +40,25 @@ class Wanted(NamedTuple):
     """As the agent remembers them."""
     discount: float
     n_step: int
-
-
-class Piece(NamedTuple):
-    """Consecutive transitions of one environment."""
-
-    observation: NDArray
-    """[n, *obs]"""
-    action: NDArray
-    """As the agent remembers them. [n, *stored]"""
-    reward: NDArray
-    """[n]"""
-    next_observation: NDArray
-    """What each led to. [n, *obs]"""
-    terminated: NDArray[np.bool_]
-    """[n]"""
-    cut: NDArray[np.bool_]
-    """Whether the next one is not what follows. [n]"""
+    num_masked: int = 0
+    """Actions that masks have a flag for, 0 where the agent heeds none."""
 
 
 class OfflineData:
     """A source's transitions in memory, drawn uniformly; they never change."""
 
     def __init__(
-        self, config: OfflineConfig, pieces: Iterable[Piece], wanted: Wanted, generator: np.random.Generator
+        self,
+        config: OfflineConfig,
+        pieces: Iterable[Piece],
+        total: int,
+        wanted: Wanted,
+        generator: np.random.Generator,
     ) -> None:
-        """generator: of the session's streams, which save it. Raises ConfigError where there is nothing."""
+        """pieces: read one after the other, never all at once; total: transitions in all of them;
+        generator: of the session's streams, which save it. Raises ConfigError where there is nothing."""
         self._config = config
-        kept = list(_first(pieces, config.max_transitions))
-        total = sum(len(piece.reward) for piece in kept)
+        total = min(total, config.max_transitions or total)
         if total <= wanted.n_step:
             raise ConfigError(f"agent.offline: its source holds {total} transitions, too few to learn from.")
         self._memory = Replay(
@@ -82,11 +70,13 @@ class OfflineData:
             discount=wanted.discount,
             workspace=Workspace(),
             generator=generator,
+            num_masked=wanted.num_masked,
         )
         self._checksum = 0
-        dtype = array_dtype(wanted.observation)
-        for piece, following in zip(kept, [*kept[1:], kept[0]], strict=True):
-            self._add(piece, following.observation[:1], dtype)
+        for piece in _first(pieces, total):
+            for array in (piece.action, piece.reward, piece.next_observation):
+                self._checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), self._checksum)
+            self._memory.extend(piece)
 
     def __len__(self) -> int:
         """Transitions."""
@@ -121,43 +111,22 @@ class OfflineData:
                 "run that goes on must find them as they were. Bring them back, or start afresh."
             )
 
-    def _add(self, piece: Piece, first: NDArray, dtype: np.dtype) -> None:
-        """first: the observation that comes after the piece. [1, *obs]"""
-        for array in (piece.action, piece.reward, piece.next_observation):
-            self._checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), self._checksum)
-        following = np.concatenate([piece.observation[1:], first]).astype(dtype, copy=False)
-        observation, reached = (
-            array.astype(dtype, copy=False) for array in (piece.observation, piece.next_observation)
-        )
-        cut, reward = piece.cut.copy(), piece.reward.astype(np.float32)
-        cut[-1] = True
-        for row in range(len(reward)):
-            at = slice(row, row + 1)
-            next_one = following[at] if cut[row] else reached[at]
-            truncated = cut[at] & ~piece.terminated[at]
-            step = Step(next_one, reached[at], reward[at], piece.terminated[at], truncated, cut[at])
-            self._memory.add(observation[at], piece.action[at], step)
 
-
-def _first(pieces: Iterable[Piece], most: int | None) -> Iterable[Piece]:
-    """As many as hold `most` transitions, the last one cut short."""
-    left = most
+def _first(pieces: Iterable[Piece], left: int) -> Iterable[Piece]:
+    """As many as hold `left` transitions, the last one cut short."""
     for piece in pieces:
-        if left is None:
-            yield piece
-            continue
-        yield Piece(*(array[:left] for array in piece))
-        left -= len(piece.reward[:left])
+        if left < len(piece.reward):
+            piece = piece.rows(slice(left))
+            piece.cut[-1:] = True
+        yield piece
+        left -= len(piece.reward)
         if left == 0:
             return
 
 
 def _joined(one: Sample, other: Sample) -> Sample:
-    """One minibatch of two. Masks of valid actions are those of the first; to the other, all are valid."""
+    """One minibatch of two."""
     columns: dict[str, Any] = {}
-    for name in Sample._fields:
-        left, right = getattr(one, name), getattr(other, name)
-        if left is not None and right is None:
-            right = np.ones((len(other.reward), *left.shape[1:]), np.bool_)
+    for name, left, right in zip(Sample._fields, one, other, strict=True):
         columns[name] = None if left is None else np.concatenate([left, right])
     return Sample(**columns)

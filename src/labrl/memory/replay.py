@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt, Probability
+from labrl.memory.piece import Piece
 from labrl.memory.transitions import Extent, Sample, Transitions
 from labrl.step import Step
 from labrl.workspace import Arrays, Layout, NoRoomError, UnfitFileError, Workspace
@@ -106,6 +107,10 @@ class Replay:
         another one.
         """
         self._transitions.add(observation, action, step, mask)
+
+    def extend(self, piece: Piece) -> None:
+        """Store transitions that follow each other, in a memory of a single environment."""
+        self._transitions.extend(piece)
 
     def sample(self, batch_size: int, frame: int) -> Sample:
         """A batch drawn with replacement at `frame` of the run; it does not change with the memory.

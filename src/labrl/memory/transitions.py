@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
 from labrl.memory.frames import FrameRing, FrameShape
+from labrl.memory.piece import Piece
 from labrl.step import Step
 from labrl.workspace import Arrays, Layout
 
@@ -169,6 +170,29 @@ class Transitions:
         np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
         self.complete[cut] = self.steps
         np.maximum(self.oldest, self.steps - self._extent.live, out=self.oldest)
+        self._drop_without_frames()
+
+    def extend(self, piece: Piece) -> None:
+        """Store a piece at once; only for a single environment, and while there is room in the ring."""
+        most = self._ring.most_at_once
+        for begin in range(0, len(piece.reward), most):
+            self._extend(piece.rows(slice(begin, begin + most)))
+
+    def _extend(self, piece: Piece) -> None:
+        columns, first, last = self._columns, self.steps, self.steps + len(piece.reward)
+        rows = (0, slice(first, last))
+        columns["frame"][rows], columns["next_frame"][rows] = self._ring.extend(
+            piece.observation, piece.next_observation, piece.cut
+        )
+        for name in ("action", "reward", "terminated", "cut"):
+            columns[name][rows] = getattr(piece, name)
+        if self.masked:
+            for name in ("mask", "next_mask"):
+                flags = getattr(piece, name)
+                columns[name][rows] = True if flags is None else flags
+        self._written[-1] = self.steps = last
+        ended = first + np.flatnonzero(piece.cut)
+        self.complete[0] = max(self.complete[0], last - self._n_step + 1, *(ended[-1:] + 1))
         self._drop_without_frames()
 
     def windows(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> Windows:

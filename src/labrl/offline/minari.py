@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError, did_you_mean
-from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
+from labrl.memory.piece import Piece
 from labrl.observations import array_dtype, flat_space, packed
 
 
@@ -47,7 +48,7 @@ class OfflineMinari(OfflineData):
                     f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, this environment's "
                     f"are {own}. Name a dataset of this environment (`minari list local`)."
                 )
-        super().__init__(config, _pieces(dataset, wanted), wanted, generator)
+        super().__init__(config, _pieces(dataset, wanted), int(dataset.total_steps), wanted, generator)
 
     @classmethod
     def check(cls, config: OfflineMinariConfig) -> None:

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from labrl.config.errors import ConfigError
-from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
+from labrl.memory.piece import Piece
 from labrl.memory.transitions import Extent, Transitions
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 from labrl.workspace import Arrays
+
+_PIECE = 4096
+"""Transitions that are read at once."""
 
 
 @dataclass(kw_only=True)
@@ -34,9 +39,10 @@ class OfflineRun(OfflineData):
     def __init__(self, config: OfflineRunConfig, *, wanted: Wanted, generator: np.random.Generator) -> None:
         """wanted: what the agent needs. Raises ConfigError where the run cannot give it."""
         self.check(config)
-        super().__init__(
-            config, _pieces(RunFolder.open(Path(config.folder).expanduser()), wanted), wanted, generator
-        )
+        memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
+        total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
+        pieces = (piece for memory in memories for piece in _pieces(memory))
+        super().__init__(config, pieces, total, wanted, generator)
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
@@ -60,25 +66,24 @@ class OfflineRun(OfflineData):
             )
 
 
-def _pieces(run: RunFolder, wanted: Wanted) -> Iterator[Piece]:
-    found = False
-    for path in sorted(run.path.glob("session_*")):
-        folder = SessionFolder(path)
-        checkpoint = CheckpointStore(folder.path / "checkpoints", 1).latest()
+def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
+    """Of each session that has a checkpoint. Raises ConfigError where there is none, or one is unfit."""
+    found = []
+    for folder in run.sessions():
+        checkpoint = CheckpointStore(folder.checkpoints, 1).latest()
         if checkpoint is None:
             continue
-        found = True
         try:
             state = checkpoint.state["agent"]["experience"]["memory"]["transitions"]
-            transitions = _transitions(state, folder, wanted)
+            found.append(_transitions(state, folder, wanted))
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"agent.offline.folder={run.path}: what it stored does not fit this environment and agent "
                 f"(observations {wanted.observation}, actions {wanted.stored}): {error}"
             ) from None
-        yield from _rows(transitions)
     if not found:
         raise ConfigError(f"agent.offline.folder={run.path}: it has no checkpoint yet.")
+    return found
 
 
 def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitions:
@@ -86,8 +91,8 @@ def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitio
     num_envs, slots, frames = (int(number) for number in state["extent"])
     extent = Extent(wanted.observation, num_envs, num_envs * slots, 1, 0)
     extent.frames = frames
-    layouts = extent.layouts(wanted.stored, 0)
     content = state["content"]
+    layouts = extent.layouts(wanted.stored, _num_masked(state, folder, extent, wanted.stored))
     if content is None:
         arrays = {name: np.load(folder.path / "replay" / f"{name}.npy", mmap_mode="r") for name in layouts}
         kinds = [arrays["transitions"].dtype, arrays["frames"].dtype]
@@ -105,15 +110,31 @@ def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitio
     return transitions
 
 
-def _rows(transitions: Transitions) -> Iterator[Piece]:
+def _num_masked(state: Any, folder: SessionFolder, extent: Extent, stored: gym.Space[Any]) -> int:
+    """Actions that its masks have a flag for, 0 where it has none: known by the bytes of a transition."""
+    if not isinstance(stored, gym.spaces.Discrete):
+        return 0
+    if state["content"] is None:
+        size = np.load(folder.path / "replay" / "transitions.npy", mmap_mode="r").dtype.itemsize
+    else:
+        size = state["content"]["rows"].shape[1] // min(int(state["steps"]), extent.slots)
+    num_actions = int(stored.n)
+    without, masked = (
+        extent.layouts(stored, flags)["transitions"].dtype.itemsize for flags in (0, num_actions)
+    )
+    return num_actions if size == masked != without else 0
+
+
+def _pieces(transitions: Transitions) -> Iterator[Piece]:
     for env in range(transitions.num_envs):
-        steps = np.arange(int(transitions.oldest[env]), transitions.steps)
-        for part in np.array_split(steps, max(len(steps) // 4096, 1)):
-            if not len(part):
-                continue
-            whose = np.full(len(part), env)
-            sample = transitions.gather(whose, part, np.ones(len(part), np.float32))
-            cut = transitions.cut(whose, part)
+        first, after = int(transitions.oldest[env]), transitions.steps
+        for begin in range(first, after, _PIECE):
+            steps = np.arange(begin, min(begin + _PIECE, after))
+            whose = np.full(len(steps), env)
+            sample = transitions.gather(whose, steps, np.ones(len(steps), np.float32))
+            cut = transitions.cut(whose, steps)
+            if steps[-1] == after - 1:
+                cut[-1] = True
             yield Piece(
                 sample.observation,
                 sample.action,
@@ -121,4 +142,6 @@ def _rows(transitions: Transitions) -> Iterator[Piece]:
                 sample.next_observation,
                 sample.discount == 0,
                 cut,
+                sample.mask,
+                sample.next_mask,
             )
