@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,18 @@ def cartpole_run(path: Path, **changes: object) -> Path:
         **changes,
     )
     return write_run(path, [rising(10)], config=config)
+
+
+def test_a_report_whose_baseline_is_known_does_not_wait_for_torch(tmp_path: Path) -> None:
+    run = cartpole_run(tmp_path / "run")
+    assert ensure_baseline(run, seconds=60) is not None
+    program = (
+        "import sys\n"
+        "from labrl.lab.reporting import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(run)], check=True, capture_output=True)
 
 
 class Counting:

@@ -12,23 +12,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labrl.agents.random import uniform_actions
 from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
 from labrl.config.component import Component
 from labrl.config.compose import prepare
 from labrl.config.errors import ConfigError
-from labrl.envs.make import make_env
-from labrl.envs.vector import VectorEnv
 from labrl.lab.devices import available_cpus
 from labrl.lab.past import Past
-from labrl.seeding import derived_seed
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock, HeldError
 from labrl.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from labrl.envs.vector import VectorEnv
 
 EPISODES = 100
 """Whole episodes of a complete measurement."""
@@ -102,6 +101,9 @@ def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> 
     Every environment plays as many episodes as the one that played the fewest, so that none counts
     because it was short; none at all where one of them did not end its first in time.
     """
+    from labrl.agents.random import uniform_actions
+    from labrl.seeding import derived_seed
+
     rounds = math.ceil(episodes / env.num_envs)
     generator = np.random.default_rng(derived_seed(env.seed, "random baseline"))
     returns: list[list[float]] = [[] for _ in range(env.num_envs)]
@@ -129,6 +131,9 @@ def _measured_by_one(path: Path, plain: Mapping[str, Any], env: Component, secon
 
 
 def _measure(path: Path, plain: Mapping[str, Any], env: Component, seconds: float) -> Path | None:
+    # Imported late: a report whose baseline is known must not wait for torch.
+    from labrl.envs.make import make_env
+
     started = time.monotonic()
     # workers of their own are worth it only as many as the trial had
     num_envs = env.config.num_envs if plain.get("vectorization") == "async" else ENVS

@@ -21,9 +21,14 @@ COLUMN, TEXT = 3.25, 6.75
 DPI = 300
 """Of the PNG of a column's width; wide ones have two thirds of it."""
 
+PACKED: Any = {"compress_level": 3}
+"""A third less time for a wide PNG than with zlib's usual 6, and 6 % more bytes."""
+
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
+    # given, or each title is put above ticks that are never there, at the price of measuring all labels
+    "axes.titley": 1.0,
     "axes.labelsize": 8,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
@@ -106,7 +111,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     wide = figure.get_figwidth() > COLUMN + 1
-    figure.savefig(png, dpi=DPI * 2 / 3 if wide else DPI, metadata={"Software": "labrl"})
+    figure.savefig(png, dpi=DPI * 2 / 3 if wide else DPI, metadata={"Software": "labrl"}, pil_kwargs=PACKED)
     figure.savefig(svg, metadata={"Date": None, "Creator": "labrl"})
     return [png, svg]
 
