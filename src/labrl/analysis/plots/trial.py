@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from labrl.analysis.plots.colours import Style, agent_style
 from labrl.analysis.plots.figures import COLUMN, label_axis, new_figure, save, short_number, styled
-from labrl.analysis.plots.session import plot_session
+from labrl.analysis.plots.session import plot_sessions
 from labrl.analysis.runs import Run
 from labrl.analysis.series import (
     AXES,
@@ -39,8 +39,7 @@ def plot_trial(run: Run, folder: Path) -> list[Path]:
             for axis in AXES:
                 curves = [return_curve(session, axis, evaluation) for session in run.sessions]
                 written += _plot(run, curves, axis, style, name, folder)
-        for session in run.sessions:
-            written += plot_session(session, style, folder)
+        written += plot_sessions(run.sessions, style, folder)
     return written
 
 
