@@ -73,7 +73,8 @@ def test_a_spoilt_table_has_no_rows_and_a_frame_column_all_the_same(
     (path / "session_0" / "train.csv").write_bytes(content)
     session = load_run(path).sessions[0]
     assert session.train["frame"].size == 0
-    assert [text for text in session.warnings if "half" not in text] == said
+    lost = "train.csv ends at frame 0 of 1,000: later rows are missing"
+    assert [text for text in session.warnings if "half" not in text] == [*said, lost]
 
 
 def test_infinite_values_stay_and_are_told(tmp_path: Path) -> None:
@@ -81,6 +82,19 @@ def test_infinite_values_stay_and_are_told(tmp_path: Path) -> None:
     session = load_run(path).sessions[0]
     assert session.train["return_mean"].tolist() == [1.0, np.inf]
     assert "train.csv: infinite values in return_mean" in session.warnings
+
+
+def test_a_finished_session_whose_later_rows_are_gone_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [rising(10), rising(10)])
+    assert load_run(path).warnings == []
+    table = path / "session_1" / "train.csv"
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(lines[:6]))
+    (path / "session_1" / "eval.csv").write_text("")
+    assert load_run(path).warnings == [
+        "session 1: train.csv ends at frame 500 of 1,000: later rows are missing",
+        "session 1: eval.csv ends at frame 0 of 1,000: later rows are missing",
+    ]
 
 
 def test_called_running_without_a_process_is_killed(tmp_path: Path) -> None:

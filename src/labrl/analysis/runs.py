@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labrl.analysis.rows import Column, read_rows
+from labrl.analysis.rows import Column, Rows, read_rows
 from labrl.config.errors import ConfigError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
@@ -172,6 +172,10 @@ class Run:
         warnings = train.warnings + evaluation.warnings
         if not alive and (train.cut or evaluation.cut):  # of a file that is being written it is no fault
             warnings.append("half a last line is left out")
+        if status == "finished":
+            warnings += _cut_short(
+                {folder.train_csv: train, folder.eval_csv: evaluation}, result.get("frame")
+            )
         if result.get("error"):
             warnings.insert(0, f"failed: {result['error']}")
         elif status == "killed":
@@ -202,6 +206,16 @@ class Run:
         # of a process that died without a result its trial wrote one
         said = self.info.get("sessions") or []
         return next((entry for entry in said if entry.get("index") == folder.index), {})
+
+
+def _cut_short(tables: Mapping[Path, Rows], end: int | None) -> Iterator[str]:
+    """What is said of the tables of a finished session, which has a row in each at its end, where those are
+    gone: of a copy that was broken off, for instance. end: frame of the session's end."""
+    for path, rows in tables.items():
+        frames = rows.columns["frame"]
+        reached = int(frames[-1]) if len(frames) else 0
+        if end is not None and reached < end and path.exists():
+            yield f"{path.name} ends at frame {reached:,} of {end:,}: later rows are missing"
 
 
 @dataclass(frozen=True)

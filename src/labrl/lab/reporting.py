@@ -23,6 +23,9 @@ from labrl.storage.run_folder import MARKER, RunFolder
 LONGEST = 300.0
 """Seconds after which a report is given up."""
 
+MOST_WARNINGS = 8
+"""Those that a terminal shows."""
+
 _NOT_DEFAULTS = {"seed"}
 """Keys of which no value is a default."""
 
@@ -132,7 +135,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         built = build_comparison(find_runs(places), target or Path("comparison"), by)
     rows = comparison_rows(built.statistics)
     if form is None:
-        _print(rows, built.statistics["warnings"])
+        _print(rows, built.warnings)
     else:
         print({"md": as_markdown, "csv": as_csv, "latex": as_latex}[form](rows), end="")
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
@@ -154,8 +157,10 @@ def _print(rows: Sequence[Mapping[str, Any]], warnings: Sequence[str]) -> None:
     for line in body:
         table.add_row(*map(Text, line))
     console.print(table)
-    for warning in warnings:
+    for warning in warnings[:MOST_WARNINGS]:
         print(warning)
+    if len(warnings) > MOST_WARNINGS:
+        print(f"and {len(warnings) - MOST_WARNINGS} more to keep in mind, which the report tells")
 
 
 def _up_to_date(folder: RunFolder) -> bool:

@@ -44,6 +44,8 @@ class Built:
     """Of `report.html`."""
     statistics: Mapping[str, Any]
     """Of `compare`: of a single run, of its one group."""
+    warnings: Sequence[str]
+    """What the report asks to keep in mind: runs that still go on or failed, too few seeds, missing rows."""
 
 
 def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
@@ -67,7 +69,8 @@ def build_run(run: Run, out: Path | None = None) -> Built:
     with _writing(target):
         plot_trial(run, target / PLOTS)
         save_statistics(target, statistics, statistics["sessions"])
-        return Built(_write(trial_report(run, statistics), target), compare(grouped([run])))
+        report = trial_report(run, statistics)
+        return Built(_write(report, target), compare(grouped([run])), report.warnings)
 
 
 def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
@@ -101,7 +104,8 @@ def build_comparison(
     with _writing(target):
         _plot(comparison, target / PLOTS)
         save_statistics(target, statistics, comparison_rows(statistics))
-        return Built(_write(comparison_report(comparison), target), statistics)
+        report = comparison_report(comparison)
+        return Built(_write(report, target), statistics, report.warnings)
 
 
 def _plot(comparison: Comparison, folder: Path) -> None:
