@@ -10,8 +10,15 @@ import numpy
 import pytest
 import yaml
 
+from labrl.config.errors import ConfigError
 from labrl.storage import provenance
-from labrl.storage.provenance import Command, describe_repository, write_provenance
+from labrl.storage.provenance import (
+    Command,
+    describe_repository,
+    read_command,
+    read_config,
+    write_provenance,
+)
 from labrl.storage.run_folder import RunFolder
 
 
@@ -122,3 +129,16 @@ def test_without_git_and_without_a_repository_a_run_still_starts(
     run = RunFolder.create(tmp_path / "run")
     write_provenance(run, {"seed": 0}, Command())
     assert json.loads(run.provenance.read_text())["git"] == {}
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    write_provenance(run, {"seed": 1}, Command(["seed=1"]))
+    for path in (run.config, run.overrides, run.provenance):
+        before = path.read_text()
+        for content in ("", "nonsense", "7"):
+            path.write_text(content)
+            with pytest.raises(ConfigError, match=f"{path.name} cannot be read, so nobody knows"):
+                _ = read_command(run), read_config(run)
+        path.write_text(before)
+    assert read_command(run) == Command(["seed=1"])

@@ -13,6 +13,7 @@ from disk_limit import file_size_limit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from labrl.config.errors import ConfigError
 from labrl.storage.tables import CsvTable
 
 # text that looks like a number reads back as one, and an empty text as None: neither is a metric
@@ -104,6 +105,15 @@ def test_a_table_is_cut_back_to_a_frame(tmp_path: Path, frames: list[int], cut: 
 def test_cutting_a_table_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
     CsvTable(tmp_path / "t.csv").truncate_after(10)
     assert not (tmp_path / "t.csv").exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"a,b\n1,2\n", b"frame\nthree\n"])
+def test_a_file_that_is_no_table_is_named_and_left_alone(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"train\.csv is no table of labrl"):
+        CsvTable(path).truncate_after(100)
+    assert path.read_bytes() == content
 
 
 def test_half_a_row_left_by_a_kill_is_mended(tmp_path: Path) -> None:

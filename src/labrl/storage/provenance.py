@@ -106,24 +106,27 @@ def read_provenance(folder: RunFolder) -> dict[str, Any]:
     """
     numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
     written = [path for number in numbers if (path := folder.resumes / str(number) / PROVENANCE).exists()]
-    return _read([*written, folder.provenance][0], json.loads)
+    return _read([*written, folder.provenance][0], json.loads, dict)
 
 
 def read_command(folder: RunFolder) -> Command:
     """What a run was started, and later resumed, with. Raises ConfigError as `read_provenance` does."""
     facts = read_provenance(folder)
-    overrides = _read(folder.overrides, _yaml)
+    overrides = _read(folder.overrides, _yaml, list)
     return Command(overrides, facts.get("choices", {}), facts.get("config_dir"))
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
     """The resolved configuration as plain data. Raises ConfigError where it is missing or damaged."""
-    return _read(folder.config, _yaml)
+    return _read(folder.config, _yaml, dict)
 
 
-def _read(path: Path, parse: Callable[[str], Any]) -> Any:
+def _read(path: Path, parse: Callable[[str], Any], kind: type) -> Any:
     try:
-        return parse(path.read_text())
+        content = parse(path.read_text())
+        if not isinstance(content, kind):
+            raise ValueError(f"it holds {str(content)[:40] or 'nothing'}, not what labrl writes there")
+        return content
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} is missing: the run was killed before it began, so there is nothing to go back to"

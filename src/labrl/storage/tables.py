@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_atomic
 
 Value = int | float | str | None
@@ -61,8 +62,17 @@ class CsvTable:
         ]
 
     def truncate_after(self, frame: int) -> None:
-        """Cut back to the rows whose `frame` is at most `frame`, as a resume from there needs."""
-        kept = [cells for cells in self._read_cells() if float(cells["frame"]) <= frame]
+        """Cut back to the rows whose `frame` is at most `frame`, as a resume from there needs.
+
+        Raises ConfigError for a file that is no such table.
+        """
+        try:
+            kept = [cells for cells in self._read_cells() if float(cells["frame"]) <= frame]
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"{self.path} is no table of labrl ({error}): put back the one that was there, or move this "
+                "one away to go on without its rows."
+            ) from error
         self._waiting = [cells for cells in self._waiting if float(cells["frame"]) <= frame]
         if self._header():
             self._rewrite(self._header(), kept)
