@@ -11,7 +11,9 @@ from exact_cases import QUIET, small
 
 import labrl
 from labrl.cli import main, replay
+from labrl.lab import videos
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
+from labrl.storage.run_folder import RunFolder
 from labrl.storage.video import write_mp4
 
 CARTPOLE = [
@@ -65,9 +67,9 @@ def test_an_atari_game_is_shown_in_colours(tmp_path: Path, capsys: pytest.Captur
 def test_a_trial_ends_with_videos_of_its_best_session_unless_told_not_to(tmp_path: Path) -> None:
     words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
     result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
-    videos = result.folder / "session_0" / "videos"
-    assert sorted(path.name for path in videos.iterdir()) == ["best.mp4", "last.mp4"]
-    assert lengths(videos / "best.mp4")[0] > 1
+    made = result.folder / "session_0" / "videos"
+    assert sorted(path.name for path in made.iterdir()) == ["best.mp4", "last.mp4"]
+    assert lengths(made / "best.mp4")[0] > 1
     labrl.train([*words, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
     assert not (tmp_path / "without" / "session_0" / "videos").exists()
 
@@ -87,6 +89,21 @@ def test_a_trial_whose_environment_cannot_be_drawn_ends_well_with_a_line(
     said = capsys.readouterr().out
     assert "no videos: env.name=cartpole gives no pictures: no drawing here" in said
     assert list((tmp_path / "run" / "session_0" / "videos").iterdir()) == []
+
+
+def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(videos, "render", interrupted)
+    words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
+    said = capsys.readouterr().out
+    assert f"to make the report: labrl-report {tmp_path / 'run'}" in said
+    assert "resume" not in said
+    assert RunFolder.open(tmp_path / "run").status == "finished"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (33, 47), (210, 160), (400, 600)])

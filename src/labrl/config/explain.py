@@ -106,6 +106,9 @@ def _missing_option(error: MissingConfigException, loader: ConfigLoader) -> Conf
 def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
     groups = list(_groups(loader))
     if "/" in key:
+        if key in groups:
+            parent = key.rpartition("/")[0]
+            return ConfigError(f"{key}: what is chosen for {parent} has no such part.")
         guess = did_you_mean(key, groups)
         return ConfigError(f"{key}: no such group.{guess or ' Known: ' + ', '.join(groups) + '.'}")
     hydra = key.startswith("hydra.")

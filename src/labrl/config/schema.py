@@ -153,6 +153,11 @@ class MetaConfig:
                 "async_eval=true tells of an evaluation when its weights have changed already, and "
                 "meta.tensorboard_histograms=true shows them beside it: set one of the two to false"
             )
+        if self.tensorboard_histograms and not self.tensorboard:
+            raise ValueError(
+                "tensorboard_histograms=true are shown by TensorBoard, and meta.tensorboard=false: set "
+                "meta.tensorboard=true or meta.tensorboard_histograms=false"
+            )
         if self.log == "histograms" and not self.tensorboard:
             raise ValueError(
                 "log=histograms are shown by TensorBoard, and meta.tensorboard=false: set "

@@ -13,7 +13,7 @@ from labrl.config.schema import TrialConfig
 from labrl.lab.past import Past
 from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
-from labrl.lab.summary import say
+from labrl.lab.summary import how_to_report, say
 from labrl.lab.torchrun import check_resume
 from labrl.lab.trial import check, recording_failure, run_sessions
 from labrl.storage import marker
@@ -119,10 +119,12 @@ def _finished(run: RunFolder, config: TrialConfig) -> str:
         + [other.replace("=", "=<more than ") + ">" for other in others]
     )
     or_spent = "".join(f" or spent {other}" for other in others)
+    lacks_report = config.meta.report and not run.report.exists()
+    report = f"\nTo make its report: {how_to_report(run.path)}" if lacks_report else ""
     return (
         f"{run.path} has finished: {all_of_them} played the whole budget of {budget} frames{or_spent}.\n"
         f"To play on, give a larger one: {larger}\n"
-        f"To add sessions with other seeds: meta.max_session=<more than {sessions}>"
+        f"To add sessions with other seeds: meta.max_session=<more than {sessions}>{report}"
     )
 
 

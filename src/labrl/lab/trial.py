@@ -21,7 +21,7 @@ from labrl.envs.make import describe, goals_of
 from labrl.lab import reporting, videos
 from labrl.lab.devices import check_compiler, threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
-from labrl.lab.summary import how_to_resume, say
+from labrl.lab.summary import how_to_report, how_to_resume, say
 from labrl.lab.torchrun import check_launch, leading
 from labrl.lab.worker import main as session_main
 from labrl.lab.worker import run_session
@@ -149,15 +149,19 @@ def run_trial(
 
 @contextmanager
 def recording_failure(run: RunFolder) -> Iterator[None]:
-    """What ends a trial before its sessions could be asked is recorded as its status."""
+    """What ends a trial before its sessions could be asked is recorded as its status; later it stays."""
     try:
         yield
     except KeyboardInterrupt:
-        run.set_status("interrupted")
-        say(f"interrupted; to go on: {how_to_resume(run.path)}")
+        if run.status == "running":
+            run.set_status("interrupted")
+            say(f"interrupted; to go on: {how_to_resume(run.path)}")
+        else:
+            say(f"interrupted after training; to make the report: {how_to_report(run.path)}")
         raise
     except BaseException:
-        run.set_status("failed")
+        if run.status == "running":
+            run.set_status("failed")
         raise
 
 
