@@ -11,6 +11,7 @@ import yaml
 from search_cases import WORDS
 
 from labrl.cli import main
+from labrl.lab import reporting
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
 
@@ -19,7 +20,7 @@ from labrl.storage.run_folder import RunFolder
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """The folder of a search of six trials, one after the other: the same are pruned; its exit code."""
     home = tmp_path_factory.mktemp("search") / "experiment"
-    words = [word for word in WORDS if not word.startswith("search.confirm")]
+    words = [word for word in WORDS if not word.startswith(("search.confirm", "meta.report"))]
     code = main(
         [
             *("-m", "hydra/sweeper=optuna", *words, f"hydra.sweep.dir={home}", "hydra.sweeper.n_jobs=1"),
@@ -93,11 +94,15 @@ def test_the_best_is_confirmed_beside_the_default_and_written_as_a_recipe(
 
 
 def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(
-    searched: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+    searched: tuple[Path, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reported: list[Path] = []
+    monkeypatch.setattr(reporting, "make_report", reported.append)
     home = searched[0]
     before = json.loads((home / "experiment.json").read_text())["trials"]
     assert main(["-m", f"+resume={home}", "search.confirm=null"]) == 0
+    assert reported == [home], "of the search, though none of its trials has one"
+    assert not list(home.glob("*/report.html"))
     after = json.loads((home / "experiment.json").read_text())["trials"]
     assert after == before
     assert "6 trials, 6 of them done" in capsys.readouterr().out

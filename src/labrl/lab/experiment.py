@@ -137,7 +137,8 @@ class Experiment:
             status, code = ("failed" if failed else "finished"), failed
         self.folder.set_status(status)
         print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
-        reporting.report_experiment(self.folder.path)
+        if reporting.wants_report(self.folder.path):
+            reporting.report_experiment(self.folder.path)
         return code
 
     def _change(self, number: int, **changed: Any) -> None:

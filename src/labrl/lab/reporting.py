@@ -101,18 +101,23 @@ def _defaults(choices: dict[str, str], config_dir: str | None) -> dict[str, obje
 
 
 def report_experiment(folder: Path) -> None:
-    """Make the report of an experiment and say where it is, unless no trial wants one (`meta.report`)."""
+    """Make the report of an experiment and say where it is."""
     from labrl.lab.summary import say
 
-    wanted = False
-    for path in folder.glob(f"*/{MARKER}"):
-        try:
-            wanted = wanted or bool(read_config(RunFolder.open(path.parent))["meta"].get("report", True))
-        except (ConfigError, KeyError, TypeError, AttributeError):
-            continue  # of which nobody knows what was wanted
-    report = make_report(folder) if wanted else None
+    report = make_report(folder)
     if report is not None:
         say(f"report: {report}")
+
+
+def wants_report(folder: Path) -> bool:
+    """Whether a trial of the experiment does (`meta.report`)."""
+    for path in folder.glob(f"*/{MARKER}"):
+        try:
+            if read_config(RunFolder.open(path.parent))["meta"].get("report", True):
+                return True
+        except (ConfigError, KeyError, TypeError, AttributeError):
+            continue  # of which nobody knows what was wanted
+    return False
 
 
 def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:

@@ -77,7 +77,7 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
         experiment.set_status("running", **_typed(cfg, words), search=_facts(storage, study))
         _announce(study, storage, len(shares), experiment)
         code, confirmation = one.run()
-        return conclude(one, storage, code, confirmation)
+        return conclude(one, storage, code, confirmation, report=asked.meta.report)
 
 
 def _check_launcher(cfg: DictConfig) -> None:

@@ -21,8 +21,10 @@ RESULTS = "optimization_results.yaml"
 """As hydra-optuna-sweeper writes it."""
 
 
-def conclude(search: Search, storage: StudyStorage, code: int, confirmation: Confirmation | None) -> int:
-    """Write the results and tell them. Returns the exit code of the command."""
+def conclude(
+    search: Search, storage: StudyStorage, code: int, confirmation: Confirmation | None, report: bool
+) -> int:
+    """Write the results and tell them. report: whether to make one. Returns the exit code of the command."""
     study, experiment = search.study, search.experiment
     search.record(interrupted=code in (130, 143))
     if code in (130, 143):
@@ -49,7 +51,8 @@ def conclude(search: Search, storage: StudyStorage, code: int, confirmation: Con
     say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still run elsewhere")
     code = 1 if code or not best else 0
     experiment.set_status("failed" if code else "finished", search=facts)
-    reporting.report_experiment(experiment.path)
+    if report:
+        reporting.report_experiment(experiment.path)
     say(f"experiment folder: {experiment.path}")
     storage.close()
     return code
