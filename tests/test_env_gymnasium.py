@@ -13,6 +13,7 @@ import pytest
 from env_cases import Remembers, Walk, assert_same_steps, constant, gymnasium_env, own_env, play, sampled
 from gymnasium.error import DependencyNotInstalled
 
+import labrl.envs.gym
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, make_env
@@ -92,6 +93,32 @@ def test_bipedal_walker_is_found_and_made_anew() -> None:
     for number in range(20, 40):
         observation, *_ = new.step(draw(number)[1])
         np.testing.assert_array_equal(observation, steps[number].next_observation[1])
+
+
+@pytest.mark.parametrize(
+    ("component", "length"),
+    [
+        (own_env(Walk), 9),
+        (own_env(Walk, max_episode_steps=5), 5),
+        (own_env(Walk, max_episode_steps=30), 30),
+        (gymnasium_env("CliffWalking-v1"), 9),
+        (gymnasium_env("Acrobot-v1"), None),
+    ],
+)
+def test_an_evaluation_ends_where_nothing_limits_an_episode(
+    component: Component,
+    length: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(labrl.envs.gym, "LONGEST_EVALUATION", 9)
+    for evaluation in (True, False):
+        env = make_env(component, seed=0, num_threads=1, num_envs=1, evaluation=evaluation)
+        env.reset()
+        ended = [step.episodes[0].length for step in play(env, constant(0), 30) if step.episodes]
+        limited = evaluation or length != 9
+        assert ended[:1] == ([length] if length is not None and limited else [])
+    assert ("cut off" in caplog.text) == (length == 9)
 
 
 def test_an_environment_that_never_repeats_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from labrl.envs.screen import WatchedGymnasium
 
 
+LONGEST_EVALUATION = 27_000
+"""Steps of an evaluation's episode in an environment without a time limit: as many as of an Atari game."""
+
+
 @dataclass(kw_only=True)
 class GymnasiumConfig:
     """An environment that Gymnasium knows by its id, or a user's own class."""
@@ -47,7 +51,8 @@ class GymnasiumConfig:
     """sync: one after the other, in this process, fastest where a step takes less than about 0.1 ms.
     async: each in its own process. Both give the same numbers."""
     max_episode_steps: PositiveInt | None = None
-    """Agent steps after which an episode is truncated; null: what the id is registered with."""
+    """Agent steps after which an episode is truncated; null: what the id is registered with. Where that is no
+    limit, an episode of an evaluation is truncated after 27,000."""
     fresh_env_per_episode: bool | None = None
     """Make the environment anew for every episode, for those whose seeded reset depends on what they
     played before; null: found out by playing at most 150 steps before the run."""
@@ -57,8 +62,11 @@ class GymnasiumConfig:
     extra: str | None = None
     """The extra of labrl that brings what the id needs, named when it is missing."""
 
-    def factory(self) -> EnvFactory:
-        """What makes one such environment."""
+    def factory(self, longest: int | None = None) -> EnvFactory:
+        """What makes one such environment.
+
+        longest: steps after which an episode is truncated where nothing else limits it; None: never.
+        """
         return EnvFactory(
             env_id=self.id,
             import_module=self.import_module,
@@ -66,6 +74,7 @@ class GymnasiumConfig:
             kwargs=self.kwargs,
             max_episode_steps=self.max_episode_steps,
             extra=self.extra,
+            longest=longest,
         )
 
 
@@ -83,7 +92,8 @@ class GymnasiumEnv:
         self.name = config.name
         self.num_envs = num_envs
         self.frame_skip = 1
-        make: MakeEnv = config.factory()
+        # A policy that walks against a wall would otherwise be evaluated for ever.
+        make: MakeEnv = config.factory(LONGEST_EVALUATION if evaluation else None)
         self.masked = config.action_mask and gives_masks(make, config.name)
         self.action_mask: NDArray[np.bool_] | None = None
         fresh = config.fresh_env_per_episode

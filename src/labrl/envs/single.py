@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import signal
@@ -14,6 +15,8 @@ from gymnasium import error
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError, did_you_mean
+
+_log = logging.getLogger(__name__)
 
 EXTRAS = ("box2d", "mujoco")
 """Extras of labrl that bring the dependencies of Gymnasium's extras of the same name."""
@@ -32,7 +35,9 @@ class EnvFactory:
         kwargs: dict[str, Any] | None = None,
         max_episode_steps: int | None = None,
         extra: str | None = None,
+        longest: int | None = None,
     ) -> None:
+        """longest: steps after which an episode is truncated where nothing else limits it; None: never."""
         if (env_id is None) == (make is None):
             raise ConfigError(
                 "env needs either env.id (an id that Gymnasium knows) or, with env.id=null, your own class as"
@@ -44,6 +49,7 @@ class EnvFactory:
         self.kwargs = kwargs or {}
         self.max_episode_steps = max_episode_steps
         self.extra = extra
+        self.longest = longest
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """One new environment. Raises ConfigError when it is unknown or a package is missing."""
@@ -51,9 +57,12 @@ class EnvFactory:
             _import(self.import_module)
         if self.make is not None:
             env = self._own(self.make)
-            return env if self.max_episode_steps is None else _limited(env, self.max_episode_steps)
-        assert self.env_id is not None
-        return self._registered(self.env_id)
+            if self.max_episode_steps is not None:
+                env = _limited(env, self.max_episode_steps)
+        else:
+            assert self.env_id is not None
+            env = self._registered(self.env_id)
+        return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
 
     def _own(self, make: Component) -> gymnasium.Env[Any, Any]:
         env = make.build(**self.kwargs)
@@ -125,6 +134,40 @@ class FreshFactory:
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """One new environment."""
         return FreshPerEpisode(self.make)
+
+
+class Patience(gymnasium.wrappers.TimeLimit):
+    """A limit that nobody has set: what runs into it is told, once."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
+        super().__init__(env, max_episode_steps=steps)
+        self._most, self._played, self._told = steps, 0, False
+
+    def reset(self, **how: Any) -> Any:
+        """As the environment's."""
+        self._played = 0
+        return super().reset(**how)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the environment's, truncated after the last step."""
+        observation, reward, terminated, truncated, info = super().step(action)
+        self._played += 1
+        if self._played == self._most and not (terminated or self._told):
+            self._told = True
+            _log.warning(
+                "an episode of the evaluation had not ended after %s steps and was cut off there: set "
+                "env.max_episode_steps=<steps> for training and evaluation alike",
+                f"{self._most:,}",
+            )
+        return observation, reward, terminated, truncated, info
+
+
+def _has_limit(env: gymnasium.Env[Any, Any]) -> bool:
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.TimeLimit):
+            return True
+        env = env.env
+    return False
 
 
 def _limited(env: gymnasium.Env[Any, Any], steps: int) -> gymnasium.Env[Any, Any]:
