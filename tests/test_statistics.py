@@ -243,6 +243,24 @@ def test_groups_that_are_not_alike_are_compared_with_a_warning(tmp_path: Path) -
     assert any("different frames (ppo: 1,000, dqn: 500)" in text for text in warnings)
 
 
+def test_trials_of_a_search_have_names_and_warnings_that_can_be_read(tmp_path: Path) -> None:
+    for number, lr in enumerate((0.0012050248228654657, 2.2253804472835358e-05, 0.5, 0.25, 0.125)):
+        config = config_with(agent__lr=lr)
+        write_run(tmp_path / str(number), [rising(10, frames=500 + 100 * number)], config=config)
+    groups = grouped(find_runs([tmp_path]))
+    assert [group.name for group in groups][:3] == ["ppo lr=0.001205", "ppo lr=2.225e-05", "ppo lr=0.5"]
+    (warning,) = compare(groups)["envs"][0]["warnings"]
+    assert (
+        warning == "the final returns are at different frames (from 500 to 900): compare the curves instead"
+    )
+    near = [0.12344999, 0.12344998]
+    for number, lr in enumerate(near):
+        write_run(tmp_path / "near" / str(number), [rising(10)], config=config_with(agent__lr=lr))
+    assert [group.name for group in grouped(find_runs([tmp_path / "near"]))] == [
+        f"ppo lr={lr}" for lr in near
+    ]
+
+
 def test_many_groups_are_compared_with_the_best_only(tmp_path: Path) -> None:
     for number in range(12):
         config = config_with(agent__lr=float(number))

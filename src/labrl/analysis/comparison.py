@@ -15,6 +15,9 @@ from labrl.analysis.statistics import FORMAT_VERSION, group_statistics, plain
 PROFILE_POINTS = 101
 """Thresholds of a performance profile."""
 
+FEW_GROUPS = 4
+"""A warning tells so many one by one."""
+
 ALL_PAIRS = 10
 """Of more groups than this only the one with the highest IQM is compared with each other one."""
 
@@ -90,6 +93,8 @@ def _warnings(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ends = {entry["name"]: max(session["frames"] for session in entry["sessions"]) for entry in counted}
     if ends and min(ends.values()) < 0.9 * max(ends.values()):
         told = ", ".join(f"{name}: {frames:,}" for name, frames in ends.items())
+        if len(ends) > FEW_GROUPS:
+            told = f"from {min(ends.values()):,} to {max(ends.values()):,}"
         yield f"the final returns are at different frames ({told}): compare the curves instead"
     for entry in statistics:
         if not entry["counted"]:

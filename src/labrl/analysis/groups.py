@@ -131,7 +131,7 @@ def _names(collected: Sequence[Sequence[Run]]) -> list[str]:
         if len(rivals) > 1:
             place = rivals.index(run)
             different = varied(rivals)
-            parts += [f"{_short(key)}={told(values[place])}" for key, values in list(different.items())[:3]]
+            parts += [f"{_short(key)}={_brief(values)[place]}" for key, values in list(different.items())[:3]]
             if len(different) > 3:
                 parts.append("…")
             if not different:
@@ -141,6 +141,16 @@ def _names(collected: Sequence[Sequence[Run]]) -> list[str]:
         name if names.count(name) == 1 or _envs(firsts, names, name) else f"{name} ({run.name})"
         for name, run in zip(names, firsts, strict=True)
     ]
+
+
+def _brief(values: Sequence[Any]) -> list[str]:
+    """Each value as `told`, numbers with as few digits as tell all of them apart, but at least four."""
+    whole = list(map(told, values))
+    for digits in range(4, 17):
+        brief = [told(float(f"{one:.{digits}g}")) if isinstance(one, float) else told(one) for one in values]
+        if len(set(brief)) == len(set(whole)):
+            return brief
+    return whole
 
 
 def _envs(firsts: Sequence[Run], names: Sequence[str], name: str) -> bool:
