@@ -25,6 +25,7 @@ def refused(*overrides: str) -> str:
         ("agent.network.torso.hidden=[1]", "Did you mean agent.network.torso.mlp.hidden?"),
         ("agent.network.torso.zzz=[1]", "Known there: agent.network.torso._target_, agent.network.torso.mlp"),
         ("agnet=ppo", "agnet: no such key. Did you mean agent?"),
+        ("agent.lr={kind: step, values: [1]}", "agent.lr.values: no such key; groups of keys are merged"),
         ("agent/memory=uniform", "agent/memory: what is chosen for agent has no such part."),
         ("agent/netwrk=mlp", "agent/netwrk: no such group. Did you mean agent/network?"),
         ("agent=pppo", "agent=pppo: no such option. Did you mean agent=ppo?"),

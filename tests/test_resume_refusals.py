@@ -221,7 +221,9 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_broken_one_named(
     assert main([*QUICK, "hydra.run.dir=two", "meta.log_frequency=32", "env.max_frame=128"]) == 0
     Path("one/session_0/checkpoints/frame_000000000064/state.json").write_text("{}")
     assert main(["+resume=one", "env.max_frame=128"]) == 0
-    assert "skipped a broken checkpoint" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "skipped a broken checkpoint" in said
+    assert "session 0 goes on from frame 32" in said
     assert "frame_000000000064" in Path("one/session_0/session.log").read_text()
     tables = [Path(folder, "session_0", "train.csv").read_text().splitlines() for folder in ("one", "two")]
     assert [line.split(",")[:4] for line in tables[0]] == [line.split(",")[:4] for line in tables[1]]

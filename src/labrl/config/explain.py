@@ -34,6 +34,13 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     message = str(error) or str(error.__cause__)
     unknown = re.match(r"Could not override '([^']*)'", message)
     if unknown:
+        key = unknown[1]
+        inner = re.search(r"full_key: (\S+)", str(error.__cause__))
+        if inner and inner[1].startswith(f"{key}."):
+            return ConfigError(
+                f"{inner[1]}: no such key; groups of keys are merged. To put something of another kind "
+                f"there, take the old one away: ~{key} '+{key}=...'"
+            )
         return _unknown_key(unknown[1], overrides, loader)
     several = re.match(r"Ambiguous value for argument '([^=]*)=(.*)'", message)
     if several:

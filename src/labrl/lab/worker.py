@@ -106,6 +106,8 @@ def restored_session(
     ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.state)
     if checkpoint is None:
         return Session(config, index, folder, num_threads, ranks)
+    if store.broken:
+        _log.warning("session %d goes on from frame %d", index, checkpoint.frame)
     session = _restored(config, index, folder, num_threads, ranks, checkpoint.state)
     store.discard_after(checkpoint.frame)
     return session
