@@ -240,6 +240,17 @@ def test_a_study_of_the_same_name_with_another_space_is_refused(
         study(tmp_path, **changed)
 
 
+def test_words_that_only_watch_may_differ_between_machines_and_after_a_resume(tmp_path: Path) -> None:
+    def with_words(*words: str) -> Space:
+        return Space.of({}, {}, ["x=interval(0.0, 1.0)", *words])
+
+    study(tmp_path, space=with_words("env=pong", "meta.num_gpus=0.5", "wandb=offline"))
+    study(tmp_path, space=with_words("env=pong", "meta.report=true"))
+    for counts in ("env=acrobot", "meta.eval_frequency=10", "meta.precision=bf16"):
+        with pytest.raises(ConfigError, match="is another one"):
+            study(tmp_path, space=with_words("env=pong", counts))
+
+
 def test_a_foreign_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
     import optuna
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -257,4 +258,4 @@ def _announce(study: Study, storage: StudyStorage, workers: int, experiment: Exp
         f"{study.total} trials{already}, {workers} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
     say(f"experiment folder: {experiment.path}")
-    say(f"to watch: optuna-dashboard {storage.told}")
+    say(f"to watch: optuna-dashboard {shlex.quote(storage.told)}")

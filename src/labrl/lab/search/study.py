@@ -14,6 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from labrl.config.consistency import HARMLESS, split_word
 from labrl.config.errors import ConfigError
 from labrl.config.search import Measure, Pruner
 from labrl.lab.search.objective import Direction, intermediate_values, trial_values
@@ -60,12 +61,24 @@ class Plan:
         """What another machine, or a later command, must agree with."""
         return {
             "space": self.space.as_json(),
-            "fixed": self.space.fixed,
+            "fixed": [word for word in self.space.fixed if not _only_watches(word)],
             "objective": list(self.measures),
             "directions": list(self.directions),
             "frames": self.budget,
             "sessions": self.num_sessions,
         }
+
+
+SCORED = ("env.max_frame", "meta.rigorous_eval", "meta.async_eval", "meta.eval_", "meta.max_")
+"""How keys begin of those in HARMLESS that change no training, but what a trial is said to be worth."""
+
+
+def _only_watches(word: str) -> bool:
+    """Whether a word of the command line may differ between machines, or after a resume: what a trial is
+    worth does not depend on it."""
+    key, _ = split_word(word)
+    watches = key in HARMLESS or key.partition(".")[0] == "wandb"
+    return watches and not key.startswith(SCORED)
 
 
 @dataclass(frozen=True)
