@@ -29,6 +29,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["agent.lr=interval(-1.0, 1.0)"], "agent.lr=interval(-1.0, 1.0): agent.lr must be"),
         (["agent/network=choice(auto, mpl)"], "agent/network=mpl: no such option. Did you mean"),
         (["agent.lr=interval(2, 1)"], "agent.lr=interval(2, 1): the range is empty"),
+        (
+            ["agent=choice(ppo, dqn)", "agent.clip=interval(0.1, 0.3)"],
+            "does not fit: agent.clip: no such key",
+        ),
         ([], "there is nothing to search"),
         (["search=dqn", "agent=ppo"], "no such key"),
         ([LR, "meta.eval_frequency=1e6"], "set meta.eval_frequency=<less>"),

@@ -27,18 +27,24 @@ def check_space(space: Space, config_dir: str | None) -> TrialConfig:
     check(config)
     corners = space.corners()
     first = {key: values[0] for key, values in corners.items()}
-    try:
-        compose(space.words(first), config_dir)
-    except ConfigError as error:
-        raise ConfigError(f"the search space does not fit: {error}") from error
+    _check_together(space, first, config_dir)
     for key, values in corners.items():
         if not _is_key(default, key):
             for value in values:
                 compose(space.words({key: value}), config_dir)
+                _check_together(space, {**first, key: value}, config_dir)
             continue
         for value in values:
             _check_value(default, key, value, space.written[key])
     return config
+
+
+def _check_together(space: Space, values: Mapping[str, Any], config_dir: str | None) -> None:
+    """Raises ConfigError where a searched key is not there beside these: `agent.clip` with agent=dqn."""
+    try:
+        compose(space.words(values), config_dir)
+    except ConfigError as error:
+        raise ConfigError(f"the search space does not fit: {error}") from error
 
 
 def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
