@@ -112,3 +112,8 @@ def test_agents_without_values_have_nothing_to_compare_with() -> None:
     config = config_of("reinforce", "agent/self_imitation=replay").agent.config
     with pytest.raises(ConfigError, match=r"agent\.self_imitation .*agent\.baseline=value"):
         Reinforce.check(config, Spaces(VECTOR, DISCRETE, 1))
+
+
+def test_a_memory_in_files_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"agent\.self_imitation: memory\.storage=mmap .*storage=ram"):
+        config_of("sil_ppo", "agent.self_imitation.memory.storage=mmap")

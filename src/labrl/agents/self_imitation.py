@@ -47,6 +47,15 @@ class SelfImitationConfig:
     value_coef: NonNegativeFloat = 0.01
     """Weight of the value loss, beta_sil in eq. 1."""
 
+    def __post_init__(self) -> None:
+        # A whole episode is written at once: there is no room that would keep it off what older checkpoints
+        # count on, however often they are written.
+        if getattr(self.memory.config, "storage", "ram") == "mmap":
+            raise ValueError(
+                "memory.storage=mmap does not fit: episodes are kept whole (set "
+                "agent.self_imitation.memory.storage=ram)"
+            )
+
 
 def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor) -> tuple[Tensor, Tensor]:
     """-log pi(a|s) (R - V)+ and ((R - V)+)^2 / 2, eq. 2 and 3; the first teaches the policy alone.
