@@ -51,6 +51,7 @@ class ToySession:
     num_envs = 4
     episode_every = 20
     most_frames_unsaved = 1000
+    state_in_files = False
 
     def __init__(self, path: Path, max_frame: int = 200, seed: int = 5) -> None:
         path.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from callback_cases import ToySession
 
+import labrl.session.callbacks.checkpoint
 from labrl.session.callbacks.callback import Callback
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
@@ -143,21 +146,64 @@ def test_rows_lie_on_the_disk_before_the_checkpoint_that_counts_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: dict[str, int] = {}
-    fsync, save = os.fsync, CheckpointStore.save
+    fsync, write = os.fsync, CheckpointStore.write
     session = ToySession(tmp_path)
     tables = (session.folder.train_csv, session.folder.eval_csv)
+    counted: dict[int, list[int]] = {}
     checked = []
+
+    class Counts(Checkpoint):
+        def _save(self, session: Any) -> None:
+            counted[session.clock.frame] = [table.stat().st_size for table in tables]
+            super()._save(session)
 
     def noting(descriptor: int) -> None:
         fsync(descriptor)
         synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
 
     def checking(store: CheckpointStore, frame: int, *words: Any, **named: Any) -> Path:
-        checked.append([synced.get(str(table)) == table.stat().st_size for table in tables])
-        return save(store, frame, *words, **named)
+        sizes = zip(tables, counted[frame], strict=True)
+        checked.append([synced.get(str(table), 0) >= size for table, size in sizes])
+        return write(store, frame, *words, **named)
 
     monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(CheckpointStore, "save", checking)
+    monkeypatch.setattr(CheckpointStore, "write", checking)
     evaluate = Evaluate(50, 0)
-    session.run(LogTraining(50), evaluate, Checkpoint(50, 2, evaluate))
+    session.run(LogTraining(50), evaluate, Counts(50, 2, evaluate))
     assert checked == [[True, True]] * 4
+
+
+@pytest.mark.parametrize("written", ["beside training", "with files that change", "too large for a copy"])
+def test_a_checkpoint_is_what_the_session_was_at_its_frame(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ToySession(tmp_path)
+    session.agent.weight = torch.zeros(3)  # changed in place
+    session.agent.metrics = dict
+    session.state_in_files = written == "with files that change"
+    if written == "too large for a copy":
+        monkeypatch.setattr(labrl.session.callbacks.checkpoint, "LARGEST_COPY", 11)
+    beside = written == "beside training"
+    write, later, frames, weights = CheckpointStore.write, threading.Event(), [], {}
+
+    def writing(store: CheckpointStore, frame: int, *words: Any, **named: Any) -> Path:
+        if beside and frame == 52:
+            assert later.wait(60)
+        frames.append((frame, session.clock.frame))
+        return write(store, frame, *words, **named)
+
+    def going_on() -> None:
+        weights[session.clock.frame] = session.agent.weight.clone()
+        if session.clock.frame == 80:
+            later.set()
+
+    monkeypatch.setattr(CheckpointStore, "write", writing)
+    session.before_callbacks = going_on
+    evaluate = Evaluate(1000, 0)
+    session.run(LogTraining(50), evaluate, Checkpoint(50, 4, evaluate))
+    assert [frame for frame, _ in frames] == [52, 100, 152, 200]
+    assert (frames[0][1] >= 80) if beside else all(frame == now for frame, now in frames)
+    for frame in (52, 100, 152, 200):
+        saved = store(session).at(frame)
+        assert saved is not None
+        assert torch.equal(saved.state["weight"], weights[frame])

@@ -228,6 +228,11 @@ class Session:
         }
 
     @property
+    def state_in_files(self) -> bool:
+        """Whether some of the state lies in files that training goes on writing to."""
+        return bool(self.compute.workspace.found)
+
+    @property
     def most_frames_unsaved(self) -> int:
         """Frames from one checkpoint to the next, so that none that is kept loses what it counts on."""
         frames = self.compute.workspace.frames_safe * self.compute.ranks.size

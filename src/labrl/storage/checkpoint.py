@@ -17,9 +17,10 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import HashedFile, sync_folder, write_atomic, write_synced
@@ -48,6 +49,29 @@ class Checkpoint:
     state: Any
 
 
+class Taken(NamedTuple):
+    """A state on its way to the disk."""
+
+    tree: Any
+    """What JSON can hold of it."""
+    tensors: dict[str, Tensor]
+    """The rest: the session's own, which may not change before they are written."""
+
+    @classmethod
+    def of(cls, state: Any) -> Taken:
+        """Raises TypeError if `state` holds anything but plain data, arrays and tensors."""
+        return cls(*flatten(state))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def copied(self) -> Taken:
+        """The same in memory of its own, so that the session can go on."""
+        return Taken(self.tree, {name: tensor.clone() for name, tensor in self.tensors.items()})
+
+
 class CheckpointStore:
     """The checkpoints of one session in one folder: the `keep_last` newest, and the best.
 
@@ -69,11 +93,15 @@ class CheckpointStore:
         if `state` holds anything but plain data, arrays and tensors, OSError if the disk refuses; then
         what was there before still is.
         """
+        return self.write(frame, Taken.of(state), best, kept)
+
+    def write(self, frame: int, taken: Taken, best: bool = False, kept: int | None = None) -> Path:
+        """`save`, of a state that was taken before."""
         self._make_ready()
         target = self.folder / f"frame_{frame:012d}"
         temporary = self._temporary(target.name)
         try:
-            _write(temporary, frame, state, best)
+            _write(temporary, frame, taken, best)
             self._publish(temporary, target)
             if best:
                 self._publish_best(target)
@@ -214,16 +242,14 @@ def _frame(path: Path) -> int:
     return int(path.name.removeprefix("frame_"))
 
 
-def _write(folder: Path, frame: int, state: Any, best: bool) -> None:
-    tree, tensors = flatten(state)
+def _write(folder: Path, frame: int, taken: Taken, best: bool) -> None:
     manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "frame": frame, "best": best}
     # allow_nan=False: JSON that every reader can read
     tree_file = HashedFile(folder / TREE)
-    tree_file.write(json.dumps(tree, allow_nan=False).encode())
+    tree_file.write(json.dumps(taken.tree, allow_nan=False).encode())
     tensors_file = HashedFile(folder / TENSORS)
-    torch.save(
-        tensors, cast(IO[bytes], tensors_file)
-    )  # straight to the disk: a rollout of frames is tens of megabytes
+    # straight to the disk: a rollout of frames is tens of megabytes
+    torch.save(taken.tensors, cast(IO[bytes], tensors_file))
     manifest["files"] = {TREE: tree_file.finish(), TENSORS: tensors_file.finish()}
     write_synced(folder / MANIFEST, _as_json(manifest))
     sync_folder(folder)

@@ -52,6 +52,10 @@ class SessionView(Protocol):
         """Whether the stop that was asked for left frames or an evaluation undone."""
 
     @property
+    def state_in_files(self) -> bool:
+        """Whether some of the state lies in files that training goes on writing to."""
+
+    @property
     def most_frames_unsaved(self) -> int:
         """Frames from one checkpoint to the next, so that none that is kept loses what it counts on."""
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.storage.atomic import sync_file
-from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.checkpoint import CheckpointStore, Taken
+from labrl.storage.run_folder import SessionFolder
 
 _log = logging.getLogger(__name__)
+
+LARGEST_COPY = 2**28
+"""Bytes of a state that is copied to be written beside training; of a larger one memory may lack a second."""
 
 
 class Checkpoint(Callback):
@@ -23,6 +28,10 @@ class Checkpoint(Callback):
     own, to be looked at: it may be in the middle of a step, so no run goes on from it.
     A disk that refuses is reported, and training goes on; the checkpoints before stay.
 
+    Training goes on while a checkpoint is written, where the state is small enough to be copied and none of
+    it lies in files that training writes to. One is whole on the disk before the next is begun, and before
+    the session ends.
+
     Weights that are evaluated beside training are saved when that begins, and kept until it is known whether
     they are the best.
     """
@@ -34,6 +43,8 @@ class Checkpoint(Callback):
         self._keep_last = keep_last
         self._evaluate = evaluate
         self._store: CheckpointStore | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
         self._saved_frame = 0
         self._best_frame: int | None = None
         self._handled: BaseException | None = None
@@ -61,6 +72,8 @@ class Checkpoint(Callback):
     def step(self, session: SessionView) -> None:
         """Save if it is due, or if this is the best model so far."""
         frame = session.clock.frame
+        if self._writing is not None and self._writing.done():
+            self._settle()
         if self._evaluate.best_frame != self._best_frame:
             self._best_frame = self._evaluate.best_frame
             if not self._evaluate.is_best(frame):
@@ -71,11 +84,14 @@ class Checkpoint(Callback):
 
     def finish(self, session: SessionView) -> None:
         """Save where an interruption stopped the session; what an exception left half done, apart."""
+        self._settle()
         if sys.exception() is self._handled:
             if session.clock.frame != self._saved_frame:
                 self._save(session)
+                self._settle()
         elif self._save_crash:
             self._store_crash(session)
+        self._writer.shutdown()
 
     def _store_crash(self, session: SessionView) -> None:
         folder, frame = session.folder.crash, session.clock.frame
@@ -87,23 +103,49 @@ class Checkpoint(Callback):
             _log.warning("the state at the crash is in %s", path)
 
     def _save(self, session: SessionView) -> None:
-        assert self._store is not None, "start() comes before step()"
+        """Begin to write, once the one before is written."""
+        self._settle()
         frame = session.clock.frame
+        best, kept = self._evaluate.is_best(frame), self._evaluate.under_way
         try:
-            # A loss of power may not take rows that the checkpoint counts as written.
-            for table in (session.folder.train_csv, session.folder.eval_csv):
-                sync_file(table)
-            kept = self._evaluate.under_way
-            self._store.save(frame, session.state_dict(), self._evaluate.is_best(frame), kept)
+            taken = Taken.of(session.state_dict())
+        except OSError as error:  # of files that are part of the state
+            self._refused(frame, error)
+            return
+        beside = not session.state_in_files and taken.num_bytes <= LARGEST_COPY
+        if beside:
+            taken = taken.copied()
+        self._saved_frame = frame
+        self._writing = self._writer.submit(self._write, session.folder, frame, taken, best, kept)
+        if not beside:
+            self._settle()
+
+    def _write(self, folder: SessionFolder, frame: int, taken: Taken, best: bool, kept: int | None) -> None:
+        assert self._store is not None, "start() comes before step()"
+        # A loss of power may not take rows that the checkpoint counts as written.
+        for table in (folder.train_csv, folder.eval_csv):
+            sync_file(table)
+        self._store.write(frame, taken, best, kept)
+
+    def _settle(self) -> None:
+        """Wait for what is being written."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            writing.result()
         except OSError as error:
-            _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)
-        else:
-            self._saved_frame = frame
+            self._refused(self._saved_frame, error)
+            self._saved_frame = -1
+
+    def _refused(self, frame: int, error: OSError) -> None:
+        _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)
 
     def _declare_best(self) -> None:
         """Of a checkpoint that was written before."""
         assert self._store is not None, "start() comes before step()"
         assert self._best_frame is not None, "the best score has a frame"
+        self._settle()
         try:
             self._store.declare_best(self._best_frame)
         except OSError as error:
