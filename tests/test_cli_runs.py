@@ -112,11 +112,20 @@ def test_output_folder_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixt
 def test_failing_trial_does_not_hide_the_others_and_the_worst_code_wins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["-m", *QUICK, "hydra/launcher=basic", "env.num_envs=0,2"]) == 2
+    # Whether an agent fits the environment is found when its trial begins: the others are wanted anyway.
+    words = ["-m", *QUICK[1:], "env.max_frame=128", "agent=sarsa,random", "env=pendulum"]
+    words += ["hydra/launcher=basic"]
+    assert main(words) == 2
     (experiment,) = Path("runs").iterdir()
     assert "_experiment_" in experiment.name
-    assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_random_cartpole"]
-    assert "env.num_envs must be at least 1, got 0" in capsys.readouterr().err
+    assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_random_pendulum"]
+    assert "sarsa acts in Discrete spaces" in capsys.readouterr().err
+
+
+def test_wrong_value_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *QUICK, "hydra/launcher=basic", "env.num_envs=0,2"]) == 2
+    assert "trial env.num_envs=0: env.num_envs must be at least 1, got 0" in capsys.readouterr().err
+    assert not files()
 
 
 def test_experiment_gives_each_trial_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
