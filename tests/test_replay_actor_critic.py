@@ -324,11 +324,12 @@ def test_critics_side_by_side_are_the_perceptrons_that_they_are_made_of() -> Non
     assert normalized(look, action).shape == (2, 5)
 
 
-@pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("sac", BOX), ("td3", BOX)])
+@pytest.mark.parametrize(
+    ("name", "action"), [("sac", CHOICE), ("sac", BOX), ("td3", BOX), ("crossq", CHOICE), ("crossq", BOX)]
+)
 def test_images_are_learned_from(name: str, action: gym.Space) -> None:
-    agent, clock, _ = build(
-        config_of(name, "agent.network.torso.cnn.features=16"), action, IMAGE, num_threads=2
-    )
+    small = "agent.network.torso.hidden=[16]" if name == "crossq" else "agent.network.torso.cnn.features=16"
+    agent, clock, _ = build(config_of(name, small), action, IMAGE, num_threads=2)
     assert play(agent, clock, World(IMAGE, 4), 11) == 4
     assert np.isfinite(agent.metrics()["grad_norm_critic"])
     agent.close()

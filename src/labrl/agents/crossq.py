@@ -41,7 +41,6 @@ class CrossQ(SAC):
     Config = CrossQConfig
     NAME = "crossq"
     HALVES = False
-    """Whether a gradient of half a minibatch means what one of the whole does."""
 
     def __init__(
         self, config: CrossQConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute

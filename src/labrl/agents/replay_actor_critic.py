@@ -112,6 +112,8 @@ class ReplayActorCritic(ABC):
     """Holds the parts and calls `_learn_from` for each minibatch; all else that differs is in the parts."""
 
     NUM_CRITICS = 2
+    HALVES = True
+    """Whether a gradient of half a minibatch means what one of the whole does."""
     CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean", "grad_norm_critic")
     """Averaged over some 100 updates of the critics; td_error is what priorities follow."""
     POLICY_STATISTICS: tuple[str, ...] = ("loss_policy", "grad_norm_policy")
@@ -145,7 +147,7 @@ class ReplayActorCritic(ABC):
         )
         # Two halves of a minibatch at once where Python is but a small part of it; of small networks, each
         # product is shared out, and of the smallest nothing.
-        workers = num_workers(spaces, compute)
+        workers = num_workers(spaces, compute) if self.HALVES else 1
         products = config.batch_size * sum(weight.numel() for weight in critics.parameters())
         self._large = compute.device.type == "cpu" and not images and products >= WORTH_SHARING
         options = (workers, config.adam_eps, config.max_grad_norm, beta1)
