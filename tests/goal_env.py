@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 
-class GoalTask(gym.Env):
+class GoalTask(gym.Env, ABC):
     """-1 for each step until the goal is reached, which ends the episode; a time limit cuts it."""
 
     def __init__(self, steps: int, box: spaces.Box, one_by_one: bool) -> None:
@@ -44,11 +45,13 @@ class GoalTask(gym.Env):
         over = bool(self.compute_terminated(self._place, self._goal, {}))
         return self._seen(), reward, over, self._steps >= self._limit and not over, {}
 
+    @abstractmethod
     def drawn(self) -> NDArray[np.float32]:
-        raise NotImplementedError
+        """A place."""
 
+    @abstractmethod
     def move(self, action: Any) -> None:
-        raise NotImplementedError
+        """Change the place that was reached."""
 
     def _seen(self) -> dict[str, NDArray]:
         place = self._place.copy()

@@ -141,18 +141,12 @@ class Patience(gymnasium.wrappers.TimeLimit):
 
     def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
         super().__init__(env, max_episode_steps=steps)
-        self._most, self._played, self._told = steps, 0, False
-
-    def reset(self, **how: Any) -> Any:
-        """As the environment's."""
-        self._played = 0
-        return super().reset(**how)
+        self._most, self._told = steps, False
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment's, truncated after the last step."""
         observation, reward, terminated, truncated, info = super().step(action)
-        self._played += 1
-        if self._played == self._most and not (terminated or self._told):
+        if self._elapsed_steps == self._most and not (terminated or self._told):
             self._told = True
             _log.warning(
                 "an episode of the evaluation had not ended after %s steps and was cut off there: set "
