@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ import pytest
 
 import labrl.configs
 from labrl.agents.action_spaces import ACTS_IN, check_actions, fitting_agents
+from labrl.agents.random import uniform_actions
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.networks.spaces import Spaces
@@ -48,6 +50,32 @@ def test_a_space_of_ones_own_counts_as_what_it_is_derived_from() -> None:
         pass
 
     check_actions("ppo", Torques(-1, 1, (2,), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("space", "unfit"),
+    [
+        (gym.spaces.Box(0, np.inf, (2,), np.float32), {"sac", "crossq", "td3", "ddpg", "random"}),
+        (gym.spaces.Box(-2, 2, (2,), np.int64), {"sac", "crossq", "td3", "ddpg"}),
+    ],
+    ids=str,
+)
+def test_nobody_is_recommended_that_would_refuse_the_box_in_turn(space: gym.Space, unfit: set[str]) -> None:
+    boxes = {agent for agent, kinds in ACTS_IN.items() if "Box" in kinds}
+    assert set(fitting_agents(space)) == boxes - unfit
+    for agent in boxes:
+        config = resolve(compose([f"agent={agent}", "env=pendulum"])).agent
+        refusal: AbstractContextManager = pytest.raises(ConfigError) if agent in unfit else nullcontext()
+        with refusal:
+            config.load().check(config.config, Spaces(OBSERVATION, space, 1))
+
+
+def test_chance_takes_each_whole_number_of_a_box_as_often_its_bounds_too() -> None:
+    space = gym.spaces.Box(np.array([-2, 0]), np.array([2, 1]), dtype=np.int64)
+    drawn = uniform_actions(space, 10_000, np.random.default_rng(0))
+    assert drawn.dtype == space.dtype
+    assert np.bincount(drawn[:, 0] + 2) / 10_000 == pytest.approx([0.2] * 5, abs=0.02)
+    assert np.bincount(drawn[:, 1]) / 10_000 == pytest.approx([0.5] * 2, abs=0.02)
 
 
 def test_where_nobody_fits_the_refusal_says_so() -> None:

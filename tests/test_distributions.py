@@ -147,6 +147,31 @@ def test_samples_are_clipped_rescaled_or_squashed(policy: type, sample: list, ex
     assert BOX.contains(action[0])
 
 
+@pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian, SquashedGaussian])
+def test_a_box_of_a_single_number_without_an_axis_equals_one_with(policy: type) -> None:
+    bare, row = gym.spaces.Box(-1, 2, (), np.float32), gym.spaces.Box(-1, 2, (1,), np.float32)
+    parameters, action = torch.tensor([[0.3, -0.5], [1.0, 0.1]]), torch.tensor([0.4, -0.9])
+    for ours, theirs in zip(
+        policy(bare).log_prob_entropy(parameters, action),
+        policy(row).log_prob_entropy(parameters, action[:, None]),
+        strict=True,
+    ):
+        assert ours.tolist() == theirs.tolist()
+    assert (
+        policy(bare).to_env(action.numpy()).tolist()
+        == policy(row).to_env(action[:, None].numpy())[:, 0].tolist()
+    )
+
+
+@pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian])
+def test_a_box_of_whole_numbers_gets_the_nearest_one(policy: type) -> None:
+    space = gym.spaces.Box(-3, 3, (6,), np.int32)
+    wanted = np.array([[-9, -1.9, -0.6, 0.4, 0.6, 2.7]], np.float32)
+    action = policy(space).to_env(wanted if policy is DiagonalGaussian else wanted / 3)
+    assert action.tolist() == [[-3, -2, -1, 0, 1, 3]]
+    assert space.contains(action[0])
+
+
 def test_a_policy_that_needs_bounds_says_so() -> None:
     unbounded = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     assert isinstance(distribution_for(unbounded, "PPO"), DiagonalGaussian)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from labrl.config.errors import ConfigError
 
@@ -24,13 +25,16 @@ ACTS_IN: dict[str, tuple[str, ...]] = {
 }
 """Of each `agent=`, the kinds of action spaces that it acts in, by the names of Gymnasium's classes."""
 
+_RESCALE = ("sac", "crossq", "td3", "ddpg")
+"""Those whose actions lie in (-1, 1) and are stretched to the bounds of a box of real numbers."""
+
 _SAID_FIRST = ("ppo", "dqn", "sac", "td3")
 """Of many that fit, these are named."""
 
 
 def fitting_agents(space: gym.Space[Any]) -> list[str]:
     """The agents that act in `space`, those that one would try first before the others."""
-    fitting = [agent for agent in ACTS_IN if _fits(agent, space)]
+    fitting = [agent for agent in ACTS_IN if _fits(agent, space) and _reaches(agent, space)]
     return sorted(
         fitting, key=lambda agent: _SAID_FIRST.index(agent) if agent in _SAID_FIRST else len(fitting)
     )
@@ -52,3 +56,10 @@ def check_actions(agent: str, space: gym.Space[Any]) -> None:
 def _fits(agent: str, space: gym.Space[Any]) -> bool:
     """By the names of the classes that it is derived from, so that a user's own Box is a Box."""
     return any(kind.__name__ in ACTS_IN[agent] for kind in type(space).__mro__)
+
+
+def _reaches(agent: str, space: gym.Space[Any]) -> bool:
+    """Whether `agent` can do without what a box may lack: bounds, and room between whole numbers."""
+    if not isinstance(space, gym.spaces.Box) or agent not in (*_RESCALE, "random"):
+        return True
+    return space.is_bounded() and (agent == "random" or bool(np.issubdtype(space.dtype, np.floating)))

@@ -93,6 +93,8 @@ def uniform_actions(
     if isinstance(space, gym.spaces.MultiBinary):
         return generator.integers(0, 2, size=(n, *space.shape), dtype=np.int8)
     if isinstance(space, gym.spaces.Box) and space.is_bounded():
+        if not np.issubdtype(space.dtype, np.floating):
+            return generator.integers(space.low, space.high, (n, *space.shape), space.dtype, endpoint=True)
         return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)
     raise ConfigError(
         "agent=random draws from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, "

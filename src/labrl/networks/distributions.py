@@ -187,7 +187,8 @@ class Bernoulli:
 class DiagonalGaussian:
     """Over a box; the parameters are means and log standard deviations, side by side.
 
-    Samples are unbounded; the environment gets them clipped to the bounds of the space.
+    Samples are unbounded; the environment gets them clipped to the bounds of the space, and as the nearest
+    whole numbers where it takes no others.
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
@@ -211,14 +212,19 @@ class DiagonalGaussian:
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over the dimensions of the action. [batch] both."""
         mean, log_std = parameters.chunk(2, dim=1)
-        normed = (action.flatten(1) - mean) * torch.exp(-log_std)
+        normed = (action.reshape(mean.shape) - mean) * torch.exp(-log_std)
         constant = 0.5 * math.log(2 * math.pi)
         log_prob = (-0.5 * normed.square() - log_std - constant).sum(1)
         return log_prob, (log_std + constant + 0.5).sum(1)
 
     def to_env(self, action: NDArray) -> NDArray:
         """Clipped to the bounds of the space. [batch, *action_shape]"""
-        return np.clip(action, self._low, self._high).astype(self._dtype, copy=False)
+        return self._typed(np.clip(action, self._low, self._high))
+
+    def _typed(self, action: NDArray) -> NDArray:
+        """Of the space's type: cutting off what follows the point would favour 0. [batch, *action_shape]"""
+        real = np.issubdtype(self._dtype, np.floating)
+        return (action if real else np.rint(action)).astype(self._dtype, copy=False)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Before it is brought within bounds. [batch, size] both"""
@@ -249,7 +255,7 @@ class RescaledGaussian(DiagonalGaussian):
     def to_env(self, action: NDArray) -> NDArray:
         """Within the bounds of the space. [batch, *action_shape]"""
         stretched = self._center + self._reach * np.clip(action, -1, 1)
-        return np.clip(stretched, *self._bounds).astype(self._dtype, copy=False)  # rounding may reach beyond
+        return self._typed(np.clip(stretched, *self._bounds))  # rounding may reach beyond
 
 
 class SquashedGaussian(RescaledGaussian):
@@ -279,7 +285,7 @@ class SquashedGaussian(RescaledGaussian):
         nodes, weights = self._nodes.to(mean.device), self._weights.to(mean.device)
         around = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes  # [batch, dimensions, nodes]
         slope = (_log_slope(around) @ weights).sum(1)
-        log_prob = log_prob - _log_slope(action.flatten(1)).sum(1)
+        log_prob = log_prob - _log_slope(action.reshape(mean.shape)).sum(1)
         return log_prob - self._log_reach, entropy + slope + self._log_reach
 
     def to_env(self, action: NDArray) -> NDArray:
