@@ -36,8 +36,10 @@ class WorkersLauncher(Launcher):
                 f"got {self.n_jobs}"
             )
 
-    def workers(self) -> Any:
-        """The processes (`labrl.lab.workers.Workers`), none of them started yet."""
+    def launch_orders(
+        self, orders: Sequence[Any], on_start: Callable[[int], None], on_end: Callable[[int, Any], None]
+    ) -> int | None:
+        """Run the `labrl.lab.workers.Order`s; see `labrl.lab.workers.Workers`."""
         from labrl.lab.hydra_trial import HydraTrial
         from labrl.lab.shares import Machine
         from labrl.lab.workers import Workers
@@ -47,15 +49,8 @@ class WorkersLauncher(Launcher):
         assert self.task_function is not None
         setup_globals()
         run_trial = HydraTrial.of(self.hydra_context, self.config, self.task_function)
-        return Workers(run_trial, Machine(), None if self.n_jobs == -1 else self.n_jobs)
-
-    def launch_orders(
-        self, orders: Sequence[Any], on_start: Callable[[int], None], on_end: Callable[[int, Any], None]
-    ) -> int | None:
-        """Run the `labrl.lab.workers.Order`s; see `labrl.lab.workers.run_all`."""
-        from labrl.lab.workers import run_all
-
-        return run_all(self.workers(), orders, on_start, on_end)
+        limit = None if self.n_jobs == -1 else self.n_jobs
+        return Workers(run_trial, Machine(), limit).run_all(orders, on_start, on_end)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Hydra's own entry, for sweepers that know no orders."""

@@ -51,6 +51,15 @@ ABSENT = object()
 """Stands for the value of a key that is not there."""
 
 
+SCORED = ("env.max_frame", "meta.rigorous_eval", "meta.async_eval", "meta.eval_", "meta.max_")
+"""How keys begin that change no training, but what a trial of a search is said to be worth."""
+
+
+def only_watches(key: str) -> bool:
+    """Whether a run learns the same with another value of `key`."""
+    return key in HARMLESS or any(f"{key}.".startswith(f"{group}.") for group in HARMLESS_GROUPS)
+
+
 @dataclass(frozen=True)
 class Change:
     """One key whose value differs."""
@@ -63,8 +72,7 @@ class Change:
     @property
     def harmless(self) -> bool:
         """Whether the past would have been the same with the new value."""
-        below = any(f"{self.key}.".startswith(f"{group}.") for group in HARMLESS_GROUPS)
-        return self.key in HARMLESS or below
+        return only_watches(self.key)
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> list[Change]:

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.consistency import HARMLESS, HARMLESS_GROUPS, changes, quoted
+from labrl.config.consistency import changes, only_watches, quoted
 from labrl.config.errors import ConfigError
 from labrl.lab.past import Past
 from labrl.lab.shares import Machine, Need
@@ -114,7 +114,9 @@ def _identity(words: Sequence[str], watching: bool) -> Identity:
     found = set()
     for one in OverridesParser.create().parse_overrides(list(words)):
         key = one.key_or_group
-        watches = key in HARMLESS or key.partition(".")[0] in (*HARMLESS_GROUPS, "meta")
+        watches = only_watches(key) or f"{key}.".startswith(
+            "meta."
+        )  # a change there has a message of its own
         if not key.startswith(("hydra.", "hydra/")) and (watching or not watches):
             found.add((one.get_key_element(), repr(one.value())))
     return frozenset(found)

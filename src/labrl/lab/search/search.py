@@ -10,12 +10,12 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.search import SearchConfig
+from labrl.lab.pool import Lost, Pool
 from labrl.lab.search.channel import Hub
 from labrl.lab.search.confirm import Confirmation
-from labrl.lab.search.pool import Pool
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.search.study import FACTS, Assignment, Study
-from labrl.lab.search.worker import Outcome, Task
+from labrl.lab.search.worker import Outcome, Task, perform
 from labrl.lab.shares import Share
 from labrl.lab.summary import say
 from labrl.session.interruption import Interruption
@@ -31,6 +31,9 @@ STATUS: dict[TrialState, TrialStatus] = {
 
 TICK = 1.0
 """Seconds between two looks at what has changed."""
+
+Processes = Pool[tuple[Assignment, Share], Task, Outcome]
+"""A process knows what it runs, and on which share of the machine."""
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Search:
     """Name of a trial's run folder, with `{number}` in it."""
 
     def __post_init__(self) -> None:
+        self._free = list(self.shares)
         self._again: list[Assignment] = []
         self._gave_up = False
         self._last_beat = time.monotonic()
@@ -61,7 +65,7 @@ class Search:
         with (
             Interruption() as interruption,
             Hub(self._report) as hub,
-            Pool[Assignment](self.shares) as pool,
+            Processes(perform) as pool,
         ):
             self._run_trials(pool, hub, interruption)
             self.record(interrupted=interruption.requested)
@@ -76,7 +80,7 @@ class Search:
         """Bring `experiment.json` up to what the study knows."""
         self.experiment.set_trials(self._as_record(trial, interrupted) for trial in self.study.trials())
 
-    def _run_trials(self, pool: Pool[Assignment], hub: Hub, interruption: Interruption) -> None:
+    def _run_trials(self, pool: Processes, hub: Hub, interruption: Interruption) -> None:
         def task(one: Assignment) -> Task:
             words = self.recipe.words(one.params, one.seed)
             return Task(words, one.folder, self.config_dir, one.resume, hub.channel(one.number))
@@ -90,39 +94,41 @@ class Search:
 
     def _keep_busy(
         self,
-        pool: Pool[Assignment],
+        pool: Processes,
         interruption: Interruption,
         following: Callable[[], Assignment | None],
         task: Callable[[Assignment], Task],
-        ended: Callable[[Assignment, Outcome | int, bool], None],
+        ended: Callable[[Assignment, Outcome | Lost, bool], None],
     ) -> None:
         """Give tasks to free workers until none is left and the last has ended, or a signal came."""
         told = False
         while True:
-            while pool.has_room and not interruption.requested and (one := following()) is not None:
-                pool.give(one, task(one))
+            while self._free and not interruption.requested and (one := following()) is not None:
+                share = self._free.pop(0)
+                pool.start((one, share), task(one), share.environment)
                 self.record()
             if not pool.jobs:
                 return
-            for one, outcome in pool.ended(TICK):
+            for (one, share), outcome in pool.ended(TICK):
+                self._free.append(share)
                 ended(one, outcome, interruption.requested)
             self._beat()
             if interruption.requested and not told:
                 told = True
                 say("interrupted: the running trials save their state")
-                pool.terminate()
+                pool.stop()
 
-    def _trial_ended(self, one: Assignment, outcome: Outcome | int, interrupted: bool) -> None:
-        died = isinstance(outcome, int) or outcome.status == "interrupted"
+    def _trial_ended(self, one: Assignment, outcome: Outcome | Lost, interrupted: bool) -> None:
+        died = isinstance(outcome, Lost) or outcome.status == "interrupted"
         if died and interrupted:
             return  # it stays this machine's to go on with
         if died:
             again = self.study.died(one)
             if again is not None:
                 self._again.append(again)
-                say(f"trial {one.number}: its process died ({_how(outcome)}); it goes on from its checkpoint")
+                say(f"trial {one.number}: {_how(outcome)}; it goes on from its checkpoint")
                 return
-            self.study.fail(one.number, f"its process died {one.attempts + 1} times ({_how(outcome)})")
+            self.study.fail(one.number, f"its process died {one.attempts + 1} times; at last {_how(outcome)}")
         elif isinstance(outcome, Outcome) and outcome.status == "failed":
             self.study.fail(one.number, outcome.error or "it failed")
         else:
@@ -158,7 +164,7 @@ class Search:
         params = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
         say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {params}")
 
-    def _confirmed(self, pool: Pool[Assignment], interruption: Interruption) -> Confirmation | None:
+    def _confirmed(self, pool: Processes, interruption: Interruption) -> Confirmation | None:
         """The best trials on fresh seeds, each a run of its own; None where that is not to be done here."""
         config, study = self.config.confirm, self.study
         best = study.best()
@@ -183,8 +189,8 @@ class Search:
             words = self.recipe.words(one.params, one.seed, max_session=1)
             return Task(words, one.folder, self.config_dir, one.resume, channel=None)
 
-        def ended(one: Assignment, outcome: Outcome | int, interrupted: bool) -> None:
-            if not isinstance(outcome, int) and outcome.error:
+        def ended(one: Assignment, outcome: Outcome | Lost, interrupted: bool) -> None:
+            if not isinstance(outcome, Lost) and outcome.error:
                 say(f"{one.folder.name} failed: {outcome.error}")
 
         self._keep_busy(pool, interruption, lambda: left.pop() if left else None, task, ended)
@@ -235,7 +241,5 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _how(outcome: Outcome | int) -> str:
-    if not isinstance(outcome, int):
-        return "it was told to stop"
-    return f"signal {-outcome}" if outcome < 0 else f"exit code {outcome}"
+def _how(outcome: Outcome | Lost) -> str:
+    return str(outcome) if isinstance(outcome, Lost) else "it was told to stop"

@@ -71,10 +71,10 @@ class StudyStorage:
                 assert self._file is not None
                 lock = _JournalLock(self._file.with_name(f"{self._file.name}.writing"))
                 return JournalStorage(JournalFileBackend(str(self._file), lock_obj=lock))
-            waits = {"timeout": SECONDS_TO_WAIT}
-            if self._kind != "sqlite":
-                waits = {"connect_timeout": SECONDS_TO_CONNECT}
-            return self._database(waits)
+            if self._file is not None:
+                with self.lock("tables"):  # two that make them at once get in each other's way
+                    return self._database({"timeout": SECONDS_TO_WAIT})
+            return self._database({"connect_timeout": SECONDS_TO_CONNECT})
         except Exception as error:
             raise ConfigError(f"hydra.sweeper.storage={self.told}: {self._why(error)}") from error
 

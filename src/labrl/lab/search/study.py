@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.consistency import HARMLESS, split_word
+from labrl.config.consistency import SCORED, only_watches, split_word
 from labrl.config.errors import ConfigError
 from labrl.config.search import Measure, Pruner
 from labrl.lab.search.objective import Direction, intermediate_values, trial_values
@@ -61,7 +61,7 @@ class Plan:
         """What another machine, or a later command, must agree with."""
         return {
             "space": self.space.as_json(),
-            "fixed": [word for word in self.space.fixed if not _only_watches(word)],
+            "fixed": [word for word in self.space.fixed if _counts(word)],
             "objective": list(self.measures),
             "directions": list(self.directions),
             "frames": self.budget,
@@ -69,16 +69,11 @@ class Plan:
         }
 
 
-SCORED = ("env.max_frame", "meta.rigorous_eval", "meta.async_eval", "meta.eval_", "meta.max_")
-"""How keys begin of those in HARMLESS that change no training, but what a trial is said to be worth."""
-
-
-def _only_watches(word: str) -> bool:
-    """Whether a word of the command line may differ between machines, or after a resume: what a trial is
-    worth does not depend on it."""
+def _counts(word: str) -> bool:
+    """Whether what a trial is worth depends on a word of the command line, which then is the same on every
+    machine and after a resume."""
     key, _ = split_word(word)
-    watches = key in HARMLESS or key.partition(".")[0] == "wandb"
-    return watches and not key.startswith(SCORED)
+    return key.startswith(SCORED) or not only_watches(key)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A process that runs one trial after the other for a search."""
+"""What a process of a search does: run one trial, or go on with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +23,6 @@ from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
 from labrl.lab.trial import run_trial
 from labrl.session.callbacks.search import CHANNEL
-from labrl.session.interruption import stop_with_the_parent
 from labrl.storage.provenance import Command
 from labrl.storage.run_folder import MARKER, RunFolder
 
@@ -56,25 +54,6 @@ class Outcome:
 
     status: OutcomeStatus
     error: str | None = None
-
-
-def main(search: Connection, environment: Mapping[str, str]) -> None:
-    """Entry point of the process: tasks come and outcomes go over `search` until it is closed.
-
-    environment: variables that keep it and its sessions to their share of the machine.
-    """
-    os.environ.update(environment)
-    stop_with_the_parent()
-    while True:
-        try:
-            task = search.recv()
-        except EOFError:
-            return
-        outcome = perform(task)
-        try:
-            search.send(outcome)
-        except OSError:
-            return
 
 
 def perform(task: Task) -> Outcome:
