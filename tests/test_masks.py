@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from on_policy_cases import build, config_of
 
 import labrl
-from labrl.agents.agent import heeded
+from labrl.agents.action_spaces import ACTS_IN, MASKLESS
+from labrl.agents.agent import heeded, heeds_masks
 from labrl.agents.exploration import EpsilonGreedy, EpsilonGreedyConfig, uniform_valid
 from labrl.agents.random import uniform_actions
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
-from labrl.envs.make import describe, make_env
+from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
 from labrl.step import Step
 
@@ -238,6 +239,27 @@ def test_exploration_keeps_to_the_valid_actions() -> None:
     for _ in range(50):
         chosen = explore.choose(lambda: values, (2, 3), 0, rng, mask)
         assert mask[[0, 1], chosen].all()
+
+
+@pytest.mark.parametrize("agent", ["sac", "crossq"])
+def test_an_agent_that_takes_no_masks_is_refused_before_anything_is_built(agent: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
+    given = [f"agent={agent}", *made, *QUIET, "agent.learning_starts=100", f"hydra.run.dir={folder}"]
+    with pytest.raises(
+        ConfigError, match=rf"doors says by masks.*agent {agent} heeds none.*agent=ppo.*action_mask=f"
+    ):
+        run(*given)
+    assert not folder.exists()
+    assert not gives_masks(doors(action_mask=False))
+
+
+def test_the_list_of_agents_without_masks_is_true() -> None:
+    choosers = {agent for agent, kinds in ACTS_IN.items() if "Discrete" in kinds}
+    atoms = ["agent.value.v_min=-1", "agent.value.v_max=1"]
+    words = {"c51": atoms, "rainbow": atoms}
+    without = {a for a in choosers if not heeds_masks(config_of(a, *words.get(a, [])).agent.load())}
+    assert without == set(MASKLESS)
 
 
 def test_an_agent_that_takes_no_masks_plays_without() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import gymnasium as gym
 import numpy as np
@@ -28,6 +28,9 @@ ACTS_IN: dict[str, tuple[str, ...]] = {
 _RESCALE = ("sac", "crossq", "td3", "ddpg")
 """Those whose actions lie in (-1, 1) and are stretched to the bounds of a box of real numbers."""
 
+MASKLESS = ("sac", "crossq")
+"""Those that choose among actions and take no masks of the valid ones."""
+
 _SAID_FIRST = ("ppo", "dqn", "sac", "td3")
 """Of many that fit, these are named."""
 
@@ -50,6 +53,15 @@ def check_actions(agent: str, space: gym.Space[Any]) -> None:
     raise ConfigError(
         f"agent: {agent} acts in {listed} spaces; this environment's actions are {space}. "
         + (f"Agents that fit: {others}." if others else "No agent of labrl's fits them.")
+    )
+
+
+def refuse_masks(agent: str, space: gym.Space[Any], told: str) -> Never:
+    """Raises ConfigError, with the agents that heed the masks which the environment called `told` gives."""
+    others = ", ".join(f"agent={name}" for name in fitting_agents(space) if name not in MASKLESS)
+    raise ConfigError(
+        f"env.name={told} says by masks which actions are valid, and agent {agent} heeds none. Agents that "
+        f"do: {others}. To play without them set env.action_mask=false."
     )
 
 

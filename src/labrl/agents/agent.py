@@ -23,7 +23,8 @@ class Agent(Protocol):
     its spaces; both raise ConfigError.
 
     An agent whose `act` and `evaluation_action` (and `greedy_action`) take a keyword argument `mask` gets
-    which actions are valid, [num_envs, flags], from an environment that says so; others play without.
+    which actions are valid, [num_envs, flags], from an environment that says so; others are refused there,
+    unless env.action_mask=false.
     One whose `evaluation_action` (and `greedy_action`) take a keyword argument `start` gets which
     observations are the first of their episodes, [num_envs]: there it forgets what it remembers.
     """
@@ -104,6 +105,11 @@ def heeded(
     told = {"mask": mask, "start": start}
     taken = _parameters(_function(choose))
     return {name: value for name, value in told.items() if value is not None and name in taken}
+
+
+def heeds_masks(agent: Any) -> bool:
+    """Whether an agent, or a class of agents, acts among the valid actions alone where it is told them."""
+    return "mask" in _parameters(_function(agent.act))
 
 
 def _function(choose: Callable[..., Any]) -> Callable[..., Any]:

@@ -117,6 +117,11 @@ class GymnasiumEnv:
         return flat_space(without_mask(env.observation_space)), env.action_space
 
     @classmethod
+    def gives_masks(cls, config: GymnasiumConfig) -> bool:
+        """Whether it says which actions are valid, and that is to be heeded."""
+        return config.action_mask and gives_masks(config.factory(), config.name)
+
+    @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
         """Who knows what other goals would have given, None where observations have no goals."""
         return GoalEnv(config.factory(), space, config.name) if has_goals(space) else None

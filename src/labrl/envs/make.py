@@ -45,6 +45,12 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
     return target.judge(env.config, space) if hasattr(target, "judge") else None
 
 
+def gives_masks(env: Component) -> bool:
+    """Whether an environment says which actions are valid, found out by one reset of one made for that."""
+    target = env.load()
+    return bool(target.gives_masks(env.config)) if hasattr(target, "gives_masks") else False
+
+
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, to check a configuration before a run.
 
