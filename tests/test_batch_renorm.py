@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe
 from labrl.networks.batch_renorm import BatchRenorm, BatchRenormConfig
+from labrl.networks.spaces import Spaces
 
 
 def minibatch(seed: int) -> torch.Tensor:
@@ -56,3 +61,29 @@ def test_evaluation_changes_nothing_and_does_not_depend_on_the_minibatch() -> No
     whole = layer(minibatch(1))
     torch.testing.assert_close(layer(minibatch(1)[:1]), whole[:1])
     assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+
+
+RENORMALIZED = ("agent/network=renormalized",)
+BEHIND_A_MEMORY = ("agent/network=gru", "agent/network@agent.network.torso=renormalized")
+OF_THE_CRITICS = ("agent.network.critic_torso={_target_: labrl.networks.batch_renorm.RenormalizedMLP}",)
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [(agent, RENORMALIZED) for agent in ("sac", "td3", "ppo", "dqn", "sarsa")]
+    + [("recurrent_ppo", BEHIND_A_MEMORY), ("ddpg", OF_THE_CRITICS)],
+)
+def test_an_agent_that_would_act_by_the_statistics_of_few_environments_is_refused(
+    agent: str, words: tuple[str, ...]
+) -> None:
+    env = "pendulum" if agent in ("td3", "ddpg") else "cartpole"
+    config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *words]))
+    with pytest.raises(
+        ConfigError, match=r"agent\.network\.torso: .*RenormalizedMLP.*minibatch.*agent=crossq"
+    ):
+        config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))
+
+
+def test_crossq_takes_it_for_policy_and_critics() -> None:
+    config = resolve(compose(["agent=crossq", "env=pendulum", "preset=none", *OF_THE_CRITICS]))
+    config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))

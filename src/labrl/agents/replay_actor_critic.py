@@ -177,7 +177,7 @@ class ReplayActorCritic(ABC):
             BoxActions.check(spaces.action, agent)
         torso, other = config.network.torso, config.network.critic_torso
         for part in (torso, other or torso):
-            check_torso(part, spaces)
+            check_torso(part, spaces, whole_minibatches=not cls.HALVES)
         if other is not None and other.target != torso.target and sees_images(spaces.observation):
             raise ConfigError(
                 f"agent.network.critic_torso must be of the kind of agent.network.torso {torso.target}, got "

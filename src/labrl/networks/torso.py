@@ -7,8 +7,8 @@ layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` al
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
@@ -231,12 +231,23 @@ class NatureCNN(ImageTorso):
         return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
 
 
-def check_torso(torso: Component, spaces: Spaces, remembers: bool = False) -> None:
+def check_torso(
+    torso: Component, spaces: Spaces, remembers: bool = False, whole_minibatches: bool = False
+) -> None:
     """Raises ConfigError for observations that `torso` cannot read, where it knows of such.
 
-    remembers: whether the agent carries a state from step to step; then the torso must have one.
+    remembers: whether the agent carries a state from step to step; then the torso must have one;
+    whole_minibatches: whether it learns from each as a whole, and acts by what its network keeps of them.
     """
     target = torso.load()
+    for part in () if whole_minibatches else _components(torso):
+        if getattr(part.load(), "batch_statistics", False):
+            raise ConfigError(
+                f"agent.network.torso: {part.target} normalizes by the minibatch, and this agent would act "
+                "by the statistics of the few environments that it plays. Set agent=crossq, or "
+                "agent/network=wide or another one (agent.network.torso.mlp.layer_norm=true normalizes each "
+                "sample by itself)."
+            )
     if hasattr(target, "unroll") and not remembers:
         raise ConfigError(
             f"agent.network.torso: {torso.target} has a memory, and this agent carries none from step to "
@@ -248,6 +259,19 @@ def check_torso(torso: Component, spaces: Spaces, remembers: bool = False) -> No
             "agent/network=gru or lstm, or take the agent that remembers nothing (agent=ppo, a2c, dqn)."
         )
     check_reads(torso, spaces.observation)
+
+
+def _components(settings: Any) -> Iterator[Component]:
+    """All that stands in some settings, those of a part's parts too."""
+    if isinstance(settings, Component):
+        yield settings
+        yield from _components(settings.config)
+    elif is_dataclass(settings):
+        for each in fields(settings):
+            yield from _components(getattr(settings, each.name))
+    elif isinstance(settings, dict):
+        for inner in settings.values():
+            yield from _components(inner)
 
 
 @dataclass(kw_only=True)
