@@ -73,6 +73,12 @@ def test_nothing_changes_after_the_horizon(schedule: object, frame: int) -> None
     assert value_at(schedule, frame) == value_at(schedule, 100)  # type: ignore[arg-type]
 
 
+def test_a_warm_up_that_outlasts_the_schedule_is_refused() -> None:
+    LinearSchedule(kind="linear", start=1, end=0, horizon=10, warmup=10)
+    with pytest.raises(ValueError, match=r"warmup must not be longer than horizon 10.*got 11"):
+        CosineSchedule(kind="cosine", start=1, end=0, horizon=10, warmup=11)
+
+
 def test_points_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="must grow"):
         PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (10, 2.0)])

@@ -25,7 +25,13 @@ class _Shaped:
     horizon: Annotated[int, Field(ge=1)]
     """Frame at which the shape has ended, >= 1."""
     warmup: Frames = 0
-    """Frames over which the value first rises from 0 to `start`."""
+    """Frames over which the value first rises from 0 to `start`, <= horizon."""
+
+    def __post_init__(self) -> None:
+        if self.warmup > self.horizon:
+            raise ValueError(
+                f"warmup must not be longer than horizon {self.horizon}, where all ends, got {self.warmup}"
+            )
 
     @abstractmethod
     def shape(self, progress: float) -> float:

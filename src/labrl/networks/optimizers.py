@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +131,72 @@ class RMSProp:
         """Go on with saved mean squares."""
         for square, saved in zip(self._squares, state["squares"], strict=True):
             square.copy_(saved)
+
+
+# fmt: off
+ByName = Literal[
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+]
+# fmt: on
+"""Optimizers of torch.optim that treat each weight by itself, so that a flat vector is the same to them."""
+
+_NO_OPTIONS = {"params", "lr", "maximize", "foreach", "capturable", "differentiable", "fused"}
+
+
+@dataclass(kw_only=True)
+class TorchOptimizerConfig:
+    """Options of an optimizer of torch.optim."""
+
+    name: ByName
+    """The class."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What it takes besides the learning rate, as {momentum: 0.9, nesterov: true} for SGD; all else is as
+    torch has it."""
+
+    def __post_init__(self) -> None:
+        optimizer = getattr(torch.optim, self.name)
+        known = sorted(set(inspect.signature(optimizer).parameters) - _NO_OPTIONS)
+        for option in self.options:
+            if option not in known:
+                raise ValueError(
+                    f"options.{option}: {self.name} has no such option. Known: {', '.join(known)}"
+                )
+        try:
+            optimizer([nn.Parameter(torch.zeros(1))], lr=1e-3, **self.options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"options: torch.optim.{self.name} refuses them: {error}") from None
+
+
+class TorchOptimizer:
+    """Any optimizer of torch.optim by its name."""
+
+    Config = TorchOptimizerConfig
+
+    def __init__(
+        self, config: TorchOptimizerConfig, parameters: Sequence[nn.Parameter], max_grad_norm: float | None
+    ) -> None:
+        self._parameters, self._max_grad_norm = list(parameters), max_grad_norm
+        make: Any = getattr(torch.optim, config.name)
+        self._optimizer: torch.optim.Optimizer = make(self._parameters, lr=1e-3, **config.options)
+
+    def step(self, lr: float) -> float:
+        """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
+        norm = cut(gradients(self._parameters), self._max_grad_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers of each piece, empty before the first update."""
+        state = self._optimizer.state
+        return {"parts": [dict(state.get(parameter, {})) for parameter in self._parameters]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what was remembered."""
+        parts = {index: dict(part) for index, part in enumerate(state["parts"]) if part}
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": parts, "param_groups": groups})
 
 
 class Separate:

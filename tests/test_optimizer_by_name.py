@@ -1,0 +1,81 @@
+"""Any optimizer of torch.optim is had by its name, on pieces of a flat vector, and goes on exactly."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from on_policy_cases import assert_same_future, build, noise
+from torch import nn
+
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.networks.optimizers import ByName, TorchOptimizer, TorchOptimizerConfig
+
+OPTIONS = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "AdamW": {"weight_decay": 0.1},
+    "RMSprop": {"centered": True},
+}
+LEARNING_RATES = (0.1, 0.05, 0.0, 0.2)
+
+
+def pieces() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.linspace(-1, 1, size)) for size in (3, 5)]
+
+
+def slope(parameters: list[nn.Parameter], step: int) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.sin(3 * parameter.detach() + step)
+
+
+@pytest.mark.parametrize("name", get_args(ByName))
+def test_it_is_torchs_own_with_the_rate_of_each_step_and_a_cut_and_a_restored_one_goes_on(name: str) -> None:
+    options = OPTIONS.get(name, {})
+    ours, theirs = pieces(), pieces()
+    optimizer = TorchOptimizer(TorchOptimizerConfig(name=name, options=options), ours, 0.5)
+    reference = getattr(torch.optim, name)(theirs, lr=1.0, **options)
+    for step, lr in enumerate(LEARNING_RATES):
+        slope(ours, step)
+        slope(theirs, step)
+        norm = optimizer.step(lr)
+        assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(theirs, 0.5)))
+        reference.param_groups[0]["lr"] = lr
+        reference.step()
+        torch.testing.assert_close(ours, theirs)
+        again = TorchOptimizer(TorchOptimizerConfig(name=name, options=options), ours, 0.5)
+        again.load_state_dict(optimizer.state_dict())
+        optimizer = again
+
+
+@pytest.mark.parametrize("steps", [3, 12])
+def test_a_restored_agent_has_the_same_future(steps: int) -> None:
+    words = (
+        "agent/optimizer=torch",
+        "agent.optimizer.name=NAdam",
+        "agent.value_lr=1e-3",
+        "agent.network.shared=false",
+    )
+    assert_same_future(lambda: build("a2c", *words), noise(), steps)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["agent.optimizer.name=Adan"], r"agent\.optimizer\.name must be .*'AdamW'.*, got 'Adan'"),
+        ([], r"agent\.optimizer\.name"),
+        (
+            ["agent.optimizer.name=SGD", "+agent.optimizer.options.betas=[0.9,0.99]"],
+            r"agent\.optimizer: options\.betas: SGD has no such option\. Known: .*momentum",
+        ),
+        (
+            ["agent.optimizer.name=SGD", "+agent.optimizer.options.momentum=-1"],
+            r"agent\.optimizer: options: torch\.optim\.SGD refuses them: .*momentum",
+        ),
+    ],
+    ids=str,
+)
+def test_what_torch_does_not_know_is_refused_by_name(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        resolve(compose(["agent=a2c", "agent/optimizer=torch", *words]))
