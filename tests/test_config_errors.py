@@ -30,6 +30,8 @@ def refused(*overrides: str) -> str:
         ("agent/netwrk=mlp", "agent/netwrk: no such group. Did you mean agent/network?"),
         ("agent=pppo", "agent=pppo: no such option. Did you mean agent=ppo?"),
         ("env=ponk", "env=ponk: no such option. Did you mean env=pong? labrl-envs lists all"),
+        ("env=ALE/Pong-v5", "env=ALE/Pong-v5: no such option. Did you mean env=pong? labrl-envs lists all"),
+        ("env=MsPacmanNoFrameskip-v4", "no such option. Did you mean env=ms_pacman? labrl-envs lists all"),
         ("env=cartpol", "Did you mean env=cartpole?"),
         ("meta=fast_atary", "meta=fast_atary: no such option. Did you mean meta=fast_atari?"),
         ("preset=ppo_cartpol", "Did you mean preset=ppo_cartpole?"),

@@ -102,12 +102,20 @@ def _missing_option(error: MissingConfigException, loader: ConfigLoader) -> Conf
     if not path or "/" not in path or not error.options:
         return ConfigError(_first_line(error))
     group, _, option = path.rpartition("/")
-    guess = did_you_mean(option, error.options, prefix=f"{group}=")
+    if group == "env" or group.startswith("env/"):
+        group, _, option = path.partition("/")  # ids such as ALE/Pong-v5 have a slash of their own
+    guess = did_you_mean(_name_in(option) if group == "env" else option, error.options, prefix=f"{group}=")
     if group == "env":
         hint = " labrl-envs lists all; env=gymnasium env.id=<id> takes any id of Gymnasium."
     else:
         hint = f" Known: {', '.join(error.options)}."
     return ConfigError(f"{group}={option}: no such option.{guess}{hint}")
+
+
+def _name_in(env_id: str) -> str:
+    """What labrl would call an id of Gymnasium's: ms_pacman for ALE/MsPacman-v5 or MsPacmanNoFrameskip-v4."""
+    name = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", env_id.rpartition("/")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
 
 
 def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
