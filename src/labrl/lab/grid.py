@@ -114,9 +114,8 @@ def _identity(words: Sequence[str], watching: bool) -> Identity:
     found = set()
     for one in OverridesParser.create().parse_overrides(list(words)):
         key = one.key_or_group
-        watches = only_watches(key) or f"{key}.".startswith(
-            "meta."
-        )  # a change there has a message of its own
+        # what else is below meta has a message of its own where it changes
+        watches = only_watches(key) or f"{key}.".startswith("meta.")
         if not key.startswith(("hydra.", "hydra/")) and (watching or not watches):
             found.add((one.get_key_element(), repr(one.value())))
     return frozenset(found)
