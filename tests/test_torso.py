@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
+from labrl.networks.inputs import build_torso, num_features
 from labrl.networks.torso import MLP, Activation, Initialization, MLPConfig, NatureCNN, NatureCNNConfig
 
 ONE_ARRAY = [
@@ -126,3 +128,53 @@ def test_layers_can_be_normalized() -> None:
     mlp(100 * torch.randn(5, 3))
     assert before[0].mean(1).tolist() == pytest.approx([0] * 5, abs=1e-5)
     assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)
+
+
+class Own(nn.Module):
+    """A user's torso that may give anything."""
+
+    def __init__(self, observation_space: gym.Space, shape: list[int], inputs: int = 3) -> None:  # type: ignore[type-arg]
+        super().__init__()
+        self.shape, self.layer = shape, nn.Linear(inputs, 6)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.layer(observation).reshape(self.shape)
+
+
+class NoModule:
+    def __init__(self, observation_space: gym.Space) -> None:  # type: ignore[type-arg]
+        pass
+
+
+def own(**settings: object) -> nn.Module:
+    torso = Component.parse({"_target_": "test_torso.Own", **settings}, "agent.network.torso")
+    return build_torso(torso, spaces.Box(-1, 1, (3,), np.float64))
+
+
+def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
+    assert num_features(own(shape=[-1, 6]), spaces.Box(-1, 1, (3,), np.float64)) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"shape": [-1, 2, 3]}, r"Own must make \[batch, features\].* of \[1, 3\] it made \[1, 2, 3\]"),
+        ({"shape": [-1]}, r"of \[1, 3\] it made \[6\]"),
+        ({"shape": [2, 3]}, r"of \[1, 3\] it made \[2, 3\]"),
+        ({"shape": [-1, 6], "inputs": 5}, r"fails on \[1, 3\]: RuntimeError: .*multiplied"),
+    ],
+    ids=str,
+)
+def test_features_that_no_layer_can_follow_are_refused(settings: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
+        num_features(own(**settings), spaces.Box(-1, 1, (3,), np.float64))
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [("torch.nn.Flatten", "takes no observation_space"), ("test_torso.NoModule", r"is no torch\.nn\.Module")],
+)
+def test_what_is_no_torso_is_refused_by_its_name(target: str, told: str) -> None:
+    torso = Component.parse({"_target_": target}, "agent.network.torso")
+    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: {target} .*{told}"):
+        build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.networks.in_numpy import Chain, InNumpy
-from labrl.networks.inputs import build_torso
+from labrl.networks.inputs import build_torso, num_features
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import orthogonal
-from labrl.observations import example
 
 
 @dataclass(kw_only=True)
@@ -77,12 +76,10 @@ class ActorCritic(nn.Module):
         if has_value and not self.shared:
             self.value_torso = build_torso(config.torso, spaces.observation)
         self.layout = getattr(self.policy_torso, "layout", lambda observation: observation)
-        one = torch.as_tensor(self.layout(example(spaces.observation)))
-        with torch.no_grad():
-            num_features = self.policy_torso(one).shape[1]
-        self.policy_head = PolicyHead(num_features, num_outputs, log_std_init)
+        size = num_features(self.policy_torso, spaces.observation)
+        self.policy_head = PolicyHead(size, num_outputs, log_std_init)
         if has_value:
-            self.value_head = orthogonal(nn.Linear(num_features, 1), 1.0)
+            self.value_head = orthogonal(nn.Linear(size, 1), 1.0)
 
     def policy(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns distribution parameters [batch, num_outputs]."""

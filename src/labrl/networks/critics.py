@@ -10,16 +10,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.inputs import build_torso, vector_space
+from labrl.networks.inputs import build_torso, num_features, vector_space
 from labrl.networks.q_network import Stream
 from labrl.networks.spaces import Spaces, is_image
 from labrl.networks.torso import MLP, vectors
-from labrl.observations import example
 
 
 @dataclass(kw_only=True)
@@ -42,8 +40,8 @@ class PolicyNetwork(nn.Module):
         super().__init__()
         self.torso: nn.Module = build_torso(torso, observation_space)
         self.layout = getattr(self.torso, "layout", lambda observation: observation)
-        num_features = _num_features(self.torso, self.layout, observation_space)
-        self.outputs = Stream(num_features, [], num_outputs, None)
+        size = num_features(self.torso, observation_space)
+        self.outputs = Stream(size, [], num_outputs, None)
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns [batch, num_outputs], float32."""
@@ -99,7 +97,7 @@ class Critics(nn.Module):
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         torsos: list[Any] = [build_torso(torso, space) for _ in range(count)]
         self.layout = getattr(torsos[0], "layout", lambda observation: observation)
-        num_inputs, hidden = _num_features(torsos[0], self.layout, space), []
+        num_inputs, hidden = num_features(torsos[0], space), []
         if self._continuous and not self._joint:
             num_inputs, hidden = num_inputs + action_size, config.action_head
         num_outputs = 1 if self._continuous else int(spaces.action.n)  # type: ignore[attr-defined]
@@ -141,13 +139,3 @@ def _is_vector(space: gym.Space) -> bool:
     return (
         isinstance(space, gym.spaces.Box) and not is_image(space) and np.issubdtype(space.dtype, np.floating)
     )
-
-
-def _num_features(torso: nn.Module, layout: Callable[[NDArray], NDArray], space: gym.Space) -> int:
-    """What it makes of an observation; a torso that keeps statistics does not take it in."""
-    one = torch.as_tensor(layout(example(space)))
-    torso.eval()
-    with torch.no_grad():
-        count = int(torso(one).shape[1])
-    torso.train()
-    return count

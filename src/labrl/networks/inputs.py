@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
+from labrl.config.component import Component, accepted_settings
 from labrl.config.errors import ConfigError
 from labrl.networks.spaces import choices_of, is_image, sees_images
+from labrl.observations import example
 
 MLP_TARGET = "labrl.networks.torso.MLP"
 CNN_TARGET = "labrl.networks.torso.NatureCNN"
@@ -28,13 +29,39 @@ CNN_TARGET = "labrl.networks.torso.NatureCNN"
 def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
     """The torso for observations of `space`; its `layout` makes one array of several inputs."""
     check_reads(torso, space)
-    if not isinstance(space, gym.spaces.Dict) or sees_images(space):
-        built: nn.Module = torso.build(observation_space=space)
-        return built
-    layout = SideBySide(space)
-    joint: nn.Module = torso.build(observation_space=layout.space)
-    joint.layout = layout  # type: ignore[assignment]  # no module, nor a tensor
-    return joint
+    layout = SideBySide(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
+    built: nn.Module = torso.build(observation_space=space if layout is None else layout.space)
+    if not isinstance(built, nn.Module):
+        raise ConfigError(
+            f"agent.network.torso: {torso.target} is no torch.nn.Module; derive it from that class."
+        )
+    if layout is not None:
+        built.layout = layout  # type: ignore[assignment]  # no module, nor a tensor
+    return built
+
+
+def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
+    """How many features the torso makes of an observation, which leaves statistics that it keeps as they are.
+
+    Raises ConfigError for one that fails or gives anything but [batch, features].
+    """
+    seen = getattr(torso, "layout", lambda observation: observation)(example(space))
+    one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
+    told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
+    torso.eval()
+    try:
+        with torch.no_grad():
+            features = torso(one)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"{told}, and fails on {list(one.shape)}: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        torso.train()
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 1:
+        given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(f"{told}, of {list(one.shape)} it made {given}.")
+    return int(features.shape[1])
 
 
 def check_reads(torso: Component, space: gym.Space[Any]) -> None:
@@ -45,6 +72,12 @@ def check_reads(torso: Component, space: gym.Space[Any]) -> None:
         raise ConfigError(
             f"agent.network.torso: {target.__name__} reads one array, this environment's observations are "
             f"{space}. Use agent/network=auto or agent/network=inputs."
+        )
+    taken = accepted_settings(target)
+    if taken is not None and "observation_space" not in taken:
+        raise ConfigError(
+            f"agent.network.torso: {torso.target} cannot be built for an environment, for it takes no "
+            "observation_space. Derive from it a class whose __init__ does, and name that one."
         )
     if hasattr(target, "check"):
         target.check(torso.config, vector_space(space))

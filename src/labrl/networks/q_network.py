@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
 from labrl.networks.in_numpy import ACTIVATIONS, Affine, Chain, InNumpy
-from labrl.networks.inputs import build_torso
+from labrl.networks.inputs import build_torso, num_features
 from labrl.networks.noisy import NoisyLinear
 from labrl.networks.spaces import Spaces
-from labrl.observations import example
 
 
 @dataclass(kw_only=True)
@@ -92,12 +91,10 @@ class QNetwork(nn.Module):
         super().__init__()
         self.torso: nn.Module = build_torso(config.torso, spaces.observation)
         self.layout = getattr(self.torso, "layout", lambda observation: observation)
-        one = torch.as_tensor(self.layout(example(spaces.observation)))
-        with torch.no_grad():
-            num_features = self.torso(one).shape[1]
+        size = num_features(self.torso, spaces.observation)
         self._shape = (-1, num_actions, num_outputs)
-        self.advantage = Stream(num_features, config.head, num_actions * num_outputs, config.noisy)
-        self.value = Stream(num_features, config.head, num_outputs, config.noisy) if config.dueling else None
+        self.advantage = Stream(size, config.head, num_actions * num_outputs, config.noisy)
+        self.value = Stream(size, config.head, num_outputs, config.noisy) if config.dueling else None
         self.num_noise = self.advantage.num_noise + (self.value.num_noise if self.value is not None else 0)
         """Noise variables of all layers; 0 without noise."""
 

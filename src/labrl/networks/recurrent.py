@@ -18,8 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.inputs import build_torso, check_reads
-from labrl.observations import example
+from labrl.networks.inputs import build_torso, check_reads, num_features
 
 
 class Pieces(NamedTuple):
@@ -103,10 +102,9 @@ class Recurrent(nn.Module):
         super().__init__()
         self.torso = build_torso(config.torso, observation_space)
         self.layout = getattr(self.torso, "layout", lambda observation: observation)
-        with torch.no_grad():
-            num_features = self.torso(torch.as_tensor(self.layout(example(observation_space)))).shape[1]
+        size = num_features(self.torso, observation_space)
         cells = {"gru": nn.GRU, "lstm": nn.LSTM}[config.kind]
-        self.core: nn.RNNBase = cells(num_features, config.hidden_size, config.layers)
+        self.core: nn.RNNBase = cells(size, config.hidden_size, config.layers)
         for name, parameter in self.core.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
         # Of an LSTM, outputs and cells of all layers; of a GRU its outputs.
