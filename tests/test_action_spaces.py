@@ -23,6 +23,7 @@ SPACES = {
     "MultiBinary": gym.spaces.MultiBinary(3),
     "Box": gym.spaces.Box(-1, 1, (2,), np.float32),
 }
+LARGEST = float(np.finfo(np.float32).max)
 OBSERVATION = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
@@ -56,6 +57,7 @@ def test_a_space_of_ones_own_counts_as_what_it_is_derived_from() -> None:
     ("space", "unfit"),
     [
         (gym.spaces.Box(0, np.inf, (2,), np.float32), {"sac", "crossq", "td3", "ddpg", "random"}),
+        (gym.spaces.Box(-LARGEST, LARGEST, (2,), np.float32), {"sac", "crossq", "td3", "ddpg", "random"}),
         (gym.spaces.Box(-2, 2, (2,), np.int64), {"sac", "crossq", "td3", "ddpg"}),
     ],
     ids=str,

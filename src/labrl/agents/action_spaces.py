@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from labrl.config.errors import ConfigError
+from labrl.networks.spaces import has_bounds
 
 DQN_FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "rainbow_lite")
 
@@ -74,4 +75,4 @@ def _reaches(agent: str, space: gym.Space[Any]) -> bool:
     """Whether `agent` can do without what a box may lack: bounds, and room between whole numbers."""
     if not isinstance(space, gym.spaces.Box) or agent not in (*_RESCALE, "random"):
         return True
-    return space.is_bounded() and (agent == "random" or bool(np.issubdtype(space.dtype, np.floating)))
+    return has_bounds(space) and (agent == "random" or bool(np.issubdtype(space.dtype, np.floating)))

@@ -15,7 +15,7 @@ from labrl.agents.exploration import uniform_valid
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
 from labrl.networks.compute import Compute
-from labrl.networks.spaces import Spaces
+from labrl.networks.spaces import Spaces, has_bounds
 from labrl.seeding import Streams
 from labrl.step import Step
 
@@ -92,7 +92,7 @@ def uniform_actions(
         return generator.integers(space.start, space.start + space.nvec, size=(n, *space.shape))
     if isinstance(space, gym.spaces.MultiBinary):
         return generator.integers(0, 2, size=(n, *space.shape), dtype=np.int8)
-    if isinstance(space, gym.spaces.Box) and space.is_bounded():
+    if isinstance(space, gym.spaces.Box) and has_bounds(space):
         if not np.issubdtype(space.dtype, np.floating):
             return generator.integers(space.low, space.high, (n, *space.shape), space.dtype, endpoint=True)
         return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.errors import ConfigError
+from labrl.networks.spaces import has_bounds
 
 INVALID = -1e9
 """Logit of an action that is not valid: its probability is exactly 0, and all else stays finite."""
@@ -332,7 +333,7 @@ def distribution_for(
             f"agent: {agent} acts in Discrete, MultiDiscrete, MultiBinary and Box spaces; this environment's "
             f"actions are {space}."
         )
-    if bounds in ("rescale", "squash") and not space.is_bounded():
+    if bounds in ("rescale", "squash") and not has_bounds(space):
         raise ConfigError(
             f"agent.action_bounds={bounds} needs bounds on every side, this environment's actions are "
             f"{space} (set agent.action_bounds=clip)."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from labrl.observations import Goals
 
@@ -45,3 +46,9 @@ def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
     if isinstance(space, gym.spaces.MultiDiscrete):
         return [(int(first), int(n)) for first, n in zip(space.start.flat, space.nvec.flat, strict=True)]
     return []
+
+
+def has_bounds(space: gym.spaces.Box) -> bool:
+    """Whether a box is bounded on every side; the largest numbers of a type are no bounds."""
+    with np.errstate(over="ignore"):
+        return bool(space.is_bounded() and np.isfinite(space.high - space.low).all())
