@@ -260,6 +260,7 @@ def test_the_list_of_agents_without_masks_is_true() -> None:
     words = {"c51": atoms, "rainbow": atoms}
     without = {a for a in choosers if not heeds_masks(config_of(a, *words.get(a, [])).agent.load())}
     assert without == set(MASKLESS)
+    assert heeds_masks(lambda config, **runtime: None)
 
 
 def test_an_agent_that_takes_no_masks_plays_without() -> None:

@@ -108,8 +108,12 @@ def heeded(
 
 
 def heeds_masks(agent: Any) -> bool:
-    """Whether an agent, or a class of agents, acts among the valid actions alone where it is told them."""
-    return "mask" in _parameters(_function(agent.act))
+    """Whether an agent, or a class of agents, acts among the valid actions alone where it is told them.
+
+    A function that makes an agent does not say, and is believed to.
+    """
+    act = getattr(agent, "act", None)
+    return act is None or "mask" in _parameters(_function(act))
 
 
 def _function(choose: Callable[..., Any]) -> Callable[..., Any]:
