@@ -60,7 +60,7 @@ def test_a_space_of_ones_own_counts_as_what_it_is_derived_from() -> None:
         (gym.spaces.Box(-LARGEST, LARGEST, (2,), np.float32), {"sac", "crossq", "td3", "ddpg", "random"}),
         (gym.spaces.Box(-2, 2, (2,), np.int64), {"sac", "crossq", "td3", "ddpg"}),
     ],
-    ids=str,
+    ids=["half bounded", "bounds that are none", "whole numbers"],
 )
 def test_nobody_is_recommended_that_would_refuse_the_box_in_turn(space: gym.Space, unfit: set[str]) -> None:
     boxes = {agent for agent, kinds in ACTS_IN.items() if "Box" in kinds}
