@@ -13,7 +13,6 @@ from labrl.agents.batch import Batch, normalized
 from labrl.agents.budget import check_budget
 from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
 from labrl.clock import Clock
-from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.memory.episodes import Episodes
@@ -30,8 +29,6 @@ from labrl.seeding import Streams
 class A2CConfig(OnPolicyConfig):
     """Options of A2C. Either `horizon` or `episodes` says when to learn."""
 
-    optimizer: Component
-    """How the weights follow the gradient."""
     horizon: PositiveInt | None = 5
     """Agent steps of each environment in one update, t_max in the paper, >= 1."""
     episodes: PositiveInt | None = None
@@ -79,10 +76,8 @@ class A2C(OnPolicyAgent):
             new_rollout = partial(Episodes, config.episodes)
         super().__init__(config, spaces, clock, streams, compute, new_rollout)
         self._gae_lambda = config.gae_lambda
-        build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
-        if config.value_lr is None:
-            self._optimizer = build(parameters=[self._weights])
-        else:
+        if config.value_lr is not None:
+            build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
             flat, network = self._workers.flat, self.network
             policy = flat.parts(network, [network.policy_torso, network.policy_head])
             value = flat.parts(network, [network.value_torso, network.value_head])

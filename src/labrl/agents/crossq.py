@@ -7,10 +7,9 @@ are those of both: what the next actions do to the values needs no delayed twin 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Never
+from typing import Any, Never
 
 import torch
-from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from labrl.agents.replay_actor_critic import Batch, Delayed, ReplayActorCriticConfig
@@ -18,7 +17,7 @@ from labrl.agents.sac import SAC, SoftActorCriticConfig, critic_loss
 from labrl.agents.value_learning import td_target
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
-from labrl.config.types import PositiveInt, real_number
+from labrl.config.types import PositiveInt
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics
 from labrl.networks.spaces import Spaces
@@ -31,8 +30,6 @@ class CrossQConfig(SoftActorCriticConfig):
 
     policy_delay: PositiveInt = 3
     """Updates of the critics for each of policy and temperature, >= 1."""
-    adam_beta1: Annotated[float, BeforeValidator(real_number), Field(ge=0, lt=1)] = 0.5
-    """Decay of Adam's mean gradient for policy and critics, in [0, 1)."""
 
 
 class CrossQ(SAC):
@@ -45,7 +42,7 @@ class CrossQ(SAC):
     def __init__(
         self, config: CrossQConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        super().__init__(config, spaces, clock, streams, compute, beta1=config.adam_beta1)
+        super().__init__(config, spaces, clock, streams, compute)
         self._policy_delay = config.policy_delay
         self._policy.network.eval()
         self._judges.eval()  # a policy learns by values that do not depend on the minibatch

@@ -36,9 +36,10 @@ from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.replay import Sample
 from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
-from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers, joined
+from labrl.networks.gradient import FlatParameters, GradientWorkers, joined
 from labrl.networks.in_numpy import InNumpy
 from labrl.networks.noisy import factor_noise
+from labrl.networks.optimizers import Optimizer
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import check_torso
@@ -61,10 +62,10 @@ class DQNConfig(ExperienceConfig):
     """How actions are chosen while experience is collected."""
     double: bool = False
     """Whether the online network picks the next action that the target network values."""
+    optimizer: Component
+    """How the weights follow the gradient."""
     lr: NonNegativeSchedule = 1e-4
-    """Learning rate of Adam."""
-    adam_eps: PositiveFloat = 1e-8
-    """Epsilon of Adam."""
+    """Learning rate."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Gradients are scaled down to this Euclidean norm; null: never."""
     evaluation_epsilon: Probability = 0.0
@@ -108,7 +109,9 @@ class DQN:
         self._target_weights = FlatParameters(self.target).vector.detach()
         self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
         self._weights = self._workers.flat.vector
-        self._descent = Descent(self._weights, config.adam_eps, config.max_grad_norm)
+        self._optimizer: Optimizer = config.optimizer.build(
+            parameters=[self._weights], max_grad_norm=config.max_grad_norm
+        )
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
         self._experience = Experience(
@@ -239,7 +242,7 @@ class DQN:
         return {
             "network": self.network.state_dict(),
             "target": self.target.state_dict(),
-            "optimizer": self._descent.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
             "experience": self._experience.state_dict(),
             "rows": self._rows,
             "average": self._average,
@@ -250,7 +253,7 @@ class DQN:
         """Go on with a saved state."""
         self.network.load_state_dict(state["network"])
         self.target.load_state_dict(state["target"])
-        self._descent.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])
         self._experience.load_state_dict(state["experience"])
         self._rows.copy_(state["rows"])
         self._average.copy_(state["average"])
@@ -311,11 +314,11 @@ class DQN:
         return self.network.in_numpy()
 
     def _update(self) -> None:
-        """One step of Adam on one minibatch. Raises NonFiniteError."""
+        """One step of the optimizer on one minibatch. Raises NonFiniteError."""
         config, frame = self._config, self._clock.frame
         sample = self._experience.sample()
         self._gradient(sample)
-        norm = self._descent.step(value_at(config.lr, frame))
+        norm = self._optimizer.step(value_at(config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
             raise NonFiniteError("grad_norm" if finite_loss else "loss", frame)

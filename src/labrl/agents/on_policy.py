@@ -51,6 +51,8 @@ class OnPolicyConfig:
     """Policy and value networks."""
     discount: Probability = 0.99
     """Weight of the next step's value, gamma, in [0, 1]."""
+    optimizer: Component
+    """How the weights follow the gradient."""
     lr: NonNegativeSchedule = 3e-4
     """Learning rate."""
     entropy_coef: NonNegativeSchedule = 0.0
@@ -69,7 +71,7 @@ class OnPolicyConfig:
 class OnPolicyAgent(ABC):
     """Collects a rollout with one policy, learns from it, and begins the next one.
 
-    A derived agent names the mean STATISTICS of its loss, makes its `_optimizer`, and defines `_update`.
+    A derived agent names the mean STATISTICS of its loss, and defines `_update`.
     """
 
     NAME: ClassVar[str]
@@ -77,7 +79,6 @@ class OnPolicyAgent(ABC):
     REMEMBERS: ClassVar[bool] = False
     """Whether it carries a state of its network from step to step."""
     STATISTICS: ClassVar[tuple[str, ...]]
-    _optimizer: Optimizer
     _gae_lambda: float = 1.0
 
     def __init__(
@@ -105,6 +106,9 @@ class OnPolicyAgent(ABC):
         )
         self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
         self._weights = self._workers.flat.vector
+        self._optimizer: Optimizer = config.optimizer.build(
+            parameters=[self._weights], max_grad_norm=config.max_grad_norm
+        )
         self._policy_stream = streams.numpy("policy")
         self._make_rollout = new_rollout
         self._rollout: Rollout | None = None

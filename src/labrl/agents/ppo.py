@@ -20,7 +20,6 @@ from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFl
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.compute import Compute
-from labrl.networks.gradient import Descent
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -38,8 +37,6 @@ class PPOConfig(OnPolicyConfig):
     """Steps in a minibatch; divides horizon * env.num_envs."""
     gae_lambda: Probability = 0.95
     """Decay of the advantage estimator, lambda, in [0, 1]."""
-    adam_eps: PositiveFloat = 1e-5
-    """Epsilon of Adam."""
     clip: NonNegativeSchedule = 0.2
     """Range of the probability ratio, epsilon in eq. 7."""
     value_clip: NonNegativeSchedule | None = None
@@ -93,7 +90,6 @@ class PPO(OnPolicyAgent):
         self, config: PPOConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         super().__init__(config, spaces, clock, streams, compute, partial(Rollout, config.horizon))
-        self._optimizer = Descent(self._weights, config.adam_eps, config.max_grad_norm)
         self._gae_lambda = config.gae_lambda
         self._minibatch_stream = streams.torch("minibatches")
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from labrl.agents.batch import Batch, normalized
 from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
 from labrl.clock import Clock
-from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.memory.episodes import Episodes
@@ -25,8 +24,6 @@ from labrl.seeding import Streams
 class ReinforceConfig(OnPolicyConfig):
     """Options of REINFORCE."""
 
-    optimizer: Component
-    """How the weights follow the gradient."""
     episodes: PositiveInt = 8
     """Whole episodes in one update, over all environments, >= 1."""
     baseline: Literal["none", "mean", "value"] = "mean"
@@ -57,9 +54,6 @@ class Reinforce(OnPolicyAgent):
     ) -> None:
         new_rollout, learned = partial(Episodes, config.episodes), config.baseline == "value"
         super().__init__(config, spaces, clock, streams, compute, new_rollout, has_value=learned)
-        self._optimizer = config.optimizer.build(
-            parameters=[self._weights], max_grad_norm=config.max_grad_norm
-        )
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:

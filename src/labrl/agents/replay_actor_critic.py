@@ -21,6 +21,7 @@ from labrl.agents.experience import Experience, ExperienceConfig, check_experien
 from labrl.agents.share import experience_share
 from labrl.agents.target_network import TargetUpdate
 from labrl.clock import Clock
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Sample
@@ -45,12 +46,12 @@ class ReplayActorCriticConfig(ExperienceConfig):
 
     network: PolicyAndCriticsConfig
     """Policy and critics."""
+    optimizer: Component
+    """How the weights of policy and critics follow the gradient."""
     lr: NonNegativeSchedule = 3e-4
-    """Learning rate of Adam."""
+    """Learning rate."""
     critic_lr: NonNegativeSchedule | None = None
     """Learning rate of the critics; null: as the policy's."""
-    adam_eps: PositiveFloat = 1e-8
-    """Epsilon of Adam."""
     max_grad_norm: PositiveFloat | None = None
     """Gradients of policy and critics are each scaled down to this Euclidean norm; null: never."""
 
@@ -127,9 +128,8 @@ class ReplayActorCritic(ABC):
         streams: Streams,
         compute: Compute,
         actions: Actions,
-        beta1: float = 0.9,
     ) -> None:
-        """actions: of the policy; beta1: of Adam."""
+        """actions: of the policy."""
         self._clock, self._actions = clock, actions
         self._lr = config.lr
         self._critic_lr = config.lr if config.critic_lr is None else config.critic_lr
@@ -150,7 +150,7 @@ class ReplayActorCritic(ABC):
         workers = num_workers(spaces, compute) if self.HALVES else 1
         products = config.batch_size * sum(weight.numel() for weight in critics.parameters())
         self._large = compute.device.type == "cpu" and not images and products >= WORTH_SHARING
-        options = (workers, config.adam_eps, config.max_grad_norm, beta1)
+        options = (workers, config.optimizer, config.max_grad_norm)
         self._policy = Trained(policy, compute, *options)
         self._critics = Trained(critics, compute, *options)
         self._judges = self._critics.frozen()
@@ -338,7 +338,7 @@ class ReplayActorCritic(ABC):
     def _step(
         self, trained: Trained[Any], averages: Averages, statistics: Tensor, lr: NonNegativeSchedule
     ) -> None:
-        """Adam on the gradient that was just computed. Raises NonFiniteError."""
+        """Follow the gradient that was just computed. Raises NonFiniteError."""
         frame = self._clock.frame
         norm = trained.step(value_at(lr, frame))
         if not math.isfinite(norm):

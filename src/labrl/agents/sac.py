@@ -80,11 +80,9 @@ class SAC(ReplayActorCritic):
         clock: Clock,
         streams: Streams,
         compute: Compute,
-        beta1: float = 0.9,
     ) -> None:
-        """beta1: of Adam, but for the temperature's."""
         self._soft: SoftPolicy = soft_policy(spaces.action)
-        super().__init__(config, spaces, clock, streams, compute, self._soft, beta1)
+        super().__init__(config, spaces, clock, streams, compute, self._soft)
         self._fixed_temperature = config.temperature
         self._temperature = Temperature(config.initial_temperature, compute.device)
         self._target_entropy: Schedule = self._soft.usual_entropy

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from labrl.agents.replay_actor_critic import Actions
 from labrl.networks.box_actions import LOG_STD_RANGE, BoxActions, gaussian_parameters, squashed_sample
-from labrl.networks.gradient import Descent
+from labrl.networks.optimizers import Adam, AdamConfig
 
 
 class SoftPolicy(Actions, Protocol):
@@ -171,7 +171,7 @@ class Temperature:
     def __init__(self, initial: float, device: torch.device) -> None:
         self._log = nn.Parameter(torch.tensor([math.log(initial)], device=device))
         self._log.grad = torch.zeros_like(self._log)
-        self._descent = Descent(self._log, eps=1e-8, max_grad_norm=None)
+        self._optimizer = Adam(AdamConfig(), [self._log], max_grad_norm=None)
 
     @property
     def value(self) -> float:
@@ -182,13 +182,13 @@ class Temperature:
         """One step of Adam; entropy: the policy's mean, a scalar."""
         assert self._log.grad is not None
         self._log.grad.copy_(entropy - target)
-        self._descent.step(lr)
+        self._optimizer.step(lr)
 
     def state_dict(self) -> dict[str, Any]:
         """log alpha and its optimizer."""
-        return {"log": self._log.detach().clone(), "optimizer": self._descent.state_dict()}
+        return {"log": self._log.detach().clone(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
         self._log.data.copy_(state["log"])
-        self._descent.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])

@@ -7,14 +7,13 @@ optimizer's update are then a few operations for the whole network instead of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from labrl.networks.compute import Compute
 from labrl.networks.ranks import ALONE
@@ -188,58 +187,3 @@ class GradientWorkers(Generic[Network]):
 def joined(shares: Sequence[Tensor]) -> NDArray:
     """Results of `map` as one array, [sum of the shares, ...]."""
     return (shares[0] if len(shares) == 1 else torch.cat(list(shares))).cpu().numpy()
-
-
-class Descent:
-    """Adam (Kingma & Ba, 2015, arXiv:1412.6980) on a flat vector, its gradient cut to a largest norm.
-
-    torch's function without torch's class around it, which imports a compiler when it is made (over a second)
-    and keeps books at every step (half as long as the update of a small network itself).
-    """
-
-    def __init__(
-        self, vector: nn.Parameter, eps: float, max_grad_norm: float | None, beta1: float = 0.9
-    ) -> None:
-        """vector: parameters with a gradient, [size]; eps, beta1: of Adam; max_grad_norm: None never cuts."""
-        self._vector = vector
-        self._eps, self._beta1 = eps, beta1
-        self._max_grad_norm = max_grad_norm
-        self._moments = {
-            "mean": torch.zeros_like(vector.data),
-            "square": torch.zeros_like(vector.data),
-            "updates": torch.zeros((), device=vector.device),
-        }
-
-    def step(self, lr: float) -> float:
-        """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
-        gradient = self._vector.grad
-        assert gradient is not None
-        norm = float(gradient.norm())
-        if self._max_grad_norm is not None and norm > self._max_grad_norm:
-            gradient.mul_(self._max_grad_norm / norm)
-        adam(
-            [self._vector.data],
-            [gradient],
-            [self._moments["mean"]],
-            [self._moments["square"]],
-            [],
-            [self._moments["updates"]],
-            fused=True,
-            amsgrad=False,
-            beta1=self._beta1,
-            beta2=0.999,
-            lr=lr,
-            weight_decay=0.0,
-            eps=self._eps,
-            maximize=False,
-        )
-        return norm
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Adam's moments and number of updates."""
-        return dict(self._moments)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved moments."""
-        for name, moment in self._moments.items():
-            moment.copy_(state[name])

@@ -1,4 +1,4 @@
-"""A network that learns: flat weights, gradients by one or several workers, Adam."""
+"""A network that learns: flat weights, gradients by one or several workers, an optimizer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from labrl.config.component import Component
 from labrl.networks.compute import Compute
-from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers
+from labrl.networks.gradient import FlatParameters, GradientWorkers
+from labrl.networks.optimizers import Optimizer
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -24,16 +26,15 @@ class Trained(Generic[Network]):
         network: Network,
         compute: Compute,
         num_workers: int,
-        adam_eps: float,
+        optimizer: Component,
         max_grad_norm: float | None,
-        beta1: float = 0.9,
     ) -> None:
-        """num_workers: who share a minibatch; the others are of Adam and of the cut."""
+        """num_workers: who share a minibatch; optimizer: of the weights; max_grad_norm: None never cuts."""
         self.network = network.to(compute.device)
         self._workers = GradientWorkers(self.network, num_workers, compute)
         self.weights = self._workers.flat.vector
         """All of them, [size]; `weights.grad` is their gradient."""
-        self._descent = Descent(self.weights, adam_eps, max_grad_norm, beta1)
+        self._optimizer: Optimizer = optimizer.build(parameters=[self.weights], max_grad_norm=max_grad_norm)
 
     def twin(self) -> tuple[Network, Tensor]:
         """A copy with weights of its own that has no gradient, and these weights. [size]"""
@@ -50,8 +51,8 @@ class Trained(Generic[Network]):
         return self._workers.backward(loss, size)
 
     def step(self, lr: float) -> float:
-        """One step of Adam. Returns the gradient's norm before the cut, not finite where weights broke."""
-        return self._descent.step(lr)
+        """One update. Returns the gradient's norm before the cut, not finite where weights broke."""
+        return self._optimizer.step(lr)
 
     @property
     def norm(self) -> float:
@@ -60,12 +61,12 @@ class Trained(Generic[Network]):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, buffers and optimizer."""
-        return {"network": self.network.state_dict(), "optimizer": self._descent.state_dict()}
+        return {"network": self.network.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
         self.network.load_state_dict(state["network"])
-        self._descent.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
         """End the worker threads."""
