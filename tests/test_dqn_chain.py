@@ -19,7 +19,7 @@ LEARNING = (
     "agent.updates_per_frame=0.25",
     "agent.target.every=64",
     "agent.lr=5e-3",
-    "agent.adam_eps=1e-8",
+    "agent.optimizer.eps=1e-8",
 )
 RANDOM = ("agent/exploration=epsilon_greedy", "agent.exploration.epsilon=1.0")
 

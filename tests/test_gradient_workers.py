@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from labrl.networks.gradient import Descent, FlatParameters, GradientWorkers
+from labrl.networks.gradient import GradientWorkers
 
 
 def network() -> nn.Module:
@@ -72,48 +71,14 @@ def test_an_update_of_the_vector_is_an_update_of_every_replica() -> None:
     workers.close()
 
 
-def test_descent_on_the_vector_equals_torch_s_adam_on_each_parameter() -> None:
-    plain, flat = network(), network()
-    optimizer = torch.optim.Adam(plain.parameters(), eps=1e-5)
-    vector = FlatParameters(flat).vector
-    descent = Descent(vector, eps=1e-5, max_grad_norm=0.1)
-    for lr in (0.1, 0.01, 0.001):
-        for module in (plain, flat):
-            module.zero_grad(set_to_none=False)
-            (module(INPUTS) - TARGETS).square().mean().backward()
-        expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
-        assert descent.step(lr) == pytest.approx(float(expected))
-    for a, b in zip(plain.parameters(), flat.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_descent_goes_on_with_saved_moments() -> None:
-    def steps(descent: Descent, vector: nn.Parameter) -> None:
-        for value in (1.0, -2.0):
-            vector.grad = torch.full_like(vector.data, value)
-            descent.step(0.1)
-
-    vector = nn.Parameter(torch.ones(3))
-    descent = Descent(vector, eps=1e-5, max_grad_norm=None)
-    steps(descent, vector)
-    twin = nn.Parameter(vector.data.clone())
-    restored = Descent(twin, eps=1e-5, max_grad_norm=None)
-    restored.load_state_dict(copy.deepcopy(descent.state_dict()))
-    steps(descent, vector)
-    steps(restored, twin)
-    assert torch.equal(vector, twin)
-
-
 def test_training_starts_without_importing_a_compiler() -> None:
     # Over a second of imports before the first step, asked for by torch's optimizer classes.
     program = (
         "import sys, torch; from torch import nn;"
-        "from labrl.networks.gradient import Descent, GradientWorkers;"
+        "from labrl.networks.gradient import GradientWorkers; from labrl.networks.optimizers import *;"
         "module = nn.Linear(2, 1); workers = GradientWorkers(module, 1); vector = workers.flat.vector;"
         "workers.backward(lambda net, rows: (net(torch.ones(4, 2)).mean(), torch.zeros(1)), 4);"
-        "Descent(vector, 1e-5, None).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
+        "Adam(AdamConfig(), [vector], None).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -100,7 +100,7 @@ def test_a_network_that_cannot_read_the_observations_is_refused() -> None:
         (["agent=sac", "agent.initial_temperature=0"], "agent.initial_temperature must be greater than 0"),
         (["agent=sac", "agent.target.tau=2"], "agent.target.tau must be at most 1, got 2"),
         (["agent=sac", "agent.policy_delay=2"], "agent.policy_delay: no such key"),
-        (["agent=crossq", "agent.adam_beta1=1.0"], "agent.adam_beta1 must be less than 1, got 1"),
+        (["agent=crossq", "agent.optimizer.beta1=1.0"], "agent.optimizer.beta1 must be less than 1, got 1"),
         (
             ["agent=sac", "agent.memory.capacity=100"],
             "agent.memory.capacity must be at least agent.batch_size 256",

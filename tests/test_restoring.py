@@ -193,6 +193,12 @@ def fitting(option: str) -> tuple[list[str], int]:
     raise AssertionError(f"no agent takes {option}")
 
 
+@pytest.mark.parametrize(("agent", "task"), [("ppo", "cartpole"), ("dqn", "cartpole"), ("sac", "pendulum")])
+def test_an_optimizer_by_its_name_goes_on_exactly(agent: str, task: str, tmp_path: Path) -> None:
+    words = [*small(agent, task), *SHORT, "agent/optimizer=torch", "agent.optimizer.name=AdamW"]
+    assert changed_futures(tmp_path, words) == []
+
+
 def test_a_memory_in_files_goes_on_exactly(tmp_path: Path) -> None:
     words = [*small("rainbow", "cartpole"), *SHORT, "agent.memory.storage=mmap"]
     assert changed_futures(tmp_path, words) == []

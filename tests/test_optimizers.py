@@ -1,4 +1,4 @@
-"""Any optimizer of torch.optim is had by its name, on pieces of a flat vector, and goes on exactly."""
+"""Adam is torch's, all others of torch.optim are had by name; on pieces of a flat vector, restored exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
-from labrl.networks.optimizers import ByName, TorchOptimizer, TorchOptimizerConfig
+from labrl.networks.optimizers import Adam, AdamConfig, ByName, TorchOptimizer, TorchOptimizerConfig
 
 OPTIONS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
@@ -28,6 +28,25 @@ def pieces() -> list[nn.Parameter]:
 def slope(parameters: list[nn.Parameter], step: int) -> None:
     for parameter in parameters:
         parameter.grad = torch.sin(3 * parameter.detach() + step)
+
+
+@pytest.mark.parametrize("beta1", [0.9, 0.5])
+def test_adam_is_torchs_with_the_rate_of_each_step_and_a_cut_and_a_restored_one_goes_on(beta1: float) -> None:
+    ours, theirs = pieces(), pieces()
+    config = AdamConfig(eps=1e-5, beta1=beta1)
+    optimizer = Adam(config, ours, 0.5)
+    reference = torch.optim.Adam(theirs, lr=1.0, eps=1e-5, betas=(beta1, 0.999))
+    for step, lr in enumerate(LEARNING_RATES):
+        slope(ours, step)
+        slope(theirs, step)
+        norm = optimizer.step(lr)
+        assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(theirs, 0.5)))
+        reference.param_groups[0]["lr"] = lr
+        reference.step()
+        torch.testing.assert_close(ours, theirs)
+        again = Adam(config, ours, 0.5)
+        again.load_state_dict(optimizer.state_dict())
+        optimizer = again
 
 
 @pytest.mark.parametrize("name", get_args(ByName))
