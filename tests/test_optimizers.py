@@ -1,4 +1,4 @@
-"""Adam is torch's, all others of torch.optim are had by name; on pieces of a flat vector, restored exactly."""
+"""Adam is torch's, all others of torch.optim are had by name; on a flat vector's pieces, restored exactly."""
 
 from __future__ import annotations
 

@@ -169,6 +169,10 @@ def test_every_other_part_of_an_agent_goes_on_exactly(option: str, tmp_path: Pat
     assert changed_futures(tmp_path, *fitting(option)) == []
 
 
+WITH = {"agent/optimizer=torch": ["agent.optimizer.name=AdamW"]}
+"""What else is to be said for an option."""
+
+
 @functools.cache
 def parts(agent: str) -> set[str]:
     """The keys of an agent, among them those of its parts."""
@@ -185,7 +189,7 @@ def fitting(option: str) -> tuple[list[str], int]:
         tasks += [("lamp", ["env.max_frame=96"], 50), ("bits", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
-                words = [*small(agent, task), *budget, option]
+                words = [*small(agent, task), *budget, option, *WITH.get(option, [])]
                 check(resolve(compose(words)))
                 return words, frame
             except ConfigError:
@@ -193,9 +197,11 @@ def fitting(option: str) -> tuple[list[str], int]:
     raise AssertionError(f"no agent takes {option}")
 
 
-@pytest.mark.parametrize(("agent", "task"), [("ppo", "cartpole"), ("dqn", "cartpole"), ("sac", "pendulum")])
-def test_an_optimizer_by_its_name_goes_on_exactly(agent: str, task: str, tmp_path: Path) -> None:
-    words = [*small(agent, task), *SHORT, "agent/optimizer=torch", "agent.optimizer.name=AdamW"]
+@pytest.mark.parametrize(("agent", "task"), [("dqn", "cartpole"), ("sac", "pendulum")])
+def test_an_optimizer_by_its_name_goes_on_exactly_off_policy_too(
+    agent: str, task: str, tmp_path: Path
+) -> None:
+    words = [*small(agent, task), *SHORT, "agent/optimizer=torch", "agent.optimizer.name=NAdam"]
     assert changed_futures(tmp_path, words) == []
 
 
