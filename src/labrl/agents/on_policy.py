@@ -106,9 +106,8 @@ class OnPolicyAgent(ABC):
         )
         self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
         self._weights = self._workers.flat.vector
-        self._optimizer: Optimizer = config.optimizer.build(
-            parameters=[self._weights], max_grad_norm=config.max_grad_norm
-        )
+        largest = config.max_grad_norm
+        self._optimizer: Optimizer = config.optimizer.build(parameters=[self._weights], max_grad_norm=largest)
         self._policy_stream = streams.numpy("policy")
         self._make_rollout = new_rollout
         self._rollout: Rollout | None = None
@@ -298,9 +297,8 @@ class OnPolicyAgent(ABC):
         return observation, kind.action_shape, kind.action_dtype, kind.num_parameters, self._spaces.masked
 
     def _tensor(self, observation: NDArray) -> Tensor:
-        if observation.dtype == np.float64:
-            observation = observation.astype(np.float32)
-        return torch.from_numpy(observation).to(self._compute.device)
+        narrow = observation.astype(np.float32) if observation.dtype == np.float64 else observation
+        return torch.from_numpy(narrow).to(self._compute.device)
 
     def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters, and values where they come for free with a shared torso."""
@@ -373,8 +371,7 @@ class OnPolicyAgent(ABC):
         target = advantage + value
         residual, spread = float(np.var(target - value)), float(np.var(target))
         self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
-        self._metrics["value_mean"] = float(value.mean())
-        self._metrics["value_std"] = float(value.std())
+        self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
         action, parameters = rollout.flat("action"), rollout.flat("parameters")
         self._metrics.update(self._distribution.statistics(parameters, action))
         log_prob = self._distribution.log_prob_entropy(parameters, action)[0]
