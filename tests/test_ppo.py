@@ -20,6 +20,7 @@ from labrl.config.errors import ConfigError
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
+from labrl.networks.optimizers import AdamConfig
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import AutoTorsoConfig, NatureCNNConfig
 from labrl.schedules import LinearSchedule
@@ -29,7 +30,8 @@ from labrl.step import Episode, Step
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
 NETWORK = ActorCriticConfig(torso=Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig()))
-CONFIG = PPOConfig(network=NETWORK, horizon=8, epochs=2, batch_size=16)
+OPTIMIZER = Component("labrl.networks.optimizers.Adam", AdamConfig(eps=1e-5))
+CONFIG = PPOConfig(network=NETWORK, optimizer=OPTIMIZER, horizon=8, epochs=2, batch_size=16)
 DISCRETE = gym.spaces.Discrete(3)
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 

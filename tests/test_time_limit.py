@@ -16,6 +16,7 @@ from labrl.config.component import Component
 from labrl.envs.make import make_env
 from labrl.networks.actor_critic import ActorCriticConfig
 from labrl.networks.compute import Compute
+from labrl.networks.optimizers import AdamConfig
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import AutoTorsoConfig
 from labrl.seeding import Streams
@@ -46,7 +47,8 @@ def test_with_exact_values_every_advantage_is_zero(shared: bool) -> None:
     network = ActorCriticConfig(
         torso=Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig()), shared=shared
     )
-    config = PPOConfig(network=network, horizon=23, batch_size=69, discount=DISCOUNT)
+    optimizer = Component("labrl.networks.optimizers.Adam", AdamConfig())
+    config = PPOConfig(network=network, optimizer=optimizer, horizon=23, batch_size=69, discount=DISCOUNT)
     spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
     clock, compute = Clock(1000), Compute.choose("cpu", "fp32", 1)
     agent = PPO(config, spaces=spaces, clock=clock, streams=Streams(0), compute=compute)
