@@ -89,7 +89,7 @@ def assert_same_future(make: Callable[[], tuple[Any, Clock, Streams]], world: An
     streams.load_state_dict(streams_state)
     restored.load_state_dict(state)
     play(restored, clock, world, 40)
-    assert torch.equal(agent._weights, restored._weights)
+    assert torch.equal(agent._trained.weights, restored._trained.weights)
     assert_equal(agent.metrics(), restored.metrics())
 
 

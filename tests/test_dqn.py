@@ -20,6 +20,7 @@ from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import first_update
 from labrl.agents.value_learning import chosen
 from labrl.memory.replay import Sample
+from labrl.networks.trained import Trained, one_for_all
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
@@ -49,7 +50,9 @@ def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(double: bool, memo
     """The first update, from weights that are not the target's: computed here from the papers alone."""
     words = (*EARLY, f"agent.double={double}", f"agent/memory={memory}", "agent.max_grad_norm=0.5")
     agent, clock, _ = build(config_of("dqn", *words, "agent.lr=1e-2"), VECTOR)
-    agent._weights.data.add_(torch.randn(agent._weights.shape, generator=torch.Generator().manual_seed(0)))
+    agent._trained.weights.data.add_(
+        torch.randn(agent._trained.weights.shape, generator=torch.Generator().manual_seed(0))
+    )
     world, target = Noise(VECTOR, 4), copy.deepcopy(agent.target)
     play(agent, clock, world, 10)
     if memory == "prioritized":
@@ -99,7 +102,7 @@ def test_double_picks_with_the_online_network_and_values_with_the_target(
 ) -> None:
     agent, _, _ = build(config_of("dqn", f"agent.double={double}", "agent.batch_size=1"), VECTOR)
     online, agent.target = Fixed([0.0, 5.0]), Fixed([9.0, 2.0])  # type: ignore[assignment]
-    agent._workers = agent._workers.__class__(online, 1)  # type: ignore[arg-type]
+    agent._trained = Trained(online, agent._compute, 1, one_for_all(agent._config.optimizer, None))  # type: ignore[arg-type]
     one, look = np.ones(1, np.float32), np.zeros((1, 3), np.float32)
     sample = Sample(look, np.zeros(1, np.int64), one, look, one / 2, one, np.zeros(1, np.int64))
     agent._gradient(sample)
@@ -123,10 +126,10 @@ def test_the_target_is_equal_to_the_online_network_until_there_is_an_update(agen
 def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> None:
     """Four environments and every 30 frames: copied in the steps across 30, 60, 90, ..."""
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.target.every=30"), VECTOR)
-    world, expected = Noise(VECTOR, 4), agent._weights.detach().clone()
+    world, expected = Noise(VECTOR, 4), agent._trained.weights.detach().clone()
     for _ in range(40):
         if (clock.frame + 4) // 30 > clock.frame // 30:
-            expected = agent._weights.detach().clone()
+            expected = agent._trained.weights.detach().clone()
         play(agent, clock, world, 1)
         assert torch.equal(agent._target_weights, expected)
 
@@ -134,10 +137,10 @@ def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> No
 def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
     words = (*EARLY, "agent/target=polyak", "agent.target.tau=0.25")
     agent, clock, _ = build(config_of("dqn", *words), VECTOR)
-    world, average = Noise(VECTOR, 4), agent._weights.detach().clone()
+    world, average = Noise(VECTOR, 4), agent._trained.weights.detach().clone()
     for _ in range(30):
         if play(agent, clock, world, 1):
-            average = 0.75 * average + 0.25 * agent._weights.detach()
+            average = 0.75 * average + 0.25 * agent._trained.weights.detach()
         torch.testing.assert_close(agent._target_weights, average)
 
 
@@ -248,8 +251,8 @@ def test_two_workers_find_the_gradient_of_one(agent: str) -> None:
         player, clock, _ = build(config_of(agent, *EARLY), IMAGE, num_threads=num_threads)
         play(player, clock, Noise(IMAGE, 4), 11)
         player._gradient(player._experience.memory.sample(16, 0))
-        assert player._weights.grad is not None
-        gradients.append(player._weights.grad.clone())
+        assert player._trained.weights.grad is not None
+        gradients.append(player._trained.weights.grad.clone())
         rows.append(player._rows.clone())
         player.close()
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)

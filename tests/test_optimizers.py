@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
@@ -11,7 +12,14 @@ from torch import nn
 
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
-from labrl.networks.optimizers import Adam, AdamConfig, ByName, TorchOptimizer, TorchOptimizerConfig
+from labrl.networks.optimizers import (
+    Adam,
+    AdamConfig,
+    ByName,
+    Optimizer,
+    TorchOptimizer,
+    TorchOptimizerConfig,
+)
 
 OPTIONS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
@@ -30,42 +38,41 @@ def slope(parameters: list[nn.Parameter], step: int) -> None:
         parameter.grad = torch.sin(3 * parameter.detach() + step)
 
 
-@pytest.mark.parametrize("beta1", [0.9, 0.5])
-def test_adam_is_torchs_with_the_rate_of_each_step_and_a_cut_and_a_restored_one_goes_on(beta1: float) -> None:
+def assert_follows(
+    make: Callable[[list[nn.Parameter]], Optimizer],
+    reference: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+) -> None:
+    """With the rate of each step, a cut at 0.5, and put away and restored after each."""
     ours, theirs = pieces(), pieces()
-    config = AdamConfig(eps=1e-5, beta1=beta1)
-    optimizer = Adam(config, ours, 0.5)
-    reference = torch.optim.Adam(theirs, lr=1.0, eps=1e-5, betas=(beta1, 0.999))
+    optimizer, wanted = make(ours), reference(theirs)
     for step, lr in enumerate(LEARNING_RATES):
         slope(ours, step)
         slope(theirs, step)
         norm = optimizer.step(lr)
         assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(theirs, 0.5)))
-        reference.param_groups[0]["lr"] = lr
-        reference.step()
+        wanted.param_groups[0]["lr"] = lr
+        wanted.step()
         torch.testing.assert_close(ours, theirs)
-        again = Adam(config, ours, 0.5)
+        again = make(ours)
         again.load_state_dict(optimizer.state_dict())
         optimizer = again
+
+
+@pytest.mark.parametrize("beta1", [0.9, 0.5])
+def test_adam_is_torchs(beta1: float) -> None:
+    assert_follows(
+        lambda parameters: Adam(AdamConfig(eps=1e-5, beta1=beta1), parameters, 0.5),
+        lambda parameters: torch.optim.Adam(parameters, lr=1.0, eps=1e-5, betas=(beta1, 0.999)),
+    )
 
 
 @pytest.mark.parametrize("name", get_args(ByName))
-def test_it_is_torchs_own_with_the_rate_of_each_step_and_a_cut_and_a_restored_one_goes_on(name: str) -> None:
+def test_any_of_torch_is_had_by_its_name(name: str) -> None:
     options = OPTIONS.get(name, {})
-    ours, theirs = pieces(), pieces()
-    optimizer = TorchOptimizer(TorchOptimizerConfig(name=name, options=options), ours, 0.5)
-    reference = getattr(torch.optim, name)(theirs, lr=1.0, **options)
-    for step, lr in enumerate(LEARNING_RATES):
-        slope(ours, step)
-        slope(theirs, step)
-        norm = optimizer.step(lr)
-        assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(theirs, 0.5)))
-        reference.param_groups[0]["lr"] = lr
-        reference.step()
-        torch.testing.assert_close(ours, theirs)
-        again = TorchOptimizer(TorchOptimizerConfig(name=name, options=options), ours, 0.5)
-        again.load_state_dict(optimizer.state_dict())
-        optimizer = again
+    assert_follows(
+        lambda parameters: TorchOptimizer(TorchOptimizerConfig(name=name, options=options), parameters, 0.5),
+        lambda parameters: getattr(torch.optim, name)(parameters, lr=1.0, **options),
+    )
 
 
 @pytest.mark.parametrize("steps", [3, 12])

@@ -184,7 +184,7 @@ def test_two_runs_are_equal_bit_for_bit(space: gym.Space) -> None:
     for _ in range(2):
         agent, clock = build(observation=space, num_threads=2)
         assert play(agent, clock, space, 16) == 8
-        vectors.append(agent._weights.detach().clone())
+        vectors.append(agent._trained.weights.detach().clone())
         agent.close()
     assert torch.equal(*vectors)
 
@@ -206,7 +206,7 @@ def test_a_restored_agent_has_the_same_future(steps: int, space: gym.Space) -> N
     restored._minibatch_stream.set_state(streams[1])
     clock.tick(4 * steps)
     play(restored, clock, space, 10, seed=1)
-    assert torch.equal(unbroken._weights, restored._weights)
+    assert torch.equal(unbroken._trained.weights, restored._trained.weights)
     assert unbroken.metrics() == pytest.approx(restored.metrics(), nan_ok=True)
 
 
@@ -250,17 +250,17 @@ def test_evaluation_leaves_training_untouched() -> None:
     disturbed, clock = build()
     disturbed.evaluation_action(np.zeros((9, 3), np.float32), np.random.default_rng(0))
     play(disturbed, clock, VECTOR, 8)
-    assert torch.equal(plain._weights, disturbed._weights)
+    assert torch.equal(plain._trained.weights, disturbed._trained.weights)
 
 
 def test_bfloat16_learns_nearly_what_float32_does() -> None:
     vectors = []
     for precision in ("fp32", "bf16"):
         agent, clock = build(observation=IMAGE, precision=precision)
-        before = agent._weights.detach().clone()
+        before = agent._trained.weights.detach().clone()
         play(agent, clock, IMAGE, 8)
-        vectors.append(agent._weights.detach() - before)
-        assert agent._weights.dtype == torch.float32
+        vectors.append(agent._trained.weights.detach() - before)
+        assert agent._trained.weights.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(*vectors, dim=0) > 0.5
 
 

@@ -95,7 +95,7 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
         world = Noise(IMAGE, 4)
         while not play(agent, clock, world, 1):
             pass
-        gradients.append(agent._weights.grad.clone())
+        gradients.append(agent._trained.weights.grad.clone())
         agent.close()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
@@ -128,7 +128,7 @@ def test_evaluation_carries_a_state_of_its_own() -> None:
     np.testing.assert_allclose(twice[:3], once[:3], rtol=1e-5, atol=1e-6)
     assert not np.allclose(twice[3:], once[3:])
     play(disturbed, clock, world, 11)
-    assert torch.equal(plain._weights, disturbed._weights)
+    assert torch.equal(plain._trained.weights, disturbed._trained.weights)
 
 
 def test_a_learner_that_adopts_what_a_copy_did_keeps_the_copy_s_states() -> None:

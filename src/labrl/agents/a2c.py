@@ -19,7 +19,8 @@ from labrl.memory.episodes import Episodes
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import is_shared
 from labrl.networks.compute import Compute
-from labrl.networks.optimizers import Separate
+from labrl.networks.gradient import FlatParameters
+from labrl.networks.optimizers import Optimizer, Separate
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -76,15 +77,6 @@ class A2C(OnPolicyAgent):
             new_rollout = partial(Episodes, config.episodes)
         super().__init__(config, spaces, clock, streams, compute, new_rollout)
         self._gae_lambda = config.gae_lambda
-        if config.value_lr is not None:
-            build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
-            flat, network = self._workers.flat, self.network
-            policy = flat.parts(network, [network.policy_torso, network.policy_head])
-            value = flat.parts(network, [network.value_torso, network.value_head])
-            value_lr = partial(value_at, config.value_lr)
-            self._optimizer = Separate(
-                build(parameters=policy), build(parameters=value), lambda: value_lr(clock.frame)
-            )
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
@@ -109,6 +101,19 @@ class A2C(OnPolicyAgent):
                 "agent.value_lr needs a value network of its own (set agent.network.shared=false, or leave "
                 "agent.value_lr=null)."
             )
+
+    def _new_optimizer(self, weights: FlatParameters) -> Optimizer:
+        """One for all, or one of the policy and one of the values."""
+        config, network = self._config, self.network
+        if config.value_lr is None:
+            return super()._new_optimizer(weights)
+        build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
+        policy = weights.parts(network, [network.policy_torso, network.policy_head])
+        value = weights.parts(network, [network.value_torso, network.value_head])
+        value_lr = partial(value_at, config.value_lr)
+        return Separate(
+            build(parameters=policy), build(parameters=value), lambda: value_lr(self._clock.frame)
+        )
 
     def _update(self, batch: Batch) -> int:
         """One update on the whole batch."""

@@ -7,7 +7,6 @@ Double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.0
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -36,13 +35,13 @@ from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.replay import Sample
 from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
-from labrl.networks.gradient import FlatParameters, GradientWorkers, joined
+from labrl.networks.gradient import joined
 from labrl.networks.in_numpy import InNumpy
 from labrl.networks.noisy import factor_noise
-from labrl.networks.optimizers import Optimizer
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import check_torso
+from labrl.networks.trained import Trained, one_for_all
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
@@ -105,13 +104,9 @@ class DQN:
             spaces,
             compute,
         )
-        self.target = copy.deepcopy(self.network)
-        self._target_weights = FlatParameters(self.target).vector.detach()
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
-        self._weights = self._workers.flat.vector
-        self._optimizer: Optimizer = config.optimizer.build(
-            parameters=[self._weights], max_grad_norm=config.max_grad_norm
-        )
+        new_optimizer = one_for_all(config.optimizer, config.max_grad_norm)
+        self._trained = Trained(self.network, compute, num_workers(spaces, compute), new_optimizer)
+        self.target, self._target_weights = self._trained.twin()
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
         self._experience = Experience(
@@ -208,7 +203,7 @@ class DQN:
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
         now = before + self._experience.frames_per_step  # the clock ticks afterwards
-        self._following.frames_passed(self._target_weights, self._weights, before, now)
+        self._following.frames_passed(self._target_weights, self._trained.weights, before, now)
         count = self._experience.due()
         for _ in range(count):
             self._update()
@@ -225,8 +220,8 @@ class DQN:
             "lr": value_at(self._config.lr, frame),
             "updates": self._experience.updates,
             "memory_size": len(self._experience.memory),
-            "target_distance": float((self._weights.detach() - self._target_weights).norm()),
-            "weight_norm": float(self._weights.detach().norm()),
+            "target_distance": float((self._trained.weights.detach() - self._target_weights).norm()),
+            "weight_norm": self._trained.norm,
         }
 
     def modules(self) -> dict[str, nn.Module]:
@@ -240,9 +235,8 @@ class DQN:
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, memory, and the averages of the next metrics row."""
         return {
-            "network": self.network.state_dict(),
+            **self._trained.state_dict(),
             "target": self.target.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
             "experience": self._experience.state_dict(),
             "rows": self._rows,
             "average": self._average,
@@ -251,9 +245,8 @@ class DQN:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
-        self.network.load_state_dict(state["network"])
+        self._trained.load_state_dict(state)
         self.target.load_state_dict(state["target"])
-        self._optimizer.load_state_dict(state["optimizer"])
         self._experience.load_state_dict(state["experience"])
         self._rows.copy_(state["rows"])
         self._average.copy_(state["average"])
@@ -261,7 +254,7 @@ class DQN:
 
     def close(self) -> None:
         """End the worker threads and let go of the memory."""
-        self._workers.close()
+        self._trained.close()
         self._experience.close()
 
     def _to_env(self, action: NDArray) -> NDArray:
@@ -302,10 +295,10 @@ class DQN:
             quick = self._in_numpy(self.network.layout(observation))
         if quick is not None:
             values = self._value.expected(torch.from_numpy(quick)).numpy()
-        elif len(observation) < self._workers.num_workers:
+        elif len(observation) < self._trained.num_workers:
             values = joined([work(self.network, slice(None))])
         else:
-            values = joined(self._workers.map(work, len(observation)))
+            values = joined(self._trained.map(work, len(observation)))
         return values if mask is None else np.where(mask, values, -np.inf)
 
     @cached_property
@@ -318,7 +311,7 @@ class DQN:
         config, frame = self._config, self._clock.frame
         sample = self._experience.sample()
         self._gradient(sample)
-        norm = self._optimizer.step(value_at(config.lr, frame))
+        norm = self._trained.step(value_at(config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
             raise NonFiniteError("grad_norm" if finite_loss else "loss", frame)
@@ -331,7 +324,7 @@ class DQN:
         self._experience.updates += 1
         error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
         self._experience.update_priorities(sample.index, error)
-        self._following.updated(self._target_weights, self._weights)
+        self._following.updated(self._target_weights, self._trained.weights)
 
     def _gradient(self, sample: Sample) -> None:
         """Gradient of the weighted mean loss into the flat vector, and ROWS of each sample."""
@@ -359,4 +352,4 @@ class DQN:
             mean = torch.dot(losses, weight[share] / len(losses))
             return mean, mean.detach()
 
-        self._workers.backward(loss, len(action))
+        self._trained.backward(loss, len(action))

@@ -33,11 +33,12 @@ from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionBounds, distribution_for, masked
-from labrl.networks.gradient import FlatParameters, GradientWorkers, joined
+from labrl.networks.gradient import FlatParameters, joined
 from labrl.networks.in_numpy import InNumpy
 from labrl.networks.optimizers import Optimizer
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
+from labrl.networks.trained import Trained, one_for_all
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
@@ -104,10 +105,7 @@ class OnPolicyAgent(ABC):
             spaces,
             compute,
         )
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
-        self._weights = self._workers.flat.vector
-        largest = config.max_grad_norm
-        self._optimizer: Optimizer = config.optimizer.build(parameters=[self._weights], max_grad_norm=largest)
+        self._trained = Trained(self.network, compute, num_workers(spaces, compute), self._new_optimizer)
         self._policy_stream = streams.numpy("policy")
         self._make_rollout = new_rollout
         self._rollout: Rollout | None = None
@@ -126,7 +124,7 @@ class OnPolicyAgent(ABC):
     @property
     def weights(self) -> FlatParameters:
         """All that is learned, for sessions that train it together (`meta.distributed`)."""
-        return self._workers.flat
+        return self._trained.flat
 
     @classmethod
     def share(cls, config: OnPolicyConfig, ranks: int) -> OnPolicyConfig:
@@ -204,7 +202,7 @@ class OnPolicyAgent(ABC):
         self._rollout.clear()
         if self._imitation is not None:
             updates += self._imitation.learn(
-                self._workers, self._evaluate_kept, self._descend, self._clock.frame
+                self._trained, self._evaluate_kept, self._descend, self._clock.frame
             )
         return updates
 
@@ -214,7 +212,7 @@ class OnPolicyAgent(ABC):
             **self._metrics,
             **self._coefficients(self._clock.frame),
             **({} if self._imitation is None else self._imitation.metrics()),
-            "weight_norm": float(self._weights.detach().norm()),
+            "weight_norm": self._trained.norm,
         }
 
     def modules(self) -> dict[str, nn.Module]:
@@ -224,8 +222,7 @@ class OnPolicyAgent(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and the rollout as far as it is filled."""
         return {
-            "network": self.network.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            **self._trained.state_dict(),
             "rollout": None if self._rollout is None else self._rollout.state_dict(),
             "observation": self._observation,
             "metrics": self._metrics,
@@ -234,8 +231,7 @@ class OnPolicyAgent(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state, in the middle of a rollout too."""
-        self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._trained.load_state_dict(state)
         self._metrics = dict(state["metrics"])
         self._observation = state["observation"]
         if state["rollout"] is not None:
@@ -247,9 +243,13 @@ class OnPolicyAgent(ABC):
 
     def close(self) -> None:
         """End the worker threads and let go of what is kept."""
-        self._workers.close()
+        self._trained.close()
         if self._imitation is not None:
             self._imitation.close()
+
+    def _new_optimizer(self, weights: FlatParameters) -> Optimizer:
+        """Of all weights together, where a derived agent has no other."""
+        return one_for_all(self._config.optimizer, self._config.max_grad_norm)(weights)
 
     @abstractmethod
     def _update(self, batch: Batch) -> int:
@@ -273,11 +273,11 @@ class OnPolicyAgent(ABC):
 
     def _backward(self, loss: Callable[[ActorCritic, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """As GradientWorkers.backward: the gradient of a mean loss over `size` rows of a batch."""
-        return self._workers.backward(loss, size)
+        return self._trained.backward(loss, size)
 
     def _descend(self) -> float:
         """One step down the gathered gradient. Returns its Euclidean norm. Raises NonFiniteError."""
-        norm = self._optimizer.step(value_at(self._config.lr, self._clock.frame))
+        norm = self._trained.step(value_at(self._config.lr, self._clock.frame))
         if not math.isfinite(norm):
             raise NonFiniteError("grad_norm", self._clock.frame)
         return norm
@@ -305,7 +305,7 @@ class OnPolicyAgent(ABC):
         if self._in_numpy is not None and (quick := self._in_numpy(observation)) is not None:
             return quick, 0.0
         inputs = self._tensor(observation)
-        shares = self._workers.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
+        shares = self._trained.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
         parameters, value = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value if self.network.shared else 0.0
 
@@ -332,7 +332,7 @@ class OnPolicyAgent(ABC):
                 with torch.inference_mode(), self._compute.autocast():
                     return network.value(inputs[share])
 
-            chunks += self._workers.map(work, len(inputs))
+            chunks += self._trained.map(work, len(inputs))
         return joined(chunks)
 
     def _evaluate(self, network: ActorCritic, batch: Batch, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
@@ -387,7 +387,7 @@ class OnPolicyAgent(ABC):
     def _record(self, statistics: Tensor, grad_norm: float) -> None:
         """Keep the means for the next row. Raises NonFiniteError where one is not a finite number."""
         means = dict(zip(self.STATISTICS, statistics.tolist(), strict=True))
-        terms = {**means, "grad_norm": grad_norm, "weights": float(self._weights.detach().sum())}
+        terms = {**means, "grad_norm": grad_norm, "weights": float(self._trained.weights.detach().sum())}
         for term, value in terms.items():
             if not math.isfinite(value):
                 raise NonFiniteError(term, self._clock.frame)

@@ -121,7 +121,7 @@ class PPO(OnPolicyAgent):
             epoch, before = torch.zeros_like(total), updates
             for rows, action, columns in self._minibatches(batch):
                 epoch += self._gradient(batch, rows, action, columns, coefficients)
-                norms += self._optimizer.step(lr)
+                norms += self._trained.step(lr)
                 updates += 1
             total += epoch
             kl = epoch[self.STATISTICS.index("kl")] / (updates - before)

@@ -121,7 +121,7 @@ class RecurrentDQN(DQN):
                 outputs, after = network.unroll(inputs, self._tensor(state[share]), None, part)
                 return self._value.expected(outputs), after
 
-        shares = self._workers.map(work, len(observation))
+        shares = self._trained.map(work, len(observation))
         values, after = (joined(parts) for parts in zip(*shares, strict=True))
         return values if mask is None else np.where(mask, values, -np.inf), after
 
@@ -160,7 +160,7 @@ class RecurrentDQN(DQN):
             mean = torch.dot(losses, weight / len(losses))
             return mean, mean.detach()
 
-        self._workers.backward(loss, len(sample.index))
+        self._trained.backward(loss, len(sample.index))
 
     def _burnt_in(self, network: QNetwork, before: Rows, state: Tensor) -> Tensor:
         """What the network remembers after the steps of the burn-in. [sequences, state_size]"""

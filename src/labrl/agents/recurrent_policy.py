@@ -126,7 +126,7 @@ class RecurrentPolicy(OnPolicyAgent):
             with torch.inference_mode(), self._compute.autocast():
                 return network.unroll(inputs[rows], state[rows])
 
-        shares = self._workers.map(work, len(inputs))
+        shares = self._trained.map(work, len(inputs))
         parameters, value, self._state = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value
 
@@ -141,7 +141,7 @@ class RecurrentPolicy(OnPolicyAgent):
             with torch.inference_mode(), self._compute.autocast():
                 return network.unroll(inputs[rows], state[rows])[1]
 
-        return joined(self._workers.map(work, len(inputs)))
+        return joined(self._trained.map(work, len(inputs)))
 
     def _prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets of a full rollout, sequence after sequence."""
@@ -156,7 +156,7 @@ class RecurrentPolicy(OnPolicyAgent):
         def of_sequences(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
             return loss(network, slice(share.start * length, share.stop * length))
 
-        return self._workers.backward(of_sequences, size // length)
+        return self._trained.backward(of_sequences, size // length)
 
     def _evaluate(self, network: ActorCritic, batch: Batch, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Distribution parameters and values of whole sequences of a batch, to be differentiated."""

@@ -31,7 +31,7 @@ from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import check_torso
-from labrl.networks.trained import Averages, Trained
+from labrl.networks.trained import Averages, Trained, one_for_all
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
@@ -150,9 +150,9 @@ class ReplayActorCritic(ABC):
         workers = num_workers(spaces, compute) if self.HALVES else 1
         products = config.batch_size * sum(weight.numel() for weight in critics.parameters())
         self._large = compute.device.type == "cpu" and not images and products >= WORTH_SHARING
-        options = (workers, config.optimizer, config.max_grad_norm)
-        self._policy = Trained(policy, compute, *options)
-        self._critics = Trained(critics, compute, *options)
+        new_optimizer = one_for_all(config.optimizer, config.max_grad_norm)
+        self._policy = Trained(policy, compute, workers, new_optimizer)
+        self._critics = Trained(critics, compute, workers, new_optimizer)
         self._judges = self._critics.frozen()
         """The critics themselves, for a policy that learns by them."""
         self._policy_stream = streams.numpy("policy")

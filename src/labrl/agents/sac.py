@@ -74,12 +74,7 @@ class SAC(ReplayActorCritic):
     POLICY_STATISTICS = ("loss_policy", "entropy", "grad_norm_policy")
 
     def __init__(
-        self,
-        config: SoftActorCriticConfig,
-        spaces: Spaces,
-        clock: Clock,
-        streams: Streams,
-        compute: Compute,
+        self, config: SoftActorCriticConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self._soft: SoftPolicy = soft_policy(spaces.action)
         super().__init__(config, spaces, clock, streams, compute, self._soft)

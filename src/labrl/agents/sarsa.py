@@ -25,11 +25,11 @@ from labrl.config.types import NonNegativeSchedule, PositiveFloat, PositiveInt, 
 from labrl.memory.rollout import Rollout
 from labrl.networks.building import built, num_workers
 from labrl.networks.compute import Compute
-from labrl.networks.gradient import GradientWorkers, joined
-from labrl.networks.optimizers import Optimizer
+from labrl.networks.gradient import joined
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
+from labrl.networks.trained import Trained, one_for_all
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
 from labrl.step import Step
@@ -89,11 +89,8 @@ class Sarsa:
             spaces,
             compute,
         )
-        self._workers = GradientWorkers(self.network, num_workers(spaces, compute), compute)
-        self._weights = self._workers.flat.vector
-        self._optimizer: Optimizer = config.optimizer.build(
-            parameters=[self._weights], max_grad_norm=config.max_grad_norm
-        )
+        new_optimizer = one_for_all(config.optimizer, config.max_grad_norm)
+        self._trained = Trained(self.network, compute, num_workers(spaces, compute), new_optimizer)
         self._policy_stream = streams.numpy("policy")
         self._rollout: Rollout | None = None
         self._observation: NDArray | None = None
@@ -178,7 +175,7 @@ class Sarsa:
             **self._metrics,
             "exploration": self._exploration.strength(frame),
             "lr": value_at(self._config.lr, frame),
-            "weight_norm": float(self._weights.detach().norm()),
+            "weight_norm": self._trained.norm,
         }
 
     def modules(self) -> dict[str, nn.Module]:
@@ -188,8 +185,7 @@ class Sarsa:
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, the rollout as far as it is filled, and the action that is chosen already."""
         return {
-            "network": self.network.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            **self._trained.state_dict(),
             "rollout": None if self._rollout is None else self._rollout.state_dict(),
             "observation": self._observation,
             "mask": self._mask,
@@ -199,8 +195,7 @@ class Sarsa:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state, in the middle of a rollout too."""
-        self.network.load_state_dict(state["network"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._trained.load_state_dict(state)
         self._observation, self._mask = state["observation"], state["mask"]
         self._next_action = state["next_action"]
         self._metrics = dict(state["metrics"])
@@ -211,7 +206,7 @@ class Sarsa:
 
     def close(self) -> None:
         """End the worker threads."""
-        self._workers.close()
+        self._trained.close()
 
     def _new_rollout(self, observation: NDArray) -> Rollout:
         masks = self._num_actions if self._spaces.masked else 0
@@ -234,7 +229,7 @@ class Sarsa:
             with torch.inference_mode():
                 return self._outputs(network, observation[share])
 
-        value = joined(self._workers.map(work, len(observation)))
+        value = joined(self._trained.map(work, len(observation)))
         return value if mask is None else np.where(mask, value, -np.inf)
 
     def _choose(self, observation: NDArray, mask: NDArray[np.bool_] | None) -> NDArray[np.int64]:
@@ -290,8 +285,8 @@ class Sarsa:
             return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
 
         for _ in range(self._config.epochs):
-            statistics = self._workers.backward(loss, len(action))
-            norm = self._optimizer.step(value_at(self._config.lr, frame))
+            statistics = self._trained.backward(loss, len(action))
+            norm = self._trained.step(value_at(self._config.lr, frame))
         self._metrics = dict(zip(self.METRICS, [*statistics.tolist(), norm], strict=True))
         for term, number in self._metrics.items():
             if not math.isfinite(number):

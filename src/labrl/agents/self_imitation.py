@@ -22,8 +22,8 @@ from labrl.memory.replay import Replay, Sample
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionDistribution
-from labrl.networks.gradient import GradientWorkers
 from labrl.networks.spaces import Spaces
+from labrl.networks.trained import Trained
 from labrl.step import Step
 
 Values = Callable[[NDArray], NDArray]
@@ -129,14 +129,14 @@ class SelfImitation:
 
     def learn(
         self,
-        workers: GradientWorkers[ActorCritic],
+        trained: Trained[ActorCritic],
         evaluate: Evaluate,
         descend: Callable[[], float],
         frame: int,
     ) -> int:
         """The updates after a rollout. Returns how many; none before a minibatch has been kept.
 
-        descend: steps down the gradient that `workers` have gathered.
+        descend: steps down the gradient that `trained` has gathered.
         """
         size = self._config.batch_size
         if len(self._memory) < size:
@@ -145,7 +145,7 @@ class SelfImitation:
         total = torch.zeros(len(self.STATISTICS))
         for _ in range(self._config.updates):
             sample = self._memory.sample(size, frame)
-            workers.backward(lambda net, share: self._loss(net, share, sample, evaluate, rows), size)  # noqa: B023
+            trained.backward(lambda net, share: self._loss(net, share, sample, evaluate, rows), size)  # noqa: B023
             descend()
             underrated = self.STATISTICS.index("imitation_advantage")
             self._memory.update_priorities(sample.index, rows[underrated].numpy())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.networks.in_numpy import Chain, InNumpy
-from labrl.networks.inputs import build_torso, num_features
+from labrl.networks.inputs import build_torso, layout_of, num_features
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import orthogonal
 
@@ -75,7 +75,7 @@ class ActorCritic(nn.Module):
         self.value_torso: nn.Module = self.policy_torso
         if has_value and not self.shared:
             self.value_torso = build_torso(config.torso, spaces.observation)
-        self.layout = getattr(self.policy_torso, "layout", lambda observation: observation)
+        self.layout = layout_of(self.policy_torso)
         size = num_features(self.policy_torso, spaces.observation)
         self.policy_head = PolicyHead(size, num_outputs, log_std_init)
         if has_value:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.inputs import build_torso, num_features, vector_space
+from labrl.networks.inputs import build_torso, layout_of, num_features, vector_space
 from labrl.networks.q_network import Stream
 from labrl.networks.spaces import Spaces, is_image
 from labrl.networks.torso import MLP, vectors
@@ -39,7 +39,7 @@ class PolicyNetwork(nn.Module):
     def __init__(self, torso: Component, observation_space: gym.Space, num_outputs: int) -> None:
         super().__init__()
         self.torso: nn.Module = build_torso(torso, observation_space)
-        self.layout = getattr(self.torso, "layout", lambda observation: observation)
+        self.layout = layout_of(self.torso)
         size = num_features(self.torso, observation_space)
         self.outputs = Stream(size, [], num_outputs, None)
 
@@ -96,7 +96,7 @@ class Critics(nn.Module):
             size = gym.spaces.flatdim(space) + action_size
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         torsos: list[Any] = [build_torso(torso, space) for _ in range(count)]
-        self.layout = getattr(torsos[0], "layout", lambda observation: observation)
+        self.layout = layout_of(torsos[0])
         num_inputs, hidden = num_features(torsos[0], space), []
         if self._continuous and not self._joint:
             num_inputs, hidden = num_inputs + action_size, config.action_head

@@ -8,6 +8,7 @@ torso reads. A torso that takes a Dict with images has an attribute `several_inp
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,12 +41,21 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
     return built
 
 
+def layout_of(torso: nn.Module) -> Callable[[NDArray], NDArray]:
+    """How observations, [batch, *obs], become what the torso takes: as they are where it has no `layout`."""
+    return getattr(torso, "layout", _as_they_are)
+
+
+def _as_they_are(observation: NDArray) -> NDArray:
+    return observation
+
+
 def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
     """How many features the torso makes of an observation, which leaves statistics that it keeps as they are.
 
     Raises ConfigError for one that fails or gives anything but [batch, features].
     """
-    seen = getattr(torso, "layout", lambda observation: observation)(example(space))
+    seen = layout_of(torso)(example(space))
     one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
     told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
     torso.eval()
@@ -156,7 +166,7 @@ class Inputs(nn.Module):
         """Of the numbers, with which a row begins."""
         self._shapes: list[tuple[int, ...]] = []
         for part, inner in zip(self.images.values(), images.values(), strict=True):
-            pixels = _laid_out(part, np.zeros((1, *(inner.shape or ())), np.uint8))
+            pixels = layout_of(part)(np.zeros((1, *(inner.shape or ())), np.uint8))
             self._shapes.append(pixels.shape[1:])
             with torch.no_grad():
                 size += part(torch.as_tensor(pixels)).shape[1]
@@ -188,7 +198,7 @@ class Inputs(nn.Module):
         if self._numbers is not None:
             parts.append(self._numbers(observation).view(np.uint8))
         for name, part in zip(self._names, self.images.values(), strict=True):
-            parts.append(_laid_out(part, observation[name]).reshape(count, -1))
+            parts.append(layout_of(part)(observation[name]).reshape(count, -1))
         return np.concatenate(parts, axis=1)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -204,12 +214,6 @@ class Inputs(nn.Module):
         # Positions need more than bfloat16's three digits.
         with torch.autocast(observation.device.type, enabled=False):
             return self.joint(torch.cat([*(part.float() for part in features), numbers], dim=1))
-
-
-def _laid_out(torso: nn.Module, images: NDArray) -> NDArray:
-    """As the torso wants pixels. [batch, *image] -> [batch, ...]"""
-    layout: Any = getattr(torso, "layout", None)
-    return images if layout is None else layout(images)
 
 
 def _of(config: InputsConfig, name: str) -> Component:

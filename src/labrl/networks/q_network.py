@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
 from labrl.networks.in_numpy import ACTIVATIONS, Affine, Chain, InNumpy
-from labrl.networks.inputs import build_torso, num_features
+from labrl.networks.inputs import build_torso, layout_of, num_features
 from labrl.networks.noisy import NoisyLinear
 from labrl.networks.spaces import Spaces
 
@@ -90,7 +90,7 @@ class QNetwork(nn.Module):
     def __init__(self, config: QNetworkConfig, spaces: Spaces, num_actions: int, num_outputs: int) -> None:
         super().__init__()
         self.torso: nn.Module = build_torso(config.torso, spaces.observation)
-        self.layout = getattr(self.torso, "layout", lambda observation: observation)
+        self.layout = layout_of(self.torso)
         size = num_features(self.torso, spaces.observation)
         self._shape = (-1, num_actions, num_outputs)
         self.advantage = Stream(size, config.head, num_actions * num_outputs, config.noisy)

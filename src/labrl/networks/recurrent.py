@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.inputs import build_torso, check_reads, num_features
+from labrl.networks.inputs import build_torso, check_reads, layout_of, num_features
 
 
 class Pieces(NamedTuple):
@@ -101,7 +101,7 @@ class Recurrent(nn.Module):
     def __init__(self, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self.torso = build_torso(config.torso, observation_space)
-        self.layout = getattr(self.torso, "layout", lambda observation: observation)
+        self.layout = layout_of(self.torso)
         size = num_features(self.torso, observation_space)
         cells = {"gru": nn.GRU, "lstm": nn.LSTM}[config.kind]
         self.core: nn.RNNBase = cells(size, config.hidden_size, config.layers)

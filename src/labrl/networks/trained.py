@@ -16,25 +16,28 @@ from labrl.networks.gradient import FlatParameters, GradientWorkers
 from labrl.networks.optimizers import Optimizer
 
 Network = TypeVar("Network", bound=nn.Module)
+Result = TypeVar("Result")
+NewOptimizer = Callable[[FlatParameters], Optimizer]
+
+
+def one_for_all(optimizer: Component, max_grad_norm: float | None) -> NewOptimizer:
+    """An optimizer of all weights together; max_grad_norm: None never cuts."""
+    return lambda flat: optimizer.build(parameters=[flat.vector], max_grad_norm=max_grad_norm)
 
 
 class Trained(Generic[Network]):
     """A network, who computes its gradient, and its optimizer."""
 
     def __init__(
-        self,
-        network: Network,
-        compute: Compute,
-        num_workers: int,
-        optimizer: Component,
-        max_grad_norm: float | None,
+        self, network: Network, compute: Compute, num_workers: int, new_optimizer: NewOptimizer
     ) -> None:
-        """num_workers: who share a minibatch; optimizer: of the weights; max_grad_norm: None never cuts."""
+        """num_workers: who share a minibatch; new_optimizer: makes the optimizer of the flat weights."""
         self.network = network.to(compute.device)
         self._workers = GradientWorkers(self.network, num_workers, compute)
-        self.weights = self._workers.flat.vector
+        self.flat = self._workers.flat
+        self.weights = self.flat.vector
         """All of them, [size]; `weights.grad` is their gradient."""
-        self._optimizer: Optimizer = optimizer.build(parameters=[self.weights], max_grad_norm=max_grad_norm)
+        self._optimizer = new_optimizer(self.flat)
 
     def twin(self) -> tuple[Network, Tensor]:
         """A copy with weights of its own that has no gradient, and these weights. [size]"""
@@ -44,7 +47,16 @@ class Trained(Generic[Network]):
 
     def frozen(self) -> Network:
         """The same network, in the same memory, for those who differentiate through it and not by it."""
-        return self._workers.flat.frozen(self.network)
+        return self.flat.frozen(self.network)
+
+    @property
+    def num_workers(self) -> int:
+        """How many share a minibatch."""
+        return self._workers.num_workers
+
+    def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
+        """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order."""
+        return self._workers.map(work, size)
 
     def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """As GradientWorkers.backward: the gradient into `weights.grad`, mean statistics returned."""
