@@ -26,6 +26,10 @@ def refused(*overrides: str) -> str:
         ("agent.network.torso.zzz=[1]", "Known there: agent.network.torso._target_, agent.network.torso.mlp"),
         ("agnet=ppo", "agnet: no such key. Did you mean agent?"),
         ("agent.lr={kind: step, values: [1]}", "agent.lr.values: no such key; groups of keys are merged"),
+        (
+            "env.kwargs={gravity: -5}",
+            "env.kwargs.gravity: no such key; groups of keys are merged. To add to this",
+        ),
         ("agent/memory=uniform", "agent/memory: what is chosen for agent has no such part."),
         ("agent/netwrk=mlp", "agent/netwrk: no such group. Did you mean agent/network?"),
         ("agent=pppo", "agent=pppo: no such option. Did you mean agent=ppo?"),

@@ -17,6 +17,8 @@ from labrl.networks.optimizers import (
     AdamConfig,
     ByName,
     Optimizer,
+    RMSProp,
+    RMSPropConfig,
     TorchOptimizer,
     TorchOptimizerConfig,
 )
@@ -63,6 +65,13 @@ def test_adam_is_torchs(beta1: float) -> None:
     assert_follows(
         lambda parameters: Adam(AdamConfig(eps=1e-5, beta1=beta1), parameters, 0.5),
         lambda parameters: torch.optim.Adam(parameters, lr=1.0, eps=1e-5, betas=(beta1, 0.999)),
+    )
+
+
+def test_rmsprop_from_zero_takes_the_steps_of_torchs() -> None:
+    assert_follows(
+        lambda parameters: RMSProp(RMSPropConfig(decay=0.9, eps=1e-20), parameters, 0.5),
+        lambda parameters: torch.optim.RMSprop(parameters, lr=1.0, alpha=0.9, eps=1e-10),
     )
 
 

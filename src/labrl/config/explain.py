@@ -38,8 +38,8 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
         inner = re.search(r"full_key: (\S+)", str(error.__cause__))
         if inner and inner[1].startswith(f"{key}."):
             return ConfigError(
-                f"{inner[1]}: no such key; groups of keys are merged. To put something of another kind "
-                f"there, take the old one away: ~{key} '+{key}=...'"
+                f"{inner[1]}: no such key; groups of keys are merged. To add to this one: '+{key}=...'. "
+                f"To put something of another kind there, take the old one away: ~{key} '+{key}=...'"
             )
         return _unknown_key(unknown[1], overrides, loader)
     several = re.match(r"Ambiguous value for argument '([^=]*)=(.*)'", message)
