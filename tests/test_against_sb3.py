@@ -193,8 +193,8 @@ def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, _, _ = build_dqn(config, Spaces.observation_space, actions=3)
     model = theirs(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
     with torch.no_grad():
-        agent._target_weights.add_(0.1)
-    for own, other in ((agent.network, model.q_net), (agent.target, model.q_net_target)):
+        agent.target.weights.add_(0.1)
+    for own, other in ((agent.network, model.q_net), (agent.target.network, model.q_net_target)):
         copy_layers(linear(own), other)
     batch = made_up(CHOICE)
     monkeypatch.setattr(

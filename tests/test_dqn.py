@@ -53,7 +53,7 @@ def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(double: bool, memo
     agent._trained.weights.data.add_(
         torch.randn(agent._trained.weights.shape, generator=torch.Generator().manual_seed(0))
     )
-    world, target = Noise(VECTOR, 4), copy.deepcopy(agent.target)
+    world, target = Noise(VECTOR, 4), copy.deepcopy(agent.target.network)
     play(agent, clock, world, 10)
     if memory == "prioritized":
         agent._experience.memory.update_priorities(
@@ -101,7 +101,7 @@ def test_double_picks_with_the_online_network_and_values_with_the_target(
     double: bool, expected: float
 ) -> None:
     agent, _, _ = build(config_of("dqn", f"agent.double={double}", "agent.batch_size=1"), VECTOR)
-    online, agent.target = Fixed([0.0, 5.0]), Fixed([9.0, 2.0])  # type: ignore[assignment]
+    online, agent.target.network = Fixed([0.0, 5.0]), Fixed([9.0, 2.0])  # type: ignore[assignment]
     agent._trained = Trained(online, agent._compute, 1, one_for_all(agent._config.optimizer, None))  # type: ignore[arg-type]
     one, look = np.ones(1, np.float32), np.zeros((1, 3), np.float32)
     sample = Sample(look, np.zeros(1, np.int64), one, look, one / 2, one, np.zeros(1, np.int64))
@@ -114,13 +114,13 @@ def test_double_picks_with_the_online_network_and_values_with_the_target(
 def test_the_target_is_equal_to_the_online_network_until_there_is_an_update(agent: str) -> None:
     player, clock, _ = build(config_of(agent, *EARLY, "agent.target.every=1000000"), VECTOR)
     inputs = torch.randn(5, 3)
-    assert torch.equal(player.network(inputs), player.target(inputs))
+    assert torch.equal(player.network(inputs), player.target.network(inputs))
     world = Noise(VECTOR, 4)
     assert play(player, clock, world, 10) == 0
     assert player.metrics()["target_distance"] == 0
     assert play(player, clock, world, 10) > 0
     assert player.metrics()["target_distance"] > 0
-    assert not torch.equal(player.network(inputs), player.target(inputs))
+    assert not torch.equal(player.network(inputs), player.target.network(inputs))
 
 
 def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> None:
@@ -131,7 +131,7 @@ def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> No
         if (clock.frame + 4) // 30 > clock.frame // 30:
             expected = agent._trained.weights.detach().clone()
         play(agent, clock, world, 1)
-        assert torch.equal(agent._target_weights, expected)
+        assert torch.equal(agent.target.weights, expected)
 
 
 def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
@@ -141,7 +141,7 @@ def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
     for _ in range(30):
         if play(agent, clock, world, 1):
             average = 0.75 * average + 0.25 * agent._trained.weights.detach()
-        torch.testing.assert_close(agent._target_weights, average)
+        torch.testing.assert_close(agent.target.weights, average)
 
 
 @settings(deadline=None, max_examples=60)
@@ -337,7 +337,7 @@ def test_priorities_follow_the_errors_of_the_last_update() -> None:
     agent._experience.memory.update_priorities = lambda index, error: given.update(
         zip(index, error, strict=True)
     )  # type: ignore[method-assign]
-    online, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target)
+    online, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target.network)
     play(agent, clock, world, 1)
     (sample,) = seen
     with torch.no_grad():

@@ -46,12 +46,10 @@ def test_a_gradient_is_the_one_of_stepping_through_each_sequence(network: str, d
     words = [f"agent/network={network}", f"agent.double={double}", "agent.max_grad_norm=null"]
     agent, clock, _ = build("recurrent_dqn", *words, *TINY, *MEMORY, *WHEN, "agent.discount=0.9")
     with torch.no_grad():  # so that both networks differ
-        agent._target_weights += 0.3 * torch.randn(
-            agent._target_weights.shape, generator=torch.manual_seed(0)
-        )
-    acting, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target)
+        agent.target.weights += 0.3 * torch.randn(agent.target.weights.shape, generator=torch.manual_seed(0))
+    acting, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target.network)
     world, samples = Recorded(noise(seed=3)), kept_from(agent._experience, "sample")
-    agent._following.frames_passed = lambda *_: None
+    agent.target.frames_passed = lambda *_: None
     while not play(agent, clock, world, 1):
         pass
     (sample,) = samples

@@ -12,8 +12,9 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from labrl.agents.replay_actor_critic import Batch, Delayed, ReplayActorCriticConfig
+from labrl.agents.replay_actor_critic import Batch, ReplayActorCriticConfig
 from labrl.agents.sac import SAC, SoftActorCriticConfig, critic_loss
+from labrl.agents.target_network import Delayed
 from labrl.agents.value_learning import td_target
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
@@ -55,7 +56,7 @@ class CrossQ(SAC):
             "its own. Take agent=sac, or start labrl without torchrun."
         )
 
-    def _make_twins(self, config: Any) -> dict[str, Delayed]:
+    def _make_twins(self, config: Any) -> dict[str, Delayed[Any]]:
         return {}
 
     def _policy_is_due(self, update: int) -> bool:

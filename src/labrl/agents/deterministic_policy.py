@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.agents.action_noise import ActionNoise
-from labrl.agents.replay_actor_critic import Delayed, ReplayActorCritic, ReplayActorCriticConfig
+from labrl.agents.replay_actor_critic import ReplayActorCritic, ReplayActorCriticConfig
+from labrl.agents.target_network import Delayed
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.networks.box_actions import BoxActions
@@ -78,7 +79,7 @@ class DeterministicActorCritic(ReplayActorCritic):
         cls.check_spaces(cls.NAME, config, spaces)
 
     @property
-    def _delayed(self) -> Mapping[str, Delayed]:
+    def _delayed(self) -> Mapping[str, Delayed[Any]]:
         return {"target_policy": self._target_policy, "target_critics": self._target_critics}
 
     def _explore(self, outputs: NDArray) -> NDArray:

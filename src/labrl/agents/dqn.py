@@ -26,7 +26,7 @@ from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import Experience, ExperienceConfig, check_experience, check_memory
 from labrl.agents.exploration import Exploration, Values, epsilon_greedy, uniform_valid
 from labrl.agents.share import experience_share
-from labrl.agents.target_network import TargetUpdate
+from labrl.agents.target_network import Delayed
 from labrl.agents.value_learning import chosen
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -94,7 +94,6 @@ class DQN:
         self._first_action = int(spaces.action.start)
         self._value: ActionValues = config.value.build(device=compute.device)
         self._exploration: Exploration = config.exploration.build()
-        self._following: TargetUpdate = config.target.build()
         images = sees_images(spaces.observation)
         # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
         self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
@@ -106,7 +105,7 @@ class DQN:
         )
         new_optimizer = one_for_all(config.optimizer, config.max_grad_norm)
         self._trained = Trained(self.network, compute, num_workers(spaces, compute), new_optimizer)
-        self.target, self._target_weights = self._trained.twin()
+        self.target = Delayed(self._trained, config.target.build())
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
         self._experience = Experience(
@@ -203,7 +202,7 @@ class DQN:
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
         now = before + self._experience.frames_per_step  # the clock ticks afterwards
-        self._following.frames_passed(self._target_weights, self._trained.weights, before, now)
+        self.target.frames_passed(before, now)
         count = self._experience.due()
         for _ in range(count):
             self._update()
@@ -220,13 +219,13 @@ class DQN:
             "lr": value_at(self._config.lr, frame),
             "updates": self._experience.updates,
             "memory_size": len(self._experience.memory),
-            "target_distance": float((self._trained.weights.detach() - self._target_weights).norm()),
+            "target_distance": self.target.distance,
             "weight_norm": self._trained.norm,
         }
 
     def modules(self) -> dict[str, nn.Module]:
         """The network that learns and its delayed twin."""
-        return {"q_network": self.network, "target": self.target}
+        return {"q_network": self.network, "target": self.target.network}
 
     def acting_modules(self) -> dict[str, nn.Module]:
         """The network that learns."""
@@ -236,7 +235,7 @@ class DQN:
         """Weights, optimizer, memory, and the averages of the next metrics row."""
         return {
             **self._trained.state_dict(),
-            "target": self.target.state_dict(),
+            "target": self.target.network.state_dict(),
             "experience": self._experience.state_dict(),
             "rows": self._rows,
             "average": self._average,
@@ -246,7 +245,7 @@ class DQN:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
         self._trained.load_state_dict(state)
-        self.target.load_state_dict(state["target"])
+        self.target.network.load_state_dict(state["target"])
         self._experience.load_state_dict(state["experience"])
         self._rows.copy_(state["rows"])
         self._average.copy_(state["average"])
@@ -324,7 +323,7 @@ class DQN:
         self._experience.updates += 1
         error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
         self._experience.update_priorities(sample.index, error)
-        self._following.updated(self._target_weights, self._trained.weights)
+        self.target.updated()
 
     def _gradient(self, sample: Sample) -> None:
         """Gradient of the weighted mean loss into the flat vector, and ROWS of each sample."""
@@ -337,7 +336,7 @@ class DQN:
         def loss(network: QNetwork, share: slice) -> tuple[Tensor, Tensor]:
             following = sample.next_observation[share]
             with torch.no_grad():
-                outputs = self._outputs(self.target, following, delayed)
+                outputs = self._outputs(self.target.network, following, delayed)
                 judged = self._outputs(network, following, choosing) if self._config.double else outputs
                 expected = self._value.expected(judged)
                 if sample.next_mask is not None:

@@ -141,8 +141,8 @@ class RecurrentDQN(DQN):
             state = self._tensor(sample.state[share])
             fresh, before = sample.fresh[share], sample.burn_in.part(share)
             with torch.no_grad():
-                warmed = self._burnt_in(self.target, before, state)
-                outputs = self._unrolled(self.target, rows, warmed, fresh, delayed)[following]
+                warmed = self._burnt_in(self.target.network, before, state)
+                outputs = self._unrolled(self.target.network, rows, warmed, fresh, delayed)[following]
                 warmed = self._burnt_in(network, before, state)
             own = self._unrolled(network, rows, warmed, fresh, online)
             with torch.no_grad():

@@ -19,7 +19,7 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import Experience, ExperienceConfig, check_experience, check_memory
 from labrl.agents.share import experience_share
-from labrl.agents.target_network import TargetUpdate
+from labrl.agents.target_network import Delayed
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
@@ -86,27 +86,6 @@ class Actions(Protocol):
     def to_env(self, action: NDArray) -> NDArray:
         """As the environment takes them. [n, *stored] -> [n, *action]"""
         ...
-
-
-class Delayed:
-    """The twin of a network that follows it, in the way of `agent/target`."""
-
-    def __init__(self, trained: Trained[Any], following: TargetUpdate) -> None:
-        self.network, self._vector = trained.twin()
-        self._weights, self._following = trained.weights, following
-
-    def frames_passed(self, before: int, now: int) -> None:
-        """To be called once a vector step; frames of the run."""
-        self._following.frames_passed(self._vector, self._weights, before, now)
-
-    def updated(self) -> None:
-        """To be called after the updates that it follows."""
-        self._following.updated(self._vector, self._weights)
-
-    @property
-    def distance(self) -> float:
-        """Euclidean distance of the weights."""
-        return float((self._weights.detach() - self._vector).norm())
 
 
 class ReplayActorCritic(ABC):
@@ -190,7 +169,7 @@ class ReplayActorCritic(ABC):
         return experience_share(config, ranks)
 
     @property
-    def _delayed(self) -> Mapping[str, Delayed]:
+    def _delayed(self) -> Mapping[str, Delayed[Any]]:
         """Twins that follow, by name."""
         return {}
 
@@ -244,10 +223,9 @@ class ReplayActorCritic(ABC):
     def learn(self) -> int:
         """Make the updates that fell due by this vector step. Returns how many."""
         before = self._clock.frame
+        now = before + self._experience.frames_per_step  # the clock ticks afterwards
         for twin in self._delayed.values():
-            twin.frames_passed(
-                before, before + self._experience.frames_per_step
-            )  # the clock ticks afterwards
+            twin.frames_passed(before, now)
         count = self._experience.due()
         if count:
             with self._compute.within_products(self._large):

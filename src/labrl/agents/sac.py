@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.replay_actor_critic import Batch, Delayed, ReplayActorCritic, ReplayActorCriticConfig
+from labrl.agents.replay_actor_critic import Batch, ReplayActorCritic, ReplayActorCriticConfig
 from labrl.agents.soft_policy import SoftPolicy, Temperature, soft_policy
+from labrl.agents.target_network import Delayed
 from labrl.agents.value_learning import td_target
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -112,11 +113,11 @@ class SAC(ReplayActorCritic):
                 f"(usual: agent.target_entropy={soft.usual_entropy:.3g})."
             )
 
-    def _make_twins(self, config: Any) -> dict[str, Delayed]:
+    def _make_twins(self, config: Any) -> dict[str, Delayed[Any]]:
         return {"target": Delayed(self._critics, config.target.build())}
 
     @property
-    def _delayed(self) -> Mapping[str, Delayed]:
+    def _delayed(self) -> Mapping[str, Delayed[Any]]:
         return self._twins
 
     def _explore(self, outputs: NDArray) -> NDArray:

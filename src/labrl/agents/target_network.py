@@ -1,21 +1,19 @@
-"""How the weights of a target network follow those of the network that learns.
-
-A part of the DQN family, chosen by `agent/target`. Weights are one flat vector on either side.
-"""
+"""Target networks: the twin of a network that learns, and how its weights follow (`agent/target`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol
 
 import torch
 from torch import Tensor
 
 from labrl.config.types import Fraction, PositiveInt
+from labrl.networks.trained import Network, Trained
 
 
 class TargetUpdate(Protocol):
-    """Changes a target's weights in place. Built as `Target(config)`; has no state."""
+    """Changes a target's weights, one flat vector, in place. Built as `Target(config)`; has no state."""
 
     def frames_passed(self, target: Tensor, weights: Tensor, before: int, now: int) -> None:
         """Called once a vector step, before the updates that it is time for; frames of the run. [size]"""
@@ -24,6 +22,27 @@ class TargetUpdate(Protocol):
     def updated(self, target: Tensor, weights: Tensor) -> None:
         """Called after each update of `weights`. [size]"""
         ...
+
+
+class Delayed(Generic[Network]):
+    """The twin of a network that learns. It has no gradient."""
+
+    def __init__(self, trained: Trained[Network], following: TargetUpdate) -> None:
+        self.network, self.weights = trained.twin()
+        self._learning, self._following = trained.weights, following
+
+    def frames_passed(self, before: int, now: int) -> None:
+        """To be called once a vector step, before the updates that it is time for; frames of the run."""
+        self._following.frames_passed(self.weights, self._learning, before, now)
+
+    def updated(self) -> None:
+        """To be called after each update that it follows."""
+        self._following.updated(self.weights, self._learning)
+
+    @property
+    def distance(self) -> float:
+        """Euclidean distance of the weights."""
+        return float((self._learning.detach() - self.weights).norm())
 
 
 @dataclass(kw_only=True)
