@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -140,13 +141,14 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def installed_packages() -> dict[str, str]:
-    """Version by name of every installed distribution."""
+@functools.cache
+def installed_packages() -> Mapping[str, str]:
+    """Version by name of every installed distribution, as this process first found them."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.name
-        if name:  # a half-removed one has none
-            found.setdefault(name, distribution.version)
+        facts = distribution.metadata  # read from its file each time
+        if facts["Name"]:  # a half-removed one has none
+            found.setdefault(facts["Name"], facts["Version"])
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
