@@ -18,6 +18,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.generated import GeneratedSource, preset_names
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
+from labrl.lab.trial import check
 from labrl.schedules import LinearSchedule
 
 CONFIGS = Path(labrl.configs.__file__).parent
@@ -199,6 +200,18 @@ def test_schedules_end_at_the_budget_in_frames() -> None:
     lr = composed("env=pong", "env.max_frame=2e6").agent.config.lr
     assert isinstance(lr, LinearSchedule)
     assert lr.horizon == 2_000_000
+
+
+@pytest.mark.parametrize(("num_envs", "horizon"), [(1, 2048), (3, 640), (4, 512), (8, 256), (100, 32)])
+def test_a_rollout_on_pendulum_is_of_a_length_that_minibatches_fill(num_envs: int, horizon: int) -> None:
+    config = composed("env=pendulum", f"env.num_envs={num_envs}")
+    check(config)
+    assert config.agent.config.horizon == horizon
+
+
+def test_a_wrong_number_of_environments_is_told_as_such_where_a_rollout_follows_from_it() -> None:
+    with pytest.raises(ConfigError, match=r"env\.num_envs must be at least 1, got 0"):
+        composed("env=pendulum", "env.num_envs=0")
 
 
 def test_dev_is_two_rollouts() -> None:

@@ -88,6 +88,7 @@ def prepare(config_dir: str | os.PathLike[str] | None = None) -> None:
     OmegaConf.register_resolver("labrl.product", lambda *factors: math.prod(factors), replace=True)
     OmegaConf.register_resolver("labrl.sum", lambda *terms: sum(terms), replace=True)
     OmegaConf.register_resolver("labrl.first", _first, replace=True)
+    OmegaConf.register_resolver("labrl.horizon", _horizon, replace=True)
     OmegaConf.register_resolver("labrl.whole", _whole, replace=True)
     # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
@@ -168,6 +169,14 @@ def _unset(node: Any, key: str = "") -> Iterator[str]:
 def _first(*values: Any) -> Any:
     """The first of `values` that is not null."""
     return next((value for value in values if value is not None), None)
+
+
+def _horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:
+    """Steps of a rollout that has `frames` over all environments, or fewer, and fills whole minibatches."""
+    if not all(isinstance(number, int) and number > 0 for number in (num_envs, batch_size)):
+        return frames  # what is wrong with them is told where they stand
+    step = batch_size // math.gcd(batch_size, num_envs)
+    return max(1, frames // (num_envs * step)) * step
 
 
 def _whole(number: Any, otherwise: Any) -> Any:
