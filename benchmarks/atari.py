@@ -6,7 +6,9 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from benchmarks import record
 from labrl.analysis.report.build import PLOTS, build_comparison
 from labrl.analysis.runs import Run
 
@@ -34,32 +36,50 @@ the budget: `make results ARGS="pong_ppo --minutes 120"`. A frame is an agent's 
 
 
 def section(runs: Mapping[str, Run], pictures: Path) -> str:
-    """The part of the page about `runs`, named as in WORDS; draws the curves of each game into `pictures`."""
+    """The part of the page about `runs`, named as in WORDS, and about those on record in `pictures`.
+
+    Draws their curves into `pictures` and puts them on record. '' where there is none.
+    """
+    file = pictures / "atari.csv"
+    rows: dict[str, Mapping[str, Any]] = {**record.read(file)}
+    for name, run in runs.items():
+        found = _row(name, run)
+        if name not in rows or found["frames"] >= int(rows[name]["frames"]):
+            rows[name] = found
+            _draw(name, run, pictures)
+    if not rows:
+        return ""
+    ordered = [rows[name] for name in WORDS if name in rows]
+    record.write(file, ordered)
     lines = [
         "| game | agent | frames | of a budget of | return | best return |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for name, run in runs.items():
-        frames, returns = (run.sessions[0].train[column] for column in ("frame", "return_mean"))
-        game, _, agent = name.rpartition("_")
-        budget = run.config["env"]["max_frame"]
+    for row in ordered:
+        game, _, agent = row["name"].rpartition("_")
         lines.append(
-            f"| {game} | {agent} | {frames[-1]:,.0f} | {budget:,.0f} "
-            f"| {returns[-1]:.1f} | {max(returns):.1f} |"
+            f"| {game} | {agent} | {int(row['frames']):,} | {int(row['budget']):,} "
+            f"| {float(row['return']):.1f} | {float(row['best']):.1f} |"
         )
-    curves = []
-    for game in GAMES:
-        of_game = [run for name, run in runs.items() if name.rpartition("_")[0] == game]
-        if of_game:
-            curves.append(f"![{game}]({_curve(game, of_game, pictures)})")
-    return PREFACE + "\n".join(lines) + "\n\n" + "\n".join(curves) + "\n"
+    curves = [f"![{row['name']}]({pictures.name}/{row['name']}.svg)" for row in ordered]
+    return "\n" + PREFACE + "\n".join(lines) + "\n\n" + "\n".join(curves) + "\n"
 
 
-def _curve(game: str, runs: list[Run], pictures: Path) -> str:
-    """Draw the returns of `runs` over frames; returns the picture's path beside the page."""
+def _row(name: str, run: Run) -> dict[str, Any]:
+    frames, returns = (run.sessions[0].train[column] for column in ("frame", "return_mean"))
+    return {
+        "name": name,
+        "frames": int(frames[-1]),
+        "budget": int(run.config["env"]["max_frame"]),
+        "return": round(float(returns[-1]), 2),
+        "best": round(float(max(returns)), 2),
+    }
+
+
+def _draw(name: str, run: Run, pictures: Path) -> None:
+    """Draw the returns of `run` over frames."""
     pictures.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        build_comparison(runs, Path(folder))
+        build_comparison([run], Path(folder))
         (drawn,) = (Path(folder) / PLOTS).glob("return_frame*.svg")
-        shutil.copyfile(drawn, pictures / f"{game}.svg")
-    return f"{pictures.name}/{game}.svg"
+        shutil.copyfile(drawn, pictures / f"{name}.svg")

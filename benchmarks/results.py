@@ -1,6 +1,7 @@
 """The scores that SLM Lab publishes, by labrl, and Atari: train what is missing, write docs/results.md.
 
-The page is written after each run. Ctrl-C and the end of --minutes save what is being trained, and the same
+The page is written after each run, from the runs below --root and, for those that are not there, from what
+docs/results/ holds of earlier ones. Ctrl-C and the end of --minutes save what is being trained, and the same
 command goes on with it.
 """
 
@@ -14,8 +15,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import atari
-from labrl.analysis.published import Result, as_markdown, cells, judged, summary
+from benchmarks import atari, record
+from labrl.analysis.published import Cell, Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_run
 from labrl.config.errors import ConfigError
 
@@ -80,18 +81,26 @@ def command(words: Sequence[str], folder: Path) -> list[str]:
 
 
 def results(root: Path) -> list[Result]:
-    """What there is of every cell below `root`."""
-    return [judged(cell, _run_in(root / cell.name)) for cell in cells()]
+    """What there is of every cell, below `root` or on record; puts it on record."""
+    file = PAGE.with_suffix("") / "cells.csv"
+    known = {cell.name: record.from_row(cell, row) for cell, row in _recorded(file)}
+    found = [record.newer(known.get(cell.name), judged(cell, _run_in(root / cell.name))) for cell in cells()]
+    record.write(file, (record.as_row(result) for result in found if result.verdict != "not run"))
+    return found
 
 
 def write_page(root: Path) -> str:
     """Write docs/results.md; returns how many cells are better, equal and so on."""
     found = results(root)
     page = f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}"
-    if playing := _with_rows(root, atari.WORDS):
-        page += "\n" + atari.section(playing, PAGE.with_suffix(""))
+    page += atari.section(_with_rows(root, atari.WORDS), PAGE.with_suffix(""))
     PAGE.write_text(page)
     return summary(found)
+
+
+def _recorded(file: Path) -> list[tuple[Cell, dict[str, str]]]:
+    rows = record.read(file)
+    return [(cell, rows[cell.name]) for cell in cells() if cell.name in rows]
 
 
 def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:

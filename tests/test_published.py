@@ -118,9 +118,35 @@ def test_atari_is_told_with_its_frames_and_a_curve_of_each_game(
     page = (tmp_path / "results.md").read_text()
     assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 |" in page
     assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 |" in page
-    assert "![pong](results/pong.svg)" in page
+    assert "![pong_ppo](results/pong_ppo.svg)" in page
     assert "breakout" not in page
-    assert (tmp_path / "results" / "pong.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "results" / "pong_ppo.svg").read_text().startswith("<?xml")
+    results.write_page(tmp_path / "another machine")
+    assert (tmp_path / "results.md").read_text() == page
+
+
+def test_what_was_measured_stays_on_the_page_without_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    sarsa = next(cell for cell in cells() if cell.name == "cartpole_sarsa")
+
+    def four_at(root: str, score: float, **how: Any) -> str:
+        setting = {"num_envs": sarsa.num_envs, "max_frame": sarsa.frames}
+        changes = {f"env__{key}": value for key, value in setting.items()}
+        scores = [score + change for change in (-1, 0, 0, 1)]
+        run_with(
+            tmp_path / root / sarsa.name, scores, meta__log_frequency=sarsa.log_frequency, **changes, **how
+        )
+        results.write_page(tmp_path / root)
+        return (tmp_path / "results.md").read_text()
+
+    page = four_at("first", 480.0)
+    assert "| sarsa | 430.9 | 480.0 [" in page
+    results.write_page(tmp_path / "another machine")
+    assert (tmp_path / "results.md").read_text() == page
+    assert four_at("begun anew", 460.0, session_status="interrupted") == page
+    assert "| sarsa | 430.9 | 490.0 [" in four_at("run again", 490.0)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "dqn", "rainbow"])

@@ -1,0 +1,60 @@
+"""What was measured, beside the page as CSV: the run itself may lie on another machine, or be gone."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from labrl.analysis.intervals import Estimate
+from labrl.analysis.published import Cell, Result
+from labrl.analysis.tables import as_csv
+from labrl.storage.atomic import write_atomic
+
+COMPARED = frozenset({"better", "equal", "worse"})
+"""The verdicts about a cell that was run to its end."""
+
+_ESTIMATES = ("score", "final")
+
+
+def read(file: Path) -> dict[str, dict[str, str]]:
+    """The rows by their `name`; none where there is no such file yet. Columns are texts, '' for none."""
+    if not file.exists():
+        return {}
+    return {row["name"]: row for row in csv.DictReader(file.read_text().splitlines())}
+
+
+def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write `rows`, each with a `name`, in their order."""
+    file.parent.mkdir(exist_ok=True)
+    write_atomic(file, as_csv(list(rows)))
+
+
+def as_row(result: Result) -> dict[str, Any]:
+    """What `from_row` makes the same result of."""
+    row: dict[str, Any] = {"name": result.cell.name, "verdict": result.verdict, "sessions": result.sessions}
+    for name in _ESTIMATES:
+        value, low, high = getattr(result, name) or (None, None, None)
+        row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    return row
+
+
+def from_row(cell: Cell, row: Mapping[str, str]) -> Result:
+    """The result of `cell` that was written as `row`."""
+    score, final = (_estimate(row, name) for name in _ESTIMATES)
+    return Result(cell, row["verdict"], score, final, int(row["sessions"]))
+
+
+def newer(known: Result | None, found: Result) -> Result:
+    """`found`; what is `known` where there is no run, or one not at its end as the known one was."""
+    if known is None or found.verdict in COMPARED:
+        return found
+    return known if known.verdict in COMPARED or found.verdict == "not run" else found
+
+
+def _estimate(row: Mapping[str, str], name: str) -> Estimate | None:
+    value, low, high = (
+        float(text) if text else None for text in (row[name], row[f"{name}_low"], row[f"{name}_high"])
+    )
+    return None if value is None else Estimate(value, low, high)
