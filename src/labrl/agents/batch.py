@@ -37,6 +37,13 @@ class Batch(NamedTuple):
     sequences: Sequences | None = None
     """How the rows follow each other, where the network remembers."""
 
+    def seen(self, rows: Tensor | slice) -> Tensor:
+        """The observations of some rows. [len(rows), *obs]"""
+        if isinstance(rows, slice):
+            return self.observation[rows]
+        # The same as by brackets, which look up each element: of images in a seventh of the time.
+        return self.observation.index_select(0, rows)
+
 
 def normalized(advantage: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """With mean 0 and deviation 1 over all ranks, as far as there are two. [n]"""

@@ -338,7 +338,7 @@ class OnPolicyAgent(ABC):
     def _evaluate(self, network: ActorCritic, batch: Batch, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Distribution parameters and values of rows of a batch, to be differentiated."""
         with self._compute.autocast():
-            parameters, value = network(batch.observation[rows])
+            parameters, value = network(batch.seen(rows))
         return parameters if batch.mask is None else masked(parameters, batch.mask[rows]), value
 
     def _evaluate_kept(

@@ -172,5 +172,5 @@ class RecurrentPolicy(OnPolicyAgent):
         pieces = Pieces.of(start)
         with self._compute.autocast():
             state = pieces.states(sequences.state[which])
-            parameters, value, _ = network.unroll(batch.observation[rows], state, pieces.lengths)
+            parameters, value, _ = network.unroll(batch.seen(rows), state, pieces.lengths)
         return parameters if batch.mask is None else masked(parameters, batch.mask[rows]), value

@@ -213,18 +213,20 @@ class NatureCNN(ImageTorso):
         kind = config.initialization
         self.first = initialized(nn.Conv2d(channels, 32, 8, stride=4), kind)
         self.convolutions = nn.Sequential(
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             initialized(nn.Conv2d(32, 64, 4, stride=2), kind),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             initialized(nn.Conv2d(64, 64, 3, stride=1), kind),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Flatten(),
         )
         self.linear: nn.Module = nn.Identity()
         if config.features is not None:
             with torch.no_grad():
                 flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
-            self.linear = nn.Sequential(initialized(nn.Linear(flat, config.features), kind), nn.ReLU())
+            self.linear = nn.Sequential(
+                initialized(nn.Linear(flat, config.features), kind), nn.ReLU(inplace=True)
+            )
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
