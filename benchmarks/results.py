@@ -24,10 +24,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
 PREFACE = """# Results beside SLM Lab's
 
-Written by `make results`, which trains what is missing and goes on where it was stopped. A cell is one agent
-on one environment at the frames, the number of environments and the frequency of checkpoints with which SLM
-Lab publishes it (`experiment=slm_lab/<environment>`): 4 sessions, the presets of the agent, no tuning for the
-cell alone.
+Written by `make results`, which trains what is missing and goes on where it stopped; `docs/results/` keeps
+the figures of runs that lie elsewhere. A cell is one agent on one environment at the frames, the number of
+environments and the frequency of checkpoints with which SLM Lab publishes it
+(`experiment=slm_lab/<environment>`): 4 sessions, the presets of the agent, no tuning for the cell alone.
 
 - *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint rows
   of the return of the last 100 training episodes; in brackets the 95 % interval of our mean.
