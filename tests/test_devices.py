@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +38,21 @@ def test_freed_memory_is_used_again_without_asking_the_system() -> None:
         usual, kept = map(int, done.stdout.split())
         assert usual > 0
         assert kept < usual / 100
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_the_heap_asks_for_large_pages_and_takes_no_memory_for_it() -> None:
+    program = (
+        "import ctypes, resource; from labrl.lab.devices import keep_freed_memory\n"
+        "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = used()\n"
+        "if keep_freed_memory():\n"
+        "    print(used() - before)\n"
+        "    heap = open('/proc/self/smaps').read().split('[heap]')[1:]\n"
+        "    print(*{flag for part in heap for flag in part.split('VmFlags:')[1].splitlines()[0].split()})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if done.stdout and Path("/sys/kernel/mm/transparent_hugepage").exists():
+        kilobytes, flags = done.stdout.splitlines()
+        assert int(kilobytes) < 10_000
+        assert "hg" in flags.split()
