@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks import record
 from labrl.analysis.report.build import PLOTS, build_comparison
@@ -52,14 +55,14 @@ def section(runs: Mapping[str, Run], pictures: Path) -> str:
     ordered = [rows[name] for name in WORDS if name in rows]
     record.write(file, ordered)
     lines = [
-        "| game | agent | frames | of a budget of | return | best return |",
-        "|---|---|---:|---:|---:|---:|",
+        "| game | agent | frames | of a budget of | return | best return | set besides the recipe |",
+        "|---|---|---:|---:|---:|---:|---|",
     ]
     for row in ordered:
         game, _, agent = row["name"].rpartition("_")
         lines.append(
             f"| {game} | {agent} | {int(row['frames']):,} | {int(row['budget']):,} "
-            f"| {float(row['return']):.1f} | {float(row['best']):.1f} |"
+            f"| {float(row['return']):.1f} | {float(row['best']):.1f} | {_as_code(row['set'])} |"
         )
     curves = [f"![{row['name']}]({pictures.name}/{row['name']}.svg)" for row in ordered]
     return "\n" + PREFACE + "\n".join(lines) + "\n\n" + "\n".join(curves) + "\n"
@@ -72,8 +75,17 @@ def _row(name: str, run: Run) -> dict[str, Any]:
         "frames": int(frames[-1]),
         "budget": int(run.config["env"]["max_frame"]),
         "return": round(float(returns[-1]), 2),
-        "best": round(float(max(returns)), 2),
+        "best": round(float(np.nanmax(returns)), 2),
+        "set": " ".join(
+            shlex.quote(word)
+            for word in run.provenance.get("overrides", ())
+            if word.startswith(("agent.", "env."))
+        ),
     }
+
+
+def _as_code(words: str) -> str:
+    return f"`{words}`" if words else ""
 
 
 def _draw(name: str, run: Run, pictures: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,12 @@ def test_atari_is_told_with_its_frames_and_a_curve_of_each_game(
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     for name, score in {"pong_ppo": 3.0, "pong_a2c": -20.5}.items():
         config = config_with(env__id="ale_py:ALE/Pong-v5", env__name="pong", env__max_frame=1e7)
-        rows = rows_of(range(1000, 5001, 1000), [score - 1] * 4 + [score])
+        rows = rows_of(range(1000, 5001, 1000), [math.nan] + [score - 1] * 3 + [score])
         write_run(tmp_path / "runs" / name, [rows], config=config, session_status="interrupted")
     results.write_page(tmp_path / "runs")
     page = (tmp_path / "results.md").read_text()
-    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 |" in page
-    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 |" in page
+    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 |  |" in page
+    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 |  |" in page
     assert "![pong_ppo](results/pong_ppo.svg)" in page
     assert "breakout" not in page
     assert (tmp_path / "results" / "pong_ppo.svg").read_text().startswith("<?xml")
