@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import atari, record
-from labrl.analysis.published import Cell, Result, as_markdown, cells, judged, summary
+from labrl.analysis.published import Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_run
 from labrl.config.errors import ConfigError
 
@@ -83,8 +83,14 @@ def command(words: Sequence[str], folder: Path) -> list[str]:
 def results(root: Path) -> list[Result]:
     """What there is of every cell, below `root` or on record; puts it on record."""
     file = PAGE.with_suffix("") / "cells.csv"
-    known = {cell.name: record.from_row(cell, row) for cell, row in _recorded(file)}
-    found = [record.newer(known.get(cell.name), judged(cell, _run_in(root / cell.name))) for cell in cells()]
+    rows = record.read(file)
+    found = [
+        record.newer(
+            record.from_row(cell, rows[cell.name]) if cell.name in rows else None,
+            judged(cell, _run_in(root / cell.name)),
+        )
+        for cell in cells()
+    ]
     record.write(file, (record.as_row(result) for result in found if result.verdict != "not run"))
     return found
 
@@ -96,11 +102,6 @@ def write_page(root: Path) -> str:
     page += atari.section(_with_rows(root, atari.WORDS), PAGE.with_suffix(""))
     PAGE.write_text(page)
     return summary(found)
-
-
-def _recorded(file: Path) -> list[tuple[Cell, dict[str, str]]]:
-    rows = record.read(file)
-    return [(cell, rows[cell.name]) for cell in cells() if cell.name in rows]
 
 
 def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:

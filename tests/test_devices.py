@@ -11,6 +11,11 @@ import pytest
 from labrl.lab.devices import available_cpus, threads_per_session
 
 
+def printed_by(program: str) -> str:
+    """What a Python program prints in a process of its own, whose allocator nothing has touched."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(("num_cpus", "sessions", "threads"), [(1.0, 1, 1), (1.0, 4, 1), (0.5, 1, 1)])
 def test_every_session_has_a_core(num_cpus: float, sessions: int, threads: int) -> None:
     assert threads_per_session(num_cpus, sessions) == threads
@@ -33,9 +38,8 @@ def test_freed_memory_is_used_again_without_asking_the_system() -> None:
         "    faults()\n"  # the first time, the pages are new
         "    print(usual, faults())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    if done.stdout:
-        usual, kept = map(int, done.stdout.split())
+    if printed := printed_by(program):
+        usual, kept = map(int, printed.split())
         assert usual > 0
         assert kept < usual / 100
 
@@ -43,7 +47,7 @@ def test_freed_memory_is_used_again_without_asking_the_system() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_the_heap_asks_for_large_pages_and_takes_no_memory_for_it() -> None:
     program = (
-        "import ctypes, resource; from labrl.lab.devices import keep_freed_memory\n"
+        "import resource; from labrl.lab.devices import keep_freed_memory\n"
         "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = used()\n"
         "if keep_freed_memory():\n"
@@ -51,8 +55,8 @@ def test_the_heap_asks_for_large_pages_and_takes_no_memory_for_it() -> None:
         "    heap = open('/proc/self/smaps').read().split('[heap]')[1:]\n"
         "    print(*{flag for part in heap for flag in part.split('VmFlags:')[1].splitlines()[0].split()})\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    if done.stdout and Path("/sys/kernel/mm/transparent_hugepage").exists():
-        kilobytes, flags = done.stdout.splitlines()
+    printed = printed_by(program)
+    if printed and Path("/sys/kernel/mm/transparent_hugepage").exists():
+        kilobytes, flags = printed.splitlines()
         assert int(kilobytes) < 10_000
         assert "hg" in flags.split()
