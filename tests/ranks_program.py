@@ -87,4 +87,5 @@ if __name__ == "__main__":
     moments_are_those_of_all_samples(group.ranks)
     all_know_what_one_knows(group.ranks)
     a_weight_that_differs_is_named(group.ranks)
+    group.leave()
     print("as promised")

@@ -166,8 +166,8 @@ def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
 @needs_proc
 @pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
 def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: Path) -> None:
-    length = ["env.max_frame=40000", "meta.log_frequency=20000"]
-    words = [*QUICK, *length, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+    every, endless = "meta.log_frequency=20000", "env.max_frame=1e9"
+    words = [*QUICK, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*words) as process:
         wait_for(lambda: frame(first) and frame(second), process)
@@ -188,9 +188,10 @@ def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: 
     for run in (first, second):
         assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
         assert list((run / "session_0" / "checkpoints").glob("frame_*"))
-    assert main(["-m", f"+resume={tmp_path / 'e'}"]) == 0
+    end = f"env.max_frame={max(frame(first), frame(second)) + 20000}"
+    assert main(["-m", f"+resume={tmp_path / 'e'}", end]) == 0
     assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
-    assert main([*QUICK, *length, "seed=1", "hydra.run.dir=whole"]) == 0
+    assert main([*QUICK, every, end, "seed=1", "hydra.run.dir=whole"]) == 0
     assert differences(Path("whole"), second) == []
 
 

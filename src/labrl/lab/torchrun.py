@@ -140,12 +140,17 @@ class Group:
             self.ranks.told_by_leader([None] * self.ranks.size)
         self._store.set(_RECORDED, "")
 
-    def fail(self, error: BaseException) -> None:
-        """Another rank: leave word of what ended it, hang up, and give rank 0 the time to record it."""
+    def leave(self) -> None:
+        """Hang up. The threads of a group that is still there when Python ends may abort the process."""
         import torch.distributed as dist
 
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def fail(self, error: BaseException) -> None:
+        """Another rank: leave word of what ended it, hang up, and give rank 0 the time to record it."""
         self._store.set(_FAILED, f"rank {self.ranks.rank} failed: {type(error).__name__}: {error}")
-        dist.destroy_process_group()
+        self.leave()
         until = time.monotonic() + _PATIENCE
         while time.monotonic() < until and not self._store.check([_RECORDED]):
             time.sleep(0.1)
@@ -185,6 +190,7 @@ def lead(run: Callable[[], int]) -> int:
         group = leading()
         assert group is not None
         group.dismiss()
+        group.leave()
 
 
 def _outlive(number: int, frame: FrameType | None) -> None:
@@ -215,3 +221,6 @@ def follow(launch: Launch) -> int:
         print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
         group.fail(error)
         return 1
+    finally:
+        if group is not None:
+            group.leave()
