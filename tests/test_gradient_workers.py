@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from labrl.networks.gradient import GradientWorkers
+from labrl.networks.compute import Compute
+from labrl.networks.gradient import FEWEST_NARROW_ROWS, GradientWorkers, NarrowWeights
 
 
 def network() -> nn.Module:
@@ -91,4 +92,80 @@ def test_a_worker_s_error_is_raised_here() -> None:
     workers = GradientWorkers(network(), 2)
     with pytest.raises(RuntimeError, match="second worker"):
         workers.map(broken, 4)
+    workers.close()
+
+
+NARROW = Compute(torch.device("cpu"), torch.bfloat16, num_threads=2)
+WIDE_INPUTS = torch.randn(2 * FEWEST_NARROW_ROWS, 512, generator=torch.Generator().manual_seed(3))
+
+
+def wide_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(512, NarrowWeights.SMALLEST // 512), nn.Tanh(), nn.Linear(512, 2))
+
+
+def autocast_loss(module: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
+    with NARROW.autocast():
+        outputs = module(WIDE_INPUTS[share])
+    error = outputs.float().square().mean()
+    return error, error.detach().reshape(1)
+
+
+def test_narrow_weights_give_what_autocast_gives_bit_for_bit() -> None:
+    expected, module = wide_network(), wide_network()
+    workers = GradientWorkers(module, 1, NARROW)
+    for _ in range(2):  # the second time after a change of the weights
+        for parameter in expected.parameters():
+            parameter.grad = None
+        loss = autocast_loss(expected, slice(None))[0]
+        loss.backward()
+        statistics = workers.backward(autocast_loss, len(WIDE_INPUTS))
+        assert torch.equal(statistics[0], loss.detach())
+        for own, other in zip(module.parameters(), expected.parameters(), strict=True):
+            assert own.grad is not None
+            assert own.dtype == own.grad.dtype == torch.float32
+            assert torch.equal(own.grad, other.grad)
+        with torch.no_grad():
+            workers.flat.vector.mul_(1.1)
+            for parameter in expected.parameters():
+                parameter.mul_(1.1)
+    workers.close()
+
+
+def test_narrow_weights_are_shared_by_all_workers_and_follow_the_network() -> None:
+    module = wide_network()
+    workers = GradientWorkers(module, 2, NARROW)
+    seen = workers.map(lambda replica, share: next(replica.parameters()), len(WIDE_INPUTS))
+    assert [weight.dtype for weight in seen] == [torch.bfloat16] * 2
+    assert seen[0].data_ptr() == seen[1].data_ptr()
+    before = seen[0].clone()
+    with torch.no_grad():
+        workers.flat.vector.add_(1.0)
+    workers.map(lambda replica, share: None, 2, changed=False)
+    assert torch.equal(seen[0], before), "those who know that nothing has changed do not pay for a copy"
+    workers.map(lambda replica, share: None, 2)
+    assert torch.equal(seen[0], module[0].weight.to(torch.bfloat16))
+    workers.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "shares"),
+    [(1, 1, 1), (FEWEST_NARROW_ROWS, 1, 1), (2 * FEWEST_NARROW_ROWS, 1, 2), (2, FEWEST_NARROW_ROWS, 2)],
+)
+def test_few_rows_in_bfloat16_are_the_work_of_one(rows: int, steps: int, shares: int) -> None:
+    workers = GradientWorkers(wide_network(), 2, NARROW)
+    assert len(workers.map(lambda replica, share: share, rows, steps)) == shares
+    workers.close()
+
+
+def test_a_worker_without_a_share_adds_nothing() -> None:
+    module = wide_network()
+    workers = GradientWorkers(module, 2, NARROW)
+    workers.backward(autocast_loss, len(WIDE_INPUTS))
+    assert workers.flat.vector.grad is not None
+    workers.backward(lambda net, share: autocast_loss(net, slice(0, 1)), 1)
+    alone = workers.flat.vector.grad.clone()
+    module.zero_grad(set_to_none=False)
+    autocast_loss(module, slice(0, 1))[0].backward()
+    assert torch.equal(alone, workers.flat.vector.grad)
     workers.close()

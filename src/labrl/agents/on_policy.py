@@ -110,6 +110,8 @@ class OnPolicyAgent(ABC):
         self._make_rollout = new_rollout
         self._rollout: Rollout | None = None
         self._observation: NDArray | None = None
+        self._changed = True
+        """Whether the weights may have, since the last actions."""
         self._imitation: SelfImitation | None = None
         if config.self_imitation is not None:
             self._imitation = config.self_imitation.build(
@@ -149,7 +151,8 @@ class OnPolicyAgent(ABC):
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
         seen, observation = observation, self.network.layout(observation)
-        parameters, value = self._forward(observation)
+        parameters, value = self._forward(observation, self._changed)
+        self._changed = False
         if mask is not None:
             parameters = masked(parameters, mask)
         action = self._distribution.sample(parameters, self._policy_stream)
@@ -200,6 +203,7 @@ class OnPolicyAgent(ABC):
         batch = self._prepare(self._rollout)
         updates = self._update(batch)
         self._rollout.clear()
+        self._changed = True
         if self._imitation is not None:
             updates += self._imitation.learn(
                 self._trained, self._evaluate_kept, self._descend, self._clock.frame
@@ -232,6 +236,7 @@ class OnPolicyAgent(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state, in the middle of a rollout too."""
         self._trained.load_state_dict(state)
+        self._changed = True
         self._metrics = dict(state["metrics"])
         self._observation = state["observation"]
         if state["rollout"] is not None:
@@ -300,12 +305,16 @@ class OnPolicyAgent(ABC):
         narrow = observation.astype(np.float32) if observation.dtype == np.float64 else observation
         return torch.from_numpy(narrow).to(self._compute.device)
 
-    def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
+    def _forward(self, observation: NDArray, changed: bool = True) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters, and values where they come for free with a shared torso."""
         if self._in_numpy is not None and (quick := self._in_numpy(observation)) is not None:
             return quick, 0.0
         inputs = self._tensor(observation)
-        shares = self._trained.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
+
+        def work(network: ActorCritic, rows: slice) -> tuple[Tensor, Tensor]:
+            return self._outputs(network, inputs[rows])
+
+        shares = self._trained.map(work, len(inputs), changed=changed)
         parameters, value = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value if self.network.shared else 0.0
 

@@ -76,6 +76,12 @@ class Compute:
             precision = "bf16" if has_bf16 else "fp32"
         return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
 
+    @property
+    def narrows(self) -> bool:
+        """Whether weights are worth keeping in bfloat16 beside float32: a GPU casts them in no time, and
+        compiled code casts them where it uses them."""
+        return self.precision == torch.bfloat16 and self.device.type == "cpu" and not self.compiled
+
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """The context in which networks are evaluated."""
         if self.precision == torch.float32:

@@ -46,7 +46,8 @@ class FlatParameters:
         self.vector.data = memory
         for trained in self._bound:
             for parameter, place in zip(trained, _views(trained, memory), strict=True):
-                parameter.data = place
+                if parameter.dtype == memory.dtype:  # a narrow copy follows when it is refreshed
+                    parameter.data = place
 
     def bind_gradients(self, module: nn.Module) -> Tensor:
         """Let the gradients of `module` gather in a new vector, which is returned. [size]"""
@@ -75,19 +76,57 @@ class FlatParameters:
             pieces.append(piece)
         return pieces
 
-    def replica(self, module: Network) -> tuple[Network, Tensor]:
-        """A copy of `module` with the same weights in the same memory and gradients of its own."""
+    def replica(self, module: Network, same_buffers: bool = False) -> Network:
+        """A copy of `module` with the same weights in the same memory, and no gradients yet.
+
+        same_buffers: whether what a forward pass keeps is kept in the same memory too.
+        """
         twin = copy.deepcopy(module)
         self._bind(twin, copy_values=False)
-        return twin, self.bind_gradients(twin)
+        for parameter in twin.parameters():
+            parameter.grad = None
+        if same_buffers:
+            for own, buffer in zip(twin.buffers(), module.buffers(), strict=True):
+                own.data = buffer.data
+        return twin
 
     def frozen(self, module: Network) -> Network:
         """A copy of `module` that shares its weights and buffers and gathers no gradients."""
-        twin = copy.deepcopy(module)
-        self._bind(twin, copy_values=False)
-        for own, buffer in zip(twin.buffers(), module.buffers(), strict=True):
-            own.data = buffer.data
-        return twin.requires_grad_(False)
+        return self.replica(module, same_buffers=True).requires_grad_(False)
+
+
+class NarrowWeights:
+    """The large weight matrices of a network in bfloat16, once for all that compute with them.
+
+    Autocast would make them anew in every forward pass of every worker, and widen their gradients in each: of
+    the Nature CNN 1.6 million numbers, which on a CPU take as long as all else that acting does. Nothing is
+    computed otherwise.
+    """
+
+    SMALLEST = 2**18
+    """Weights of a matrix that is worth it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._full = self._large(module)
+        self._narrow = [weight.detach().to(torch.bfloat16) for weight in self._full]
+
+    @classmethod
+    def _large(cls, module: nn.Module) -> list[Tensor]:
+        layers = [layer for layer in module.modules() if type(layer) is nn.Linear]
+        return [layer.weight for layer in layers if layer.weight.numel() >= cls.SMALLEST]
+
+    def __bool__(self) -> bool:
+        return bool(self._full)
+
+    def give_to(self, twin: nn.Module) -> None:
+        """Let a copy of the network compute with them."""
+        for weight, narrow in zip(self._large(twin), self._narrow, strict=True):
+            weight.data = narrow
+
+    def refresh(self) -> None:
+        """Follow the network."""
+        for narrow, weight in zip(self._narrow, self._full, strict=True):
+            narrow.copy_(weight.detach())
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
@@ -108,6 +147,10 @@ def _aligned(count: int) -> int:
     return -(-count // 16) * 16
 
 
+FEWEST_NARROW_ROWS = 64
+"""Of a worker's share in bfloat16: the products of fewer take no longer than their weights take to come."""
+
+
 class GradientWorkers(Generic[Network]):
     """Gradients of a mean loss over a minibatch, each worker doing a share of it with one torch thread.
 
@@ -122,25 +165,40 @@ class GradientWorkers(Generic[Network]):
         self._ranks = ALONE if compute is None else compute.ranks
         self._noise = None if compute is None or compute.noise is None else compute.noise.new()
         self.flat = FlatParameters(module)
-        gradient = self.flat.vector.grad
-        assert gradient is not None
-        self._replicas: list[tuple[Network, Tensor]] = [(module, gradient)]
-        self._replicas += [self.flat.replica(module) for _ in range(num_workers - 1)]
+        assert self.flat.vector.grad is not None
+        self._total = self.flat.vector.grad
+        self._places = _views(_trained(module), self._total)
+        narrows = compute is not None and compute.narrows
+        self._fewest_rows = FEWEST_NARROW_ROWS if narrows else 1
+        self._narrow = NarrowWeights(module) if narrows else None
+        self._direct = not self._narrow
+        """Whether the first worker computes with `module` itself, whose gradients lie in the total."""
+        networks = [module] if self._direct else [self.flat.replica(module, same_buffers=True)]
+        networks += [self.flat.replica(module) for _ in range(num_workers - 1)]
+        if self._narrow:
+            for network in networks:
+                self._narrow.give_to(network)
+        self._replicas = [(network, _trained(network)) for network in networks]
         self._pool = ThreadPoolExecutor(num_workers - 1, "gradient") if num_workers > 1 else None
 
     @property
     def num_workers(self) -> int:
-        """How many shares a minibatch is cut into."""
+        """How many shares a minibatch is cut into, at most."""
         return len(self._replicas)
 
-    def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
+    def map(
+        self, work: Callable[[Network, slice], Result], size: int, steps: int = 1, changed: bool = True
+    ) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.
 
-        Returns the results in the order of the shares; with fewer rows than workers, some have no share.
+        steps: that each row stands for; changed: whether the weights may have, since they were last used.
+        Returns the results in the order of the shares; with few rows, some workers have no share.
         """
-        if self._pool is None:
+        if self._narrow and changed:
+            self._narrow.refresh()
+        n = min(self.num_workers, size, max(size * steps // self._fewest_rows, 1))
+        if self._pool is None or n == 1:
             return [work(self._replicas[0][0], slice(0, size))]
-        n = min(self.num_workers, size)
         shares = [slice(size * i // n, size * (i + 1) // n) for i in range(n)]
         others = [
             self._pool.submit(work, replica, share)
@@ -149,15 +207,17 @@ class GradientWorkers(Generic[Network]):
         first = work(self._replicas[0][0], shares[0])
         return [first, *(other.result() for other in others)]
 
-    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
+    def backward(
+        self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, steps: int = 1
+    ) -> Tensor:
         """Gradient of a mean loss over `size` rows into `flat.vector.grad`.
 
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
-        share. Returns the mean statistics of all rows, [n]. Of several ranks, each gets the means over all.
+        share; steps: that each row stands for. Returns the mean statistics of all rows, [n]. Of several
+        ranks, each gets the means over all.
         """
-        half = None if self._noise is None else self._noise.half(loss, *self._replicas[0], size)
-        for _, gradient in self._replicas:
-            gradient.zero_()
+        half = self._of_half(loss, size)
+        self._forget()
 
         def work(replica: Network, share: slice) -> Tensor:
             value, statistics = loss(replica, share)
@@ -168,15 +228,51 @@ class GradientWorkers(Generic[Network]):
             (value * weight).backward()
             return statistics * weight
 
-        results = self.map(work, size)
-        total = self._replicas[0][1]
-        for _, gradient in self._replicas[1:]:
-            total.add_(gradient)
+        results = self.map(work, size, steps)
+        self._gather(len(results))
         statistics = results[0] if len(results) == 1 else torch.stack(results).sum(0)
-        self._ranks.mean_(total, statistics)
+        self._ranks.mean_(self._total, statistics)
         if self._noise is not None and half is not None:
-            self._noise.add(size // 2, half, size * self._ranks.size, float(total.square().sum()))
+            self._noise.add(size // 2, half, size * self._ranks.size, float(self._total.square().sum()))
         return statistics
+
+    def _forget(self) -> None:
+        """No worker has a gradient."""
+        if self._direct:
+            self._total.zero_()
+        for _, parameters in self._replicas[self._direct :]:
+            for parameter in parameters:
+                parameter.grad = None  # so that the next one is taken as it is, and not added to zeros
+
+    def _gather(self, num_shares: int) -> None:
+        """Add up the gradients of the workers that had a share, in their order."""
+        for number in range(int(self._direct), num_shares):
+            for place, parameter in zip(self._places, self._replicas[number][1], strict=True):
+                if number > 0 and parameter.grad is not None:
+                    place.add_(parameter.grad)
+                elif number == 0 and parameter.grad is not None:
+                    place.copy_(parameter.grad)
+                elif number == 0:
+                    place.zero_()
+
+    def _of_half(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> float | None:
+        """Where the noise scale is due: the squared norm of the gradient of the first half of the rows.
+
+        The buffers of the network stay as they were.
+        """
+        if self._noise is None or not self._noise.due(size):
+            return None
+        module = self._replicas[0][0]
+        before = [buffer.clone() for buffer in module.buffers()]
+        self._forget()
+        if self._narrow:
+            self._narrow.refresh()
+        loss(module, slice(0, size // 2))[0].backward()
+        self._gather(1)
+        with torch.no_grad():
+            for buffer, saved in zip(module.buffers(), before, strict=True):
+                buffer.copy_(saved)
+        return float(self._total.square().sum())
 
     def close(self) -> None:
         """End the worker threads."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 EVERY = 16
 """Gradients between two measurements: each costs another pass over half a minibatch."""
@@ -32,29 +29,10 @@ class NoiseScale:
         """In samples; nan before there is one, and where the noise hides the gradient altogether."""
         return self._noise / self._signal if self._signal > 0 else math.nan
 
-    def half(
-        self,
-        loss: Callable[[Any, slice], tuple[Tensor, Tensor]],
-        module: nn.Module,
-        gradient: Tensor,
-        size: int,
-    ) -> float | None:
-        """Before the gradient of `size` rows is computed: the squared norm of that of the first half, if due.
-
-        module: whose gradients gather in `gradient`, which is zeroed again; its buffers stay as they were.
-        """
+    def due(self, size: int) -> bool:
+        """Whether that of half a minibatch of `size` rows is wanted, before each gradient."""
         self._gradients += 1
-        if self._gradients % EVERY != 1 or size < 2:
-            return None
-        before = [buffer.clone() for buffer in module.buffers()]
-        gradient.zero_()
-        loss(module, slice(0, size // 2))[0].backward()
-        squared = float(gradient.square().sum())
-        gradient.zero_()
-        with torch.no_grad():
-            for buffer, saved in zip(module.buffers(), before, strict=True):
-                buffer.copy_(saved)
-        return squared
+        return self._gradients % EVERY == 1 and size >= 2
 
     def add(self, small: int, small_squared: float, large: int, large_squared: float) -> None:
         """Take in the squared norms of gradients over so many samples."""

@@ -54,13 +54,17 @@ class Trained(Generic[Network]):
         """How many share a minibatch."""
         return self._workers.num_workers
 
-    def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
+    def map(
+        self, work: Callable[[Network, slice], Result], size: int, steps: int = 1, changed: bool = True
+    ) -> list[Result]:
         """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order."""
-        return self._workers.map(work, size)
+        return self._workers.map(work, size, steps, changed)
 
-    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
+    def backward(
+        self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, steps: int = 1
+    ) -> Tensor:
         """As GradientWorkers.backward: the gradient into `weights.grad`, mean statistics returned."""
-        return self._workers.backward(loss, size)
+        return self._workers.backward(loss, size, steps)
 
     def step(self, lr: float) -> float:
         """One update. Returns the gradient's norm before the cut, not finite where weights broke."""
