@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from labrl.config.component import Component
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import FEWEST_NARROW_ROWS, GradientWorkers, NarrowWeights
+from labrl.networks.trained import Trained, one_for_all
 
 
 def network() -> nn.Module:
@@ -146,6 +149,25 @@ def test_narrow_weights_are_shared_by_all_workers_and_follow_the_network() -> No
     workers.map(lambda replica, share: None, 2)
     assert torch.equal(seen[0], module[0].weight.to(torch.bfloat16))
     workers.close()
+
+
+def test_a_step_and_a_restored_state_are_seen_by_those_who_know_of_no_other_change() -> None:
+    adam = one_for_all(Component.parse({"_target_": "labrl.networks.optimizers.Adam"}), None)
+    trained = Trained(wide_network(), NARROW, 1, adam)
+
+    def outputs() -> Tensor:
+        with torch.inference_mode(), NARROW.autocast():
+            ours = trained.map(lambda net, rows: net(WIDE_INPUTS[rows]), 4, tracked=True)[0]
+            assert torch.equal(ours, trained.network(WIDE_INPUTS[:4]))
+        return ours
+
+    first, state = outputs(), copy.deepcopy(trained.state_dict())
+    trained.backward(autocast_loss, len(WIDE_INPUTS))
+    trained.step(lr=0.1)
+    assert not torch.equal(outputs(), first)
+    trained.load_state_dict(state)
+    assert torch.equal(outputs(), first)
+    trained.close()
 
 
 @pytest.mark.parametrize(

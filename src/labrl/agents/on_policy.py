@@ -110,8 +110,6 @@ class OnPolicyAgent(ABC):
         self._make_rollout = new_rollout
         self._rollout: Rollout | None = None
         self._observation: NDArray | None = None
-        self._changed = True
-        """Whether the weights may have, since the last actions."""
         self._imitation: SelfImitation | None = None
         if config.self_imitation is not None:
             self._imitation = config.self_imitation.build(
@@ -151,8 +149,7 @@ class OnPolicyAgent(ABC):
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
         seen, observation = observation, self.network.layout(observation)
-        parameters, value = self._forward(observation, self._changed)
-        self._changed = False
+        parameters, value = self._forward(observation, tracked=True)
         if mask is not None:
             parameters = masked(parameters, mask)
         action = self._distribution.sample(parameters, self._policy_stream)
@@ -166,24 +163,18 @@ class OnPolicyAgent(ABC):
         self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
     ) -> NDArray:
         """Actions sampled with `generator`, among the valid ones. [num_envs, ...]"""
-        parameters, _ = self._forward(self.network.layout(observation))
-        if mask is not None:
-            parameters = masked(parameters, mask)
+        parameters = self._parameters(observation, mask)
         return self._distribution.to_env(self._distribution.sample(parameters, generator))
 
     def greedy_action(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """The most likely actions, among the valid ones. [num_envs, ...]"""
-        parameters, _ = self._forward(self.network.layout(observation))
-        if mask is not None:
-            parameters = masked(parameters, mask)
-        return self._distribution.to_env(self._distribution.mode(parameters))
+        return self._distribution.to_env(self._distribution.mode(self._parameters(observation, mask)))
 
     def policy_numbers(
         self, observation: NDArray, mask: NDArray[np.bool_] | None = None
     ) -> dict[str, NDArray]:
         """What actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
-        parameters, _ = self._forward(self.network.layout(observation))
-        return self._distribution.numbers(parameters if mask is None else masked(parameters, mask))
+        return self._distribution.numbers(self._parameters(observation, mask))
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
@@ -203,7 +194,6 @@ class OnPolicyAgent(ABC):
         batch = self._prepare(self._rollout)
         updates = self._update(batch)
         self._rollout.clear()
-        self._changed = True
         if self._imitation is not None:
             updates += self._imitation.learn(
                 self._trained, self._evaluate_kept, self._descend, self._clock.frame
@@ -236,7 +226,6 @@ class OnPolicyAgent(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state, in the middle of a rollout too."""
         self._trained.load_state_dict(state)
-        self._changed = True
         self._metrics = dict(state["metrics"])
         self._observation = state["observation"]
         if state["rollout"] is not None:
@@ -305,16 +294,17 @@ class OnPolicyAgent(ABC):
         narrow = observation.astype(np.float32) if observation.dtype == np.float64 else observation
         return torch.from_numpy(narrow).to(self._compute.device)
 
-    def _forward(self, observation: NDArray, changed: bool = True) -> tuple[NDArray, NDArray | float]:
+    def _parameters(self, observation: NDArray, mask: NDArray[np.bool_] | None) -> NDArray:
+        """What the distributions of valid actions are given by. [num_envs, parameters]"""
+        parameters, _ = self._forward(self.network.layout(observation))
+        return parameters if mask is None else masked(parameters, mask)
+
+    def _forward(self, observation: NDArray, tracked: bool = False) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters, and values where they come for free with a shared torso."""
         if self._in_numpy is not None and (quick := self._in_numpy(observation)) is not None:
             return quick, 0.0
         inputs = self._tensor(observation)
-
-        def work(network: ActorCritic, rows: slice) -> tuple[Tensor, Tensor]:
-            return self._outputs(network, inputs[rows])
-
-        shares = self._trained.map(work, len(inputs), changed=changed)
+        shares = self._trained.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs), tracked)
         parameters, value = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value if self.network.shared else 0.0
 

@@ -38,6 +38,8 @@ class Trained(Generic[Network]):
         self.weights = self.flat.vector
         """All of them, [size]; `weights.grad` is their gradient."""
         self._optimizer = new_optimizer(self.flat)
+        self._changed = True
+        """Whether the weights may have been, since they were last used."""
 
     def twin(self) -> tuple[Network, Tensor]:
         """A copy with weights of its own that has no gradient, and these weights. [size]"""
@@ -54,11 +56,13 @@ class Trained(Generic[Network]):
         """How many share a minibatch."""
         return self._workers.num_workers
 
-    def map(
-        self, work: Callable[[Network, slice], Result], size: int, steps: int = 1, changed: bool = True
-    ) -> list[Result]:
-        """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order."""
-        return self._workers.map(work, size, steps, changed)
+    def map(self, work: Callable[[Network, slice], Result], size: int, tracked: bool = False) -> list[Result]:
+        """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order.
+
+        tracked: nobody but `step` and `load_state_dict` has changed the weights since they were last used.
+        """
+        changed, self._changed = self._changed or not tracked, False
+        return self._workers.map(work, size, changed=changed)
 
     def backward(
         self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, steps: int = 1
@@ -68,6 +72,7 @@ class Trained(Generic[Network]):
 
     def step(self, lr: float) -> float:
         """One update. Returns the gradient's norm before the cut, not finite where weights broke."""
+        self._changed = True
         return self._optimizer.step(lr)
 
     @property
@@ -81,6 +86,7 @@ class Trained(Generic[Network]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
+        self._changed = True
         self.network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
 
