@@ -147,7 +147,7 @@ def _aligned(count: int) -> int:
     return -(-count // 16) * 16
 
 
-FEWEST_NARROW_ROWS = 64
+FEWEST_NARROW_ROWS = 32
 """Of a worker's share in bfloat16: the products of fewer take no longer than their weights take to come."""
 
 
