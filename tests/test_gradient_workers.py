@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.networks.compute import Compute
-from labrl.networks.gradient import FEWEST_NARROW_ROWS, GradientWorkers, NarrowWeights
+from labrl.networks.gradient import GradientWorkers, NarrowWeights
 from labrl.networks.trained import Trained, one_for_all
 
 
@@ -99,7 +99,8 @@ def test_a_worker_s_error_is_raised_here() -> None:
 
 
 NARROW = Compute(torch.device("cpu"), torch.bfloat16, num_threads=2)
-WIDE_INPUTS = torch.randn(2 * FEWEST_NARROW_ROWS, 512, generator=torch.Generator().manual_seed(3))
+ADAM = one_for_all(Component.parse({"_target_": "labrl.networks.optimizers.Adam"}), None)
+WIDE_INPUTS = torch.randn(64, 512, generator=torch.Generator().manual_seed(3))
 
 
 def wide_network() -> nn.Module:
@@ -152,8 +153,7 @@ def test_narrow_weights_are_shared_by_all_workers_and_follow_the_network() -> No
 
 
 def test_a_step_and_a_restored_state_are_seen_by_those_who_know_of_no_other_change() -> None:
-    adam = one_for_all(Component.parse({"_target_": "labrl.networks.optimizers.Adam"}), None)
-    trained = Trained(wide_network(), NARROW, 1, adam)
+    trained = Trained(wide_network(), NARROW, 1, ADAM)
 
     def outputs() -> Tensor:
         with torch.inference_mode(), NARROW.autocast():
@@ -170,14 +170,22 @@ def test_a_step_and_a_restored_state_are_seen_by_those_who_know_of_no_other_chan
     trained.close()
 
 
-@pytest.mark.parametrize(
-    ("rows", "steps", "shares"),
-    [(1, 1, 1), (FEWEST_NARROW_ROWS, 1, 1), (2 * FEWEST_NARROW_ROWS, 1, 2), (2, FEWEST_NARROW_ROWS, 2)],
-)
-def test_few_rows_in_bfloat16_are_the_work_of_one(rows: int, steps: int, shares: int) -> None:
-    workers = GradientWorkers(wide_network(), 2, NARROW)
-    assert len(workers.map(lambda replica, share: share, rows, steps)) == shares
-    workers.close()
+def test_in_bfloat16_all_cores_work_on_each_product_in_place_of_several_workers() -> None:
+    seen: list[int] = []
+
+    def loss(net: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
+        seen.append(torch.get_num_threads())
+        return autocast_loss(net, share)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    trained = Trained(wide_network(), NARROW, NARROW.num_threads, ADAM)
+    trained.backward(loss, len(WIDE_INPUTS))
+    trained.map(loss, len(WIDE_INPUTS))
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert (trained.num_workers, seen, after) == (1, [NARROW.num_threads, 1], 1)
+    trained.close()
 
 
 def test_a_worker_without_a_share_adds_nothing() -> None:

@@ -147,10 +147,6 @@ def _aligned(count: int) -> int:
     return -(-count // 16) * 16
 
 
-FEWEST_NARROW_ROWS = 32
-"""Of a worker's share in bfloat16: the products of fewer take no longer than their weights take to come."""
-
-
 class GradientWorkers(Generic[Network]):
     """Gradients of a mean loss over a minibatch, each worker doing a share of it with one torch thread.
 
@@ -169,7 +165,6 @@ class GradientWorkers(Generic[Network]):
         self._total = self.flat.vector.grad
         self._places = _views(_trained(module), self._total)
         narrows = compute is not None and compute.narrows
-        self._fewest_rows = FEWEST_NARROW_ROWS if narrows else 1
         self._narrow = NarrowWeights(module) if narrows else None
         self._direct = not self._narrow
         """Whether the first worker computes with `module` itself, whose gradients lie in the total."""
@@ -183,22 +178,20 @@ class GradientWorkers(Generic[Network]):
 
     @property
     def num_workers(self) -> int:
-        """How many shares a minibatch is cut into, at most."""
+        """How many shares a minibatch is cut into."""
         return len(self._replicas)
 
-    def map(
-        self, work: Callable[[Network, slice], Result], size: int, steps: int = 1, changed: bool = True
-    ) -> list[Result]:
+    def map(self, work: Callable[[Network, slice], Result], size: int, changed: bool = True) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.
 
-        steps: that each row stands for; changed: whether the weights may have, since they were last used.
-        Returns the results in the order of the shares; with few rows, some workers have no share.
+        changed: whether the weights may have, since they were last used. Returns the results in the order of
+        the shares; with fewer rows than workers, some have no share.
         """
         if self._narrow and changed:
             self._narrow.refresh()
-        n = min(self.num_workers, size, max(size * steps // self._fewest_rows, 1))
-        if self._pool is None or n == 1:
+        if self._pool is None:
             return [work(self._replicas[0][0], slice(0, size))]
+        n = min(self.num_workers, size)
         shares = [slice(size * i // n, size * (i + 1) // n) for i in range(n)]
         others = [
             self._pool.submit(work, replica, share)
@@ -207,14 +200,11 @@ class GradientWorkers(Generic[Network]):
         first = work(self._replicas[0][0], shares[0])
         return [first, *(other.result() for other in others)]
 
-    def backward(
-        self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, steps: int = 1
-    ) -> Tensor:
+    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """Gradient of a mean loss over `size` rows into `flat.vector.grad`.
 
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
-        share; steps: that each row stands for. Returns the mean statistics of all rows, [n]. Of several
-        ranks, each gets the means over all.
+        share. Returns the mean statistics of all rows, [n]. Of several ranks, each gets the means over all.
         """
         half = self._of_half(loss, size)
         self._forget()
@@ -228,7 +218,7 @@ class GradientWorkers(Generic[Network]):
             (value * weight).backward()
             return statistics * weight
 
-        results = self.map(work, size, steps)
+        results = self.map(work, size)
         self._gather(len(results))
         statistics = results[0] if len(results) == 1 else torch.stack(results).sum(0)
         self._ranks.mean_(self._total, statistics)

@@ -33,7 +33,11 @@ class Trained(Generic[Network]):
     ) -> None:
         """num_workers: who share a minibatch; new_optimizer: makes the optimizer of the flat weights."""
         self.network = network.to(compute.device)
-        self._workers = GradientWorkers(self.network, num_workers, compute)
+        self._compute = compute
+        # Products in bfloat16 are so fast that an update waits for the weights: all cores go through them
+        # once together, where each worker would go through all of them. (Acting is too short for it.)
+        self._within_products = compute.narrows and num_workers > 1
+        self._workers = GradientWorkers(self.network, 1 if self._within_products else num_workers, compute)
         self.flat = self._workers.flat
         self.weights = self.flat.vector
         """All of them, [size]; `weights.grad` is their gradient."""
@@ -64,16 +68,16 @@ class Trained(Generic[Network]):
         changed, self._changed = self._changed or not tracked, False
         return self._workers.map(work, size, changed=changed)
 
-    def backward(
-        self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, steps: int = 1
-    ) -> Tensor:
+    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """As GradientWorkers.backward: the gradient into `weights.grad`, mean statistics returned."""
-        return self._workers.backward(loss, size, steps)
+        with self._compute.within_products(self._within_products):
+            return self._workers.backward(loss, size)
 
     def step(self, lr: float) -> float:
         """One update. Returns the gradient's norm before the cut, not finite where weights broke."""
         self._changed = True
-        return self._optimizer.step(lr)
+        with self._compute.within_products(self._within_products):
+            return self._optimizer.step(lr)
 
     @property
     def norm(self) -> float:
