@@ -35,7 +35,7 @@ def test_every_agent_is_in_the_list() -> None:
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str, kind: str) -> None:
     words = ["agent.value.v_min=-1", "agent.value.v_max=1"] if agent in ("c51", "rainbow") else []
-    config = resolve(compose([f"agent={agent}", "env=acrobot", *words])).agent
+    config = resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *words])).agent
     spaces = Spaces(OBSERVATION, SPACES[kind], 1)
     if kind in ACTS_IN[agent]:
         config.load().check(config.config, spaces)
