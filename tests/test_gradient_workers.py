@@ -103,9 +103,13 @@ ADAM = one_for_all(Component.parse({"_target_": "labrl.networks.optimizers.Adam"
 WIDE_INPUTS = torch.randn(64, 512, generator=torch.Generator().manual_seed(3))
 
 
-def wide_network() -> nn.Module:
+class Torso(nn.Sequential):
+    all_in_autocast = True
+
+
+def wide_network(kind: type[nn.Sequential] = Torso) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(512, NarrowWeights.SMALLEST // 512), nn.Tanh(), nn.Linear(512, 2))
+    return kind(nn.Linear(512, NarrowWeights.SMALLEST // 512), nn.Tanh(), nn.Linear(512, 2))
 
 
 def autocast_loss(module: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
@@ -149,6 +153,20 @@ def test_narrow_weights_are_shared_by_all_workers_and_follow_the_network() -> No
     assert torch.equal(seen[0], before), "those who know that nothing has changed do not pay for a copy"
     workers.map(lambda replica, share: None, 2)
     assert torch.equal(seen[0], module[0].weight.to(torch.bfloat16))
+    workers.close()
+
+
+def test_weights_that_may_meet_float32_stay_as_they_are() -> None:
+    workers = GradientWorkers(wide_network(nn.Sequential), 1, NARROW)
+
+    def exact_loss(module: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
+        with NARROW.autocast(), torch.autocast("cpu", enabled=False):
+            error = module(WIDE_INPUTS[share]).square().mean()
+        return error, error.detach().reshape(1)
+
+    workers.backward(exact_loss, len(WIDE_INPUTS))
+    assert workers.flat.vector.grad is not None
+    assert workers.flat.vector.grad.count_nonzero()
     workers.close()
 
 

@@ -99,8 +99,8 @@ class NarrowWeights:
     """The large weight matrices of a network in bfloat16, once for all that compute with them.
 
     Autocast would make them anew in every forward pass of every worker, and widen their gradients in each: of
-    the Nature CNN 1.6 million numbers, which on a CPU take as long as all else that acting does. Nothing is
-    computed otherwise.
+    the Nature CNN 1.6 million numbers. Nothing is computed otherwise. They are those of the modules that have
+    an attribute `all_in_autocast` that is true, for elsewhere they may meet numbers in float32.
     """
 
     SMALLEST = 2**18
@@ -112,7 +112,8 @@ class NarrowWeights:
 
     @classmethod
     def _large(cls, module: nn.Module) -> list[Tensor]:
-        layers = [layer for layer in module.modules() if type(layer) is nn.Linear]
+        parts = [part for part in module.modules() if getattr(part, "all_in_autocast", False)]
+        layers = [layer for part in parts for layer in part.modules() if type(layer) is nn.Linear]
         return [layer.weight for layer in layers if layer.weight.numel() >= cls.SMALLEST]
 
     def __bool__(self) -> bool:
@@ -150,7 +151,7 @@ def _aligned(count: int) -> int:
 class GradientWorkers(Generic[Network]):
     """Gradients of a mean loss over a minibatch, each worker doing a share of it with one torch thread.
 
-    Two workers of one thread each are faster on a CPU than one worker with two threads, since they
+    In float32 two workers of one thread each are faster on a CPU than one with two threads, since they
     meet once a minibatch instead of once an operation. Shares and the order of the sum are fixed, so
     a run repeats bit for bit for a given number of workers.
     """

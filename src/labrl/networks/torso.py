@@ -148,6 +148,8 @@ class ImageTorso(nn.Module):
     smallest: int
     """Pixels of height and width below which nothing is left after the convolutions."""
     channels_first: bool
+    all_in_autocast = True
+    """Whether autocast rounds whatever its layers compute with, so that large weights may be kept rounded."""
 
     @classmethod
     def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
