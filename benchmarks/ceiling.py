@@ -130,7 +130,7 @@ def _network(
         compute=compute,
     )
     network = agent.modules()[problem.network]
-    group = GradientWorkers(network, workers)
+    group = GradientWorkers(network, workers, compute)
     inputs = torch.from_numpy(_observations(network, env, count))
 
     def forward(part_of: nn.Module, share: slice) -> list[Tensor]:
@@ -148,7 +148,7 @@ def _network(
     if part == "gradient":
         spent = _repeat(lambda: group.backward(loss, count), seconds)
     else:
-        spent = _repeat(lambda: group.map(forward, count), seconds)
+        spent = _repeat(lambda: group.map(forward, count, changed=False), seconds)
     group.close()
     return spent / count
 

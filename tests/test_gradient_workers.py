@@ -188,6 +188,41 @@ def test_a_step_and_a_restored_state_are_seen_by_those_who_know_of_no_other_chan
     trained.close()
 
 
+def test_weights_that_others_write_are_seen_at_once() -> None:
+    trained = Trained(wide_network(), NARROW, 1, ADAM)
+    common = trained.weights.detach().clone()
+    trained.flat.move_to(common)
+
+    def outputs() -> Tensor:
+        with torch.inference_mode(), NARROW.autocast():
+            return trained.map(lambda net, rows: net(WIDE_INPUTS[rows]), 4, tracked=True)[0]
+
+    first = outputs()
+    common.mul_(1.1)  # another session of meta.distributed=shared
+    assert not torch.equal(outputs(), first)
+    trained.close()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_all_workers_are_in_the_mode_of_the_network(num_workers: int) -> None:
+    # CrossQ normalizes by the minibatch only where the policy learns: in training mode.
+    module = wide_network()
+    workers = GradientWorkers(module, num_workers, NARROW)
+    seen: list[bool] = []
+
+    def loss(net: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
+        seen.append(net.training)
+        return autocast_loss(net, share)
+
+    for training in (False, True):
+        seen.clear()
+        module.train(training)
+        workers.map(loss, num_workers)
+        workers.backward(loss, len(WIDE_INPUTS))
+        assert seen == [training] * 2 * num_workers
+    workers.close()
+
+
 def test_in_bfloat16_all_cores_work_on_each_product_in_place_of_several_workers() -> None:
     seen: list[int] = []
 

@@ -29,9 +29,13 @@ class FlatParameters:
         trained = _trained(module)
         size = sum(_aligned(p.numel()) for p in trained)
         self.vector = nn.Parameter(torch.zeros(size, device=trained[0].device))
+        self.vector.grad = torch.zeros_like(self.vector.data)
+        self.shared = False
+        """Whether others may write the weights at any time."""
         self._bound: list[list[nn.Parameter]] = []
         self._bind(module, copy_values=True)
-        self.vector.grad = self.bind_gradients(module)
+        for parameter, place in zip(trained, _views(trained, self.vector.grad), strict=True):
+            parameter.grad = place
 
     def _bind(self, module: nn.Module, copy_values: bool) -> None:
         trained = _trained(module)
@@ -42,19 +46,14 @@ class FlatParameters:
         self._bound.append(trained)
 
     def move_to(self, memory: Tensor) -> None:
-        """Let the weights, those of all copies that share them too, be what lies in `memory`. [size]"""
+        """Let the weights, those of all copies that share them too, be what lies in `memory`, where others
+        may write. [size]"""
         self.vector.data = memory
+        self.shared = True
         for trained in self._bound:
             for parameter, place in zip(trained, _views(trained, memory), strict=True):
                 if parameter.dtype == memory.dtype:  # a narrow copy follows when it is refreshed
                     parameter.data = place
-
-    def bind_gradients(self, module: nn.Module) -> Tensor:
-        """Let the gradients of `module` gather in a new vector, which is returned. [size]"""
-        gradient = torch.zeros_like(self.vector.data)
-        for parameter, place in zip(_trained(module), _views(_trained(module), gradient), strict=True):
-            parameter.grad = place
-        return gradient
 
     def parts(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
         """The parameters of some modules inside `module`, in as few pieces as they lie in; with gradients."""
@@ -161,6 +160,7 @@ class GradientWorkers(Generic[Network]):
         minibatch of its own, and may ask for the noise scale."""
         self._ranks = ALONE if compute is None else compute.ranks
         self._noise = None if compute is None or compute.noise is None else compute.noise.new()
+        self._module = module
         self.flat = FlatParameters(module)
         assert self.flat.vector.grad is not None
         self._total = self.flat.vector.grad
@@ -188,8 +188,18 @@ class GradientWorkers(Generic[Network]):
         changed: whether the weights may have, since they were last used. Returns the results in the order of
         the shares; with fewer rows than workers, some have no share.
         """
+        self._follow(changed)
+        return self._map(work, size)
+
+    def _follow(self, changed: bool) -> None:
+        """Let all workers compute as the network does now: its mode, and its weights if they `changed`."""
+        for network, _ in self._replicas:
+            if network.training != self._module.training:
+                network.train(self._module.training)
         if self._narrow and changed:
             self._narrow.refresh()
+
+    def _map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
         if self._pool is None:
             return [work(self._replicas[0][0], slice(0, size))]
         n = min(self.num_workers, size)
@@ -207,6 +217,7 @@ class GradientWorkers(Generic[Network]):
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
         share. Returns the mean statistics of all rows, [n]. Of several ranks, each gets the means over all.
         """
+        self._follow(changed=True)
         half = self._of_half(loss, size)
         self._forget()
 
@@ -219,7 +230,7 @@ class GradientWorkers(Generic[Network]):
             (value * weight).backward()
             return statistics * weight
 
-        results = self.map(work, size)
+        results = self._map(work, size)
         self._gather(len(results))
         statistics = results[0] if len(results) == 1 else torch.stack(results).sum(0)
         self._ranks.mean_(self._total, statistics)
@@ -238,11 +249,10 @@ class GradientWorkers(Generic[Network]):
     def _gather(self, num_shares: int) -> None:
         """Add up the gradients of the workers that had a share, in their order."""
         for number in range(int(self._direct), num_shares):
+            take = Tensor.copy_ if number == 0 else Tensor.add_
             for place, parameter in zip(self._places, self._replicas[number][1], strict=True):
-                if number > 0 and parameter.grad is not None:
-                    place.add_(parameter.grad)
-                elif number == 0 and parameter.grad is not None:
-                    place.copy_(parameter.grad)
+                if parameter.grad is not None:
+                    take(place, parameter.grad)
                 elif number == 0:
                     place.zero_()
 
@@ -256,8 +266,6 @@ class GradientWorkers(Generic[Network]):
         module = self._replicas[0][0]
         before = [buffer.clone() for buffer in module.buffers()]
         self._forget()
-        if self._narrow:
-            self._narrow.refresh()
         loss(module, slice(0, size // 2))[0].backward()
         self._gather(1)
         with torch.no_grad():

@@ -63,9 +63,10 @@ class Trained(Generic[Network]):
     def map(self, work: Callable[[Network, slice], Result], size: int, tracked: bool = False) -> list[Result]:
         """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order.
 
-        tracked: nobody but `step` and `load_state_dict` has changed the weights since they were last used.
+        tracked: nobody but `step`, `load_state_dict` and other processes has changed the weights since they
+        were last used.
         """
-        changed, self._changed = self._changed or not tracked, False
+        changed, self._changed = self._changed or not tracked or self.flat.shared, False
         return self._workers.map(work, size, changed=changed)
 
     def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
