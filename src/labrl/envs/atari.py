@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Transition
+from labrl.envs.threads import have_all_cores, patient_threads
 
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedAtari
@@ -120,27 +121,29 @@ def vector_env(
     config: AtariConfig, num_envs: int, num_threads: int, size: tuple[int, int]
 ) -> ale_py.AtariVectorEnv:
     """The ALE's environment for a configuration; size: height and width of its pictures, pixels."""
-    return ale_py.AtariVectorEnv(
-        config.game,
-        num_envs,
-        # Explicit: 0 would take every core of the machine, those of other sessions too.
-        num_threads=num_threads,
-        max_num_frames_per_episode=config.max_episode_frames,
-        # Explicit: the constructor's default is 0, the registered v5 environments have 0.25.
-        repeat_action_probability=config.sticky_actions,
-        full_action_space=config.full_action_space,
-        img_height=size[0],
-        img_width=size[1],
-        grayscale=config.grayscale,
-        stack_num=config.stack,
-        frameskip=config.frame_skip,
-        noop_max=config.noop_max,
-        use_fire_reset=config.fire_reset,
-        # `episodic_life` would reset the whole game at each lost life. `life_loss_info` lets it go on,
-        # but then the end of the game cannot be told from a lost life: no life is left at the end in
-        # most games, yet Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
-        # So the end is what the ALE reports, and lost lives are counted here.
-        life_loss_info=False,
-        # On by default in the ALE, and the raw reward would be lost.
-        reward_clipping=False,
-    )
+    with patient_threads():
+        return ale_py.AtariVectorEnv(
+            config.game,
+            num_envs,
+            # Explicit: 0 would take every core of the machine, those of other sessions too.
+            num_threads=num_threads,
+            thread_affinity_offset=0 if have_all_cores(num_threads) else -1,
+            max_num_frames_per_episode=config.max_episode_frames,
+            # Explicit: the constructor's default is 0, the registered v5 environments have 0.25.
+            repeat_action_probability=config.sticky_actions,
+            full_action_space=config.full_action_space,
+            img_height=size[0],
+            img_width=size[1],
+            grayscale=config.grayscale,
+            stack_num=config.stack,
+            frameskip=config.frame_skip,
+            noop_max=config.noop_max,
+            use_fire_reset=config.fire_reset,
+            # `episodic_life` would reset the whole game at each lost life. `life_loss_info` lets it go on,
+            # but then the end of the game cannot be told from a lost life: no life is left at the end in
+            # most games, yet Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
+            # So the end is what the ALE reports, and lost lives are counted here.
+            life_loss_info=False,
+            # On by default in the ALE, and the raw reward would be lost.
+            reward_clipping=False,
+        )
