@@ -100,16 +100,6 @@ def test_rewards_are_never_clipped() -> None:
     assert set(rewards[rewards != 0]) == {10.0}
 
 
-def test_the_number_of_threads_changes_no_number() -> None:
-    runs = []
-    for threads in (1, 2):
-        env = make_env(atari("breakout"), seed=5, num_threads=threads, num_envs=4)
-        env.reset()
-        runs.append(play(env, sampled(env, 5), 100))
-    assert_same_steps(*runs)
-    assert any(step.terminated.any() for step in runs[0])
-
-
 def test_pictures_follow_the_configuration() -> None:
     observation, action = describe(atari("pong"))
     assert (observation.shape, observation.dtype) == ((4, 84, 84), np.uint8)

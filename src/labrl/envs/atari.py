@@ -11,6 +11,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability
+from labrl.envs.emulators import FEW_THREADS, Separately, Together
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Transition
 from labrl.envs.threads import have_all_cores, patient_threads
@@ -73,14 +74,19 @@ class AtariEnv:
     ) -> None:
         check_game(config.game)
         self._life_loss_signal = config.life_loss_signal and not evaluation
+        self._evaluation = evaluation
         self._lives = np.zeros(num_envs, dtype=np.int32)  # after the last reset or step [num_envs]
         self.name = config.name
         self.num_envs = num_envs
         self.frame_skip = config.frame_skip
         size = (config.image_size, config.image_size)
-        self._env: ale_py.AtariVectorEnv | None = vector_env(config, num_envs, num_threads, size)
-        self.observation_space: Space[Any] = self._env.single_observation_space
-        self.action_space: Space[Any] = self._env.single_action_space
+        self._open: Together | Separately | None
+        if num_threads > FEW_THREADS:
+            self._open = Separately(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)
+        else:
+            self._open = Together(vector_env(config, num_envs, num_threads, size))
+        self.observation_space: Space[Any] = self._open.observation_space
+        self.action_space: Space[Any] = self._open.action_space
 
     @classmethod
     def watched(cls, config: AtariConfig) -> WatchedAtari:
@@ -90,31 +96,33 @@ class AtariEnv:
         return WatchedAtari(config)
 
     @property
-    def _vector(self) -> ale_py.AtariVectorEnv:
-        if self._env is None:
+    def _emulators(self) -> Together | Separately:
+        if self._open is None:
             raise RuntimeError(f"{self.name}: the environment is closed")
-        return self._env
+        return self._open
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new games where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
-        # The ALE takes one seed for each masked environment, Gymnasium one for every environment.
-        observation, info = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
-        self._lives = info["lives"]
+        observation, self._lives = self._emulators.reset(mask, seeds)
         return observation
+
+    def prepare(self, env: int, seed: int) -> None:
+        """Begin the game that will follow an environment's present one."""
+        if not self._evaluation:  # which seldom plays a second one
+            self._emulators.prepare(env, seed)
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: int64 or int32 [num_envs]."""
-        observation, reward, terminated, truncated, info = self._vector.step(actions)
-        before, self._lives = self._lives, info["lives"]
-        ended = terminated
-        if self._life_loss_signal:
-            terminated = ended | (self._lives < before)
+        observation, reward, ended, truncated, lives = self._emulators.step(actions)
+        before, self._lives = self._lives, lives
+        terminated = ended | (lives < before) if self._life_loss_signal else ended
         return Transition(observation, reward, terminated, truncated, ended)
 
     def close(self) -> None:
         """End the emulators and their threads."""
-        # The ALE has no close: its threads end with the object.
-        self._env = None
+        if self._open is not None:
+            self._open.close()
+        self._open = None
 
 
 def vector_env(

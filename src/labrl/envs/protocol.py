@@ -31,6 +31,9 @@ class Backend(Protocol):
     present states, after each reset and step a new array, [num_envs, flags]. One with goals has an attribute
     `goals`, as `labrl.observations.Goals` says, and a class method `judge(config, space)` that makes it.
 
+    One with a method `prepare(env, seed)` is told, when an episode has followed another, with what seed the
+    one after it will begin, and may get it ready.
+
     A seeded reset determines an episode: the same seed and actions give the same transitions, bit
     for bit, whatever the environment played before.
     """

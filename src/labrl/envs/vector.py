@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class VectorEnv:
         """Those of the present observations, None where all always are. [num_envs, flags]"""
         self.actions: NDArray | None = None
         """What was done in the last step, None before there is one. [num_envs, *action]"""
+        self._prepare: Callable[[int, int], None] | None = getattr(backend, "prepare", None)
         self._action_dtype = action_dtype(backend.action_space)
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
@@ -209,13 +210,11 @@ class VectorEnv:
 
     def _seeds(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Seeds of the present episodes of the masked environments, in order."""
-        return np.array(
-            [
-                episode_seed(self.seed, self._first + int(env), int(self._episode[env]))
-                for env in np.flatnonzero(envs)
-            ],
-            dtype=np.int64,
-        )
+        own = [self._seed_of(int(env), int(self._episode[env])) for env in np.flatnonzero(envs)]
+        return np.array(own, dtype=np.int64)
+
+    def _seed_of(self, env: int, episode: int) -> int:
+        return episode_seed(self.seed, self._first + env, episode)
 
     def _finished(self, transition: Transition, over: NDArray[np.bool_]) -> list[Episode]:
         lengths = self._record.lengths
@@ -236,7 +235,11 @@ class VectorEnv:
         self._episode_seed[over] = self._seeds(over)
         self._return[over] = 0.0
         self._record.begin(over)
-        return self.backend.reset(over, self._episode_seed)
+        observation = self.backend.reset(over, self._episode_seed)
+        if self._prepare is not None:
+            for env in np.flatnonzero(over):
+                self._prepare(int(env), self._seed_of(int(env), int(self._episode[env]) + 1))
+        return observation
 
     def _replay(self, rows: NDArray) -> NDArray:
         """Play rows [longest, num_envs, *action], resetting each environment where its own begin."""

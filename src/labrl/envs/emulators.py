@@ -1,0 +1,147 @@
+"""The emulators of a vector environment: all in one, or each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import ale_py
+import numpy as np
+from gymnasium.spaces import Box, Space
+from numpy.typing import NDArray
+
+from labrl.envs.threads import have_all_cores
+
+FEW_THREADS = 2
+"""With no more than these, games are played faster together: 5 % of the frames per second of A2C on Pong."""
+
+
+class Played(NamedTuple):
+    """What one action led to in every game, as the ALE says it."""
+
+    observation: NDArray
+    """[num_envs, *obs]"""
+    reward: NDArray
+    """Raw. [num_envs]"""
+    terminated: NDArray[np.bool_]
+    """[num_envs]"""
+    truncated: NDArray[np.bool_]
+    """[num_envs]"""
+    lives: NDArray[np.int32]
+    """[num_envs]"""
+
+
+class Together:
+    """All games in one vector environment of the ALE, whose threads take the next that is to be stepped."""
+
+    def __init__(self, vector: ale_py.AtariVectorEnv) -> None:
+        self._vector = vector
+        self.observation_space: Space[Any] = vector.single_observation_space
+        self.action_space: Space[Any] = vector.single_action_space
+
+    def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
+        """As `Separately.reset`."""
+        # The ALE takes one seed for each masked environment, Gymnasium one for every environment.
+        observation, info = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
+        return observation, info["lives"]
+
+    def prepare(self, env: int, seed: int) -> None:
+        """Nothing: whoever played beside the others would hold them up."""
+
+    def step(self, actions: NDArray) -> Played:
+        """Act in every game. actions: [num_envs]."""
+        observation, reward, terminated, truncated, info = self._vector.step(actions)
+        return Played(observation, reward, terminated, truncated, info["lives"])
+
+    def close(self) -> None:
+        """Nothing: the ALE ends its threads with the object."""
+
+
+class Separately:
+    """Each game in an emulator with one thread, and in a second one its next episode while it still plays.
+
+    A seeded reset loads the cartridge anew, 0.1 s in which hundreds of steps could have been made; so it is
+    done beside them. What is played does not depend on it, nor on the number of threads.
+    """
+
+    def __init__(self, new: Callable[[], ale_py.AtariVectorEnv], num_envs: int, num_threads: int) -> None:
+        """new: makes one of one game; num_threads: how many may be stepped at a time."""
+        self._new = new
+        # Where the cores are all there are, the system shares them out better than we could.
+        self._at_once = num_envs if have_all_cores(num_threads) else min(num_threads, num_envs)
+        self._playing = [new() for _ in range(num_envs)]
+        self._spare: list[ale_py.AtariVectorEnv | None] = [None] * num_envs
+        self._prepared: dict[int, tuple[int, Future[Any]]] = {}
+        """By environment: the seed of its next episode, and the first observation and lives to come."""
+        self._resets = ThreadPoolExecutor(num_threads, "reset")
+        pictures = self._playing[0].single_observation_space
+        assert isinstance(pictures, Box), "the ALE shows pictures"
+        self.observation_space = pictures
+        self.action_space: Space[Any] = self._playing[0].single_action_space
+        self._lives = np.zeros(num_envs, np.int32)
+        self._observation = np.zeros((num_envs, *pictures.shape), np.uint8)
+
+    def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
+        """Start new games where `mask` is set. mask, seeds: [num_envs].
+
+        Returns the present observations, [num_envs, *obs], and lives, [num_envs], of all.
+        """
+        begun = {int(env): self._begin(int(env), int(seeds[env])) for env in np.flatnonzero(mask)}
+        observation, lives = self._observation.copy(), self._lives.copy()
+        for env, first in begun.items():
+            seen, info = first.result()
+            observation[env], lives[env] = seen[0], info["lives"][0]
+        self._observation, self._lives = observation, lives
+        return observation, lives
+
+    def prepare(self, env: int, seed: int) -> None:
+        """Begin the next game of an environment, which goes on with the present one."""
+        spare = self._spare[env]
+        if spare is None:
+            spare = self._spare[env] = self._new()
+        if env in self._prepared:
+            self._prepared[env][1].result()
+        self._prepared[env] = seed, self._resets.submit(spare.reset, seed=np.array([seed]))
+
+    def step(self, actions: NDArray) -> Played:
+        """Act in every game. actions: [num_envs]."""
+        num_envs, waiting = len(self._playing), self._at_once
+        for env in range(waiting):
+            self._playing[env].send(actions[env : env + 1])
+        played = Played(
+            np.empty_like(self._observation),
+            np.empty(num_envs, np.float64),
+            np.empty(num_envs, np.bool_),
+            np.empty(num_envs, np.bool_),
+            np.empty(num_envs, np.int32),
+        )
+        for env, emulator in enumerate(self._playing):
+            observation, reward, terminated, truncated, info = emulator.recv()
+            if env + waiting < num_envs:
+                self._playing[env + waiting].send(actions[env + waiting : env + waiting + 1])
+            for all_of_it, own in zip(
+                played, (observation, reward, terminated, truncated, info["lives"]), strict=True
+            ):
+                all_of_it[env] = own[0]
+        self._observation, self._lives = played.observation, played.lives
+        return played
+
+    def close(self) -> None:
+        """Let go of the emulators."""
+        self._resets.shutdown(cancel_futures=True)
+        # The ALE has no close: its threads end with the objects.
+        self._playing.clear()
+        self._spare.clear()
+        self._prepared.clear()
+
+    def _begin(self, env: int, seed: int) -> Future[Any]:
+        """The first observation and information of a game."""
+        ready_for, first = self._prepared.get(env, (None, None))
+        if first is not None and ready_for == seed:
+            del self._prepared[env]
+            spare = self._spare[env]
+            assert spare is not None, "what is prepared has an emulator"
+            self._spare[env], self._playing[env] = self._playing[env], spare
+            return first
+        return self._resets.submit(self._playing[env].reset, seed=np.array([seed]))

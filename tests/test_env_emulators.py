@@ -1,0 +1,97 @@
+"""Games that are played each by itself play what they play together, and prepare their next episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from env_cases import assert_same_steps, atari, play, sampled
+from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
+
+from labrl.envs.emulators import FEW_THREADS, Separately
+from labrl.envs.make import make_env
+
+
+@pytest.mark.parametrize("num_threads", [FEW_THREADS, FEW_THREADS + 1, 2 * FEW_THREADS + 4])
+def test_what_is_played_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
+    game = atari("breakout", max_episode_frames=240)
+    steps = []
+    for threads in (1, num_threads):
+        env = make_env(game, seed=3, num_threads=threads, num_envs=4)
+        env.reset()
+        steps.append(play(env, sampled(env, seed=1), 130))
+        env.close()
+    assert_same_steps(*steps)
+    assert any((step.terminated & ~step.episode_over).any() for step in steps[0]), "a life was lost"
+    assert sum(len(step.episodes) for step in steps[0]) >= 8, "prepared episodes are played too"
+
+
+def test_a_saved_game_comes_back_although_another_was_prepared() -> None:
+    game = atari("pong", max_episode_frames=200)
+    env = make_env(game, seed=5, num_threads=FEW_THREADS + 1, num_envs=2)
+    env.reset()
+    play(env, sampled(env, seed=1), 70)
+    state = env.state_dict()
+    after = sampled(env, seed=2)
+    expected = play(env, after, 120)
+    env.load_state_dict(state)
+    assert_same_steps(play(env, after, 120), expected)
+    env.close()
+
+
+class FakeEmulator:
+    """Writes down what is asked of it."""
+
+    single_observation_space = Box(0, 255, (1,), np.uint8)
+    single_action_space = Discrete(2)
+    under_way = 0
+    most = 0
+
+    def __init__(self, resets: list[int]) -> None:
+        self._resets = resets
+
+    def reset(self, seed: NDArray[np.int64]) -> tuple[NDArray, dict[str, Any]]:
+        self._resets.append(int(seed[0]))
+        return np.full((1, 1), seed[0], np.uint8), {"lives": np.array([3])}
+
+    def send(self, action: NDArray) -> None:
+        FakeEmulator.under_way += 1
+        FakeEmulator.most = max(FakeEmulator.most, FakeEmulator.under_way)
+        self._action = action
+
+    def recv(self) -> tuple[Any, ...]:
+        FakeEmulator.under_way -= 1
+        no = np.zeros(1, np.bool_)
+        return self._action[None], self._action, no, no, {"lives": np.array([2])}
+
+
+def games(num_envs: int, num_threads: int, resets: list[int]) -> Separately:
+    made: Any = lambda: FakeEmulator(resets)  # noqa: E731
+    emulators = Separately(made, num_envs, num_threads)
+    emulators.reset(np.ones(num_envs, np.bool_), np.arange(num_envs))
+    return emulators
+
+
+def test_an_episode_that_was_prepared_is_not_begun_again_and_another_one_is() -> None:
+    resets: list[int] = []
+    emulators = games(2, 3, resets)
+    emulators.prepare(0, seed=7)
+    emulators.prepare(1, seed=8)
+    first, lives = emulators.reset(np.array([True, False]), np.array([7, 0]))
+    assert (first[:, 0].tolist(), lives.tolist()) == ([7, 1], [3, 3])
+    other, _ = emulators.reset(np.array([False, True]), np.array([0, 9]))
+    assert other[:, 0].tolist() == [7, 9]
+    assert sorted(resets) == [0, 1, 7, 8, 9]
+    emulators.close()
+
+
+def test_no_more_games_are_under_way_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labrl.envs.emulators.have_all_cores", lambda _: False)
+    monkeypatch.setattr(FakeEmulator, "most", 0)
+    emulators = games(7, 3, [])
+    played = emulators.step(np.arange(7))
+    assert played.reward.tolist() == played.observation[:, 0].tolist() == list(range(7))
+    assert (FakeEmulator.most, FakeEmulator.under_way) == (3, 0)
+    emulators.close()
