@@ -94,8 +94,10 @@ def test_each_is_noticed_and_the_last_whole_one_is_used(
         shutil.copytree(whole, folder)
         broken = damage(folder / f"frame_{FRAMES[-1]:012d}", np.random.default_rng(seed))
         store = CheckpointStore(folder, keep_last=len(FRAMES))
+        announced = store.newest_whole_frame()
         found = store.latest()
         assert found is not None
+        assert announced == found.frame
         assert found.frame == found.state["frame"] == FRAMES[-1 - broken], f"{damage.__name__}, seed {seed}"
         assert torch.equal(found.state["weights"], some_state(found.frame)["weights"])
         assert len(store.broken) == broken

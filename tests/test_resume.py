@@ -115,6 +115,23 @@ def test_killed_before_the_first_checkpoint_it_starts_from_the_beginning(
     assert board(Path("run")) == board(unbroken)
 
 
+def test_a_broken_checkpoint_is_passed_over_and_the_frame_that_it_says_is_the_one_it_goes_on_from(
+    unbroken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PPO, TENSORBOARD, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
+    store = CheckpointStore(Path("run/session_0/checkpoints"), 1)
+    newest, before = store.frames()[:2]
+    (store.folder / f"frame_{newest:012d}" / "tensors.pt").write_bytes(b"half of it")
+    capsys.readouterr()
+    assert main(["+resume=run", "env.max_frame=2400"]) == 0
+    said = capsys.readouterr()
+    assert f"/run from frame {before:,}\n" in said.out
+    assert f"frame_{newest:012d}" in said.out + said.err, "and the broken one is named"
+    assert differences(unbroken, Path("run")) == []
+    entry = json.loads(Path("run/run.json").read_text())["resumes"][-1]
+    assert entry["frames"] == {"0": before}
+
+
 def test_frequencies_may_change_and_nothing_is_learned_otherwise(unbroken: Path) -> None:
     assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
     edits = ["env.max_frame=2400", "meta.log_frequency=400", "meta.rigorous_eval=1", "meta.keep_last=1"]

@@ -62,12 +62,12 @@ def resume_trial(
 
 
 def _frames_reached(run: RunFolder) -> dict[int, int]:
-    """The frame of the newest checkpoint by number of the session; none where nothing was saved."""
+    """The frame of the newest whole checkpoint by number of the session; none where nothing was saved."""
     frames = {
-        session.index: CheckpointStore(session.checkpoints, keep_last=1).frames()
+        session.index: CheckpointStore(session.checkpoints, keep_last=1).newest_whole_frame()
         for session in run.sessions()
     }
-    return {index: newest[0] for index, newest in frames.items() if newest}
+    return {index: newest for index, newest in frames.items() if newest is not None}
 
 
 def _check_budget(past: Past, config: TrialConfig, reached: Mapping[int, int]) -> None:

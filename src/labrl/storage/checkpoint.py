@@ -166,6 +166,18 @@ class CheckpointStore:
         """The frames of which there is a checkpoint, whole or not, newest first."""
         return [_frame(path) for path in self._newest_first()]
 
+    def newest_whole_frame(self) -> int | None:
+        """The frame of the checkpoint that `latest` would give, None where there is none; raises as it does.
+
+        Broken ones are passed over in silence: whoever loads hears of them.
+        """
+        for path in self._newest_first():
+            try:
+                return int(_checked(path)[0]["frame"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+        return None
+
     def discard_after(self, frame: int) -> None:
         """Remove checkpoints later than `frame`: a run that goes on from there has another future."""
         for path in self._newest_first():
@@ -289,7 +301,8 @@ def _claimed_frame(path: Path) -> int:
         return -1
 
 
-def _read(path: Path) -> Checkpoint:
+def _checked(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Manifest and contents of a checkpoint whose files are as they were written."""
     manifest = _read_manifest(path)
     if manifest["format_version"] > FORMAT_VERSION:
         raise ConfigError(
@@ -305,6 +318,11 @@ def _read(path: Path) -> Checkpoint:
         if hashlib.sha256(content).hexdigest() != expected["sha256"]:
             raise ValueError(f"{name} does not have the checksum with which it was written")
         contents[name] = content
+    return manifest, contents
+
+
+def _read(path: Path) -> Checkpoint:
+    manifest, contents = _checked(path)
     tensors = _load_tensors(contents[TENSORS])
     return Checkpoint(path, int(manifest["frame"]), restore(json.loads(contents[TREE]), tensors))
 
