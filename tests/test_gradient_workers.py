@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -170,21 +171,44 @@ def test_weights_that_may_meet_float32_stay_as_they_are() -> None:
     workers.close()
 
 
-def test_a_step_and_a_restored_state_are_seen_by_those_who_know_of_no_other_change() -> None:
-    trained = Trained(wide_network(), NARROW, 1, ADAM)
+def outputs(trained: Trained[nn.Module]) -> Tensor:
+    with torch.inference_mode(), NARROW.autocast():
+        return trained.map(lambda net, rows: net(WIDE_INPUTS[rows]), 4)[0]
 
-    def outputs() -> Tensor:
-        with torch.inference_mode(), NARROW.autocast():
-            ours = trained.map(lambda net, rows: net(WIDE_INPUTS[rows]), 4, tracked=True)[0]
-            assert torch.equal(ours, trained.network(WIDE_INPUTS[:4]))
-        return ours
 
-    first, state = outputs(), copy.deepcopy(trained.state_dict())
+def written_in_place(trained: Trained[nn.Module]) -> None:
+    with torch.no_grad():
+        next(trained.network.parameters()).mul_(1.1)
+
+
+def written_from_a_file(trained: Trained[nn.Module]) -> None:
+    for tensor in trained.network.state_dict().values():
+        tensor.mul_(1.1)
+
+
+def restored(trained: Trained[nn.Module]) -> None:
+    state = copy.deepcopy(trained.state_dict())
+    for tensor in state["network"].values():
+        tensor.mul_(1.1)
+    trained.load_state_dict(state)
+
+
+def updated(trained: Trained[nn.Module]) -> None:
     trained.backward(autocast_loss, len(WIDE_INPUTS))
     trained.step(lr=0.1)
-    assert not torch.equal(outputs(), first)
-    trained.load_state_dict(state)
-    assert torch.equal(outputs(), first)
+
+
+@pytest.mark.parametrize("change", [updated, restored, written_in_place, written_from_a_file])
+def test_a_change_of_the_weights_is_seen_however_it_came_about(
+    change: Callable[[Trained[nn.Module]], None],
+) -> None:
+    trained = Trained(wide_network(), NARROW, 1, ADAM)
+    first = outputs(trained)
+    change(trained)
+    seen = outputs(trained)
+    assert not torch.equal(seen, first)
+    with torch.inference_mode(), NARROW.autocast():
+        assert torch.equal(seen, trained.network(WIDE_INPUTS[:4]))
     trained.close()
 
 
@@ -193,13 +217,9 @@ def test_weights_that_others_write_are_seen_at_once() -> None:
     common = trained.weights.detach().clone()
     trained.flat.move_to(common)
 
-    def outputs() -> Tensor:
-        with torch.inference_mode(), NARROW.autocast():
-            return trained.map(lambda net, rows: net(WIDE_INPUTS[rows]), 4, tracked=True)[0]
-
-    first = outputs()
+    first = outputs(trained)
     common.mul_(1.1)  # another session of meta.distributed=shared
-    assert not torch.equal(outputs(), first)
+    assert not torch.equal(outputs(trained), first)
     trained.close()
 
 

@@ -149,7 +149,7 @@ class OnPolicyAgent(ABC):
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
         seen, observation = observation, self.network.layout(observation)
-        parameters, value = self._forward(observation, tracked=True)
+        parameters, value = self._forward(observation)
         if mask is not None:
             parameters = masked(parameters, mask)
         action = self._distribution.sample(parameters, self._policy_stream)
@@ -299,12 +299,12 @@ class OnPolicyAgent(ABC):
         parameters, _ = self._forward(self.network.layout(observation))
         return parameters if mask is None else masked(parameters, mask)
 
-    def _forward(self, observation: NDArray, tracked: bool = False) -> tuple[NDArray, NDArray | float]:
+    def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters, and values where they come for free with a shared torso."""
         if self._in_numpy is not None and (quick := self._in_numpy(observation)) is not None:
             return quick, 0.0
         inputs = self._tensor(observation)
-        shares = self._trained.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs), tracked)
+        shares = self._trained.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
         parameters, value = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value if self.network.shared else 0.0
 

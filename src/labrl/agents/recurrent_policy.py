@@ -117,7 +117,7 @@ class RecurrentPolicy(OnPolicyAgent):
         length, size = self._sequence_length, self.network.state_size
         return SequenceRollout(length, size, self._config.horizon, *self._shapes(observation))
 
-    def _forward(self, observation: NDArray, tracked: bool = False) -> tuple[NDArray, NDArray | float]:
+    def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters and values, and the state carried on."""
         assert self._state is not None
         inputs, state = self._tensor(observation), self._tensor(self._state)
@@ -126,7 +126,7 @@ class RecurrentPolicy(OnPolicyAgent):
             with torch.inference_mode(), self._compute.autocast():
                 return network.unroll(inputs[rows], state[rows])
 
-        shares = self._trained.map(work, len(inputs), tracked=tracked)
+        shares = self._trained.map(work, len(inputs))
         parameters, value, self._state = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value
 

@@ -108,6 +108,7 @@ class NarrowWeights:
     def __init__(self, module: nn.Module) -> None:
         self._full = self._large(module)
         self._narrow = [weight.detach().to(torch.bfloat16) for weight in self._full]
+        self._versions = self._present()
 
     @classmethod
     def _large(cls, module: nn.Module) -> list[Tensor]:
@@ -123,10 +124,19 @@ class NarrowWeights:
         for weight, narrow in zip(self._large(twin), self._narrow, strict=True):
             weight.data = narrow
 
+    @property
+    def behind(self) -> bool:
+        """Whether something was written into the network's own weights. (The flat vector's are not seen.)"""
+        return self._versions != self._present()
+
     def refresh(self) -> None:
         """Follow the network."""
         for narrow, weight in zip(self._narrow, self._full, strict=True):
             narrow.copy_(weight.detach())
+        self._versions = self._present()
+
+    def _present(self) -> list[int]:
+        return [weight._version for weight in self._full]
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
@@ -185,8 +195,8 @@ class GradientWorkers(Generic[Network]):
     def map(self, work: Callable[[Network, slice], Result], size: int, changed: bool = True) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.
 
-        changed: whether the weights may have, since they were last used. Returns the results in the order of
-        the shares; with fewer rows than workers, some have no share.
+        changed: whether the flat vector may have, since they were last used. Returns the results in the
+        order of the shares; with fewer rows than workers, some have no share.
         """
         self._follow(changed)
         return self._map(work, size)
@@ -196,7 +206,7 @@ class GradientWorkers(Generic[Network]):
         for network, _ in self._replicas:
             if network.training != self._module.training:
                 network.train(self._module.training)
-        if self._narrow and changed:
+        if self._narrow and (changed or self._narrow.behind):
             self._narrow.refresh()
 
     def _map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:

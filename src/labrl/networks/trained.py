@@ -43,7 +43,7 @@ class Trained(Generic[Network]):
         """All of them, [size]; `weights.grad` is their gradient."""
         self._optimizer = new_optimizer(self.flat)
         self._changed = True
-        """Whether the weights may have been, since they were last used."""
+        """Whether an update has changed the weights since they were last used."""
 
     def twin(self) -> tuple[Network, Tensor]:
         """A copy with weights of its own that has no gradient, and these weights. [size]"""
@@ -60,13 +60,9 @@ class Trained(Generic[Network]):
         """How many share a minibatch."""
         return self._workers.num_workers
 
-    def map(self, work: Callable[[Network, slice], Result], size: int, tracked: bool = False) -> list[Result]:
-        """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order.
-
-        tracked: nobody but `step`, `load_state_dict` and other processes has changed the weights since they
-        were last used.
-        """
-        changed, self._changed = self._changed or not tracked or self.flat.shared, False
+    def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
+        """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order."""
+        changed, self._changed = self._changed or self.flat.shared, False
         return self._workers.map(work, size, changed=changed)
 
     def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
@@ -91,7 +87,6 @@ class Trained(Generic[Network]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
-        self._changed = True
         self.network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
 
