@@ -12,7 +12,10 @@ from env_cases import atari
 from labrl.envs.make import make_env
 from labrl.envs.threads import have_all_cores, patient_threads
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="policies of Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.sched_getscheduler(0) != os.SCHED_OTHER,
+    reason="policies of Linux, and the tests were started with another one",
+)
 
 
 def policy_of_a_new_thread() -> int:
