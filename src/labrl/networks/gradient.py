@@ -221,13 +221,16 @@ class GradientWorkers(Generic[Network]):
         first = work(self._replicas[0][0], shares[0])
         return [first, *(other.result() for other in others)]
 
-    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
+    def backward(
+        self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, changed: bool = True
+    ) -> Tensor:
         """Gradient of a mean loss over `size` rows into `flat.vector.grad`.
 
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
-        share. Returns the mean statistics of all rows, [n]. Of several ranks, each gets the means over all.
+        share; changed: as for `map`. Returns the mean statistics of all rows, [n]. Of several ranks, each
+        gets the means over all.
         """
-        self._follow(changed=True)
+        self._follow(changed)
         half = self._of_half(loss, size)
         self._forget()
 

@@ -62,19 +62,23 @@ class Trained(Generic[Network]):
 
     def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
         """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order."""
-        changed, self._changed = self._changed or self.flat.shared, False
-        return self._workers.map(work, size, changed=changed)
+        return self._workers.map(work, size, self._may_have_changed())
 
     def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """As GradientWorkers.backward: the gradient into `weights.grad`, mean statistics returned."""
         with self._compute.within_products(self._within_products):
-            return self._workers.backward(loss, size)
+            return self._workers.backward(loss, size, self._may_have_changed())
 
     def step(self, lr: float) -> float:
         """One update. Returns the gradient's norm before the cut, not finite where weights broke."""
         self._changed = True
         with self._compute.within_products(self._within_products):
             return self._optimizer.step(lr)
+
+    def _may_have_changed(self) -> bool:
+        """Whether the flat weights may be others than when this was last asked."""
+        changed, self._changed = self._changed or self.flat.shared, False
+        return changed
 
     @property
     def norm(self) -> float:

@@ -15,9 +15,11 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +33,8 @@ FORMAT_VERSION = 1
 
 MANIFEST, TREE, TENSORS = "manifest.json", "state.json", "tensors.pt"
 BEST = "best"
+
+Found = TypeVar("Found")
 
 _FRAME = re.compile(r"frame_(\d{12,})")
 _log = logging.getLogger(__name__)
@@ -155,12 +159,7 @@ class CheckpointStore:
 
         Raises BrokenCheckpointError if it is not whole, ConfigError if a newer labrl wrote it.
         """
-        try:
-            return _read(path)
-        except ConfigError:
-            raise
-        except Exception as error:  # what lies there may be anything, and fail in any way
-            raise BrokenCheckpointError(f"{path}: {error}") from error
+        return _whole(_read, path)
 
     def frames(self) -> list[int]:
         """The frames of which there is a checkpoint, whole or not, newest first."""
@@ -172,10 +171,8 @@ class CheckpointStore:
         Broken ones are passed over in silence: whoever loads hears of them.
         """
         for path in self._newest_first():
-            try:
-                return int(_checked(path)[0]["frame"])
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue
+            with suppress(BrokenCheckpointError):
+                return _whole(_checked_frame, path)
         return None
 
     def discard_after(self, frame: int) -> None:
@@ -301,6 +298,16 @@ def _claimed_frame(path: Path) -> int:
         return -1
 
 
+def _whole(read: Callable[[Path], Found], path: Path) -> Found:
+    """What `read` finds in a checkpoint. Raises BrokenCheckpointError, ConfigError if it is too new."""
+    try:
+        return read(path)
+    except ConfigError:
+        raise
+    except Exception as error:  # what lies there may be anything, and fail in any way
+        raise BrokenCheckpointError(f"{path}: {error}") from error
+
+
 def _checked(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Manifest and contents of a checkpoint whose files are as they were written."""
     manifest = _read_manifest(path)
@@ -319,6 +326,10 @@ def _checked(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             raise ValueError(f"{name} does not have the checksum with which it was written")
         contents[name] = content
     return manifest, contents
+
+
+def _checked_frame(path: Path) -> int:
+    return int(_checked(path)[0]["frame"])
 
 
 def _read(path: Path) -> Checkpoint:
