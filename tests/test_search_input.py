@@ -10,6 +10,7 @@ import pytest
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
+from labrl.lab.search.checks import check_space
 from labrl.lab.search.recipe import BEST, Recipe
 from labrl.lab.search.space import Space
 
@@ -76,15 +77,15 @@ def test_a_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str])
     assert "labrl -m hydra/sweeper=optuna search=<space>" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("space", ["ppo", "dqn", "sac", "td3", "ddpg", "crossq"])
-def test_a_ready_space_fits_its_agent_and_brings_its_number_of_trials(space: str) -> None:
-    cfg = compose([f"search={space}"], with_hydra=True)
-    assert cfg.hydra.runtime.choices.agent == space
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "sac", "td3", "ddpg", "crossq"])
+def test_a_ready_space_brings_its_agent_with_its_presets_and_its_number_of_trials(name: str) -> None:
+    env = "cartpole" if name == "dqn" else "pendulum"
+    cfg = compose([f"search={name}", f"env={env}"], with_hydra=True)
+    choices = dict(cfg.hydra.runtime.choices)
+    assert choices["agent"] == name
     assert cfg.meta.max_trial == 30
-    found = Space.of(cfg.search.space, {}, [])
-    for corner in (0, -1):
-        values = {key: ends[corner] for key, ends in found.corners().items()}
-        to_plain(compose([f"agent={space}", *found.words(values)]))
+    recipe = Recipe(Space.of(cfg.search.space, {}, []), choices, [])
+    assert check_space(recipe, None) == resolve(compose([f"agent={name}", f"env={env}"]))
 
 
 def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_samplers() -> None:

@@ -65,10 +65,10 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
     space = Space.of(asked.search.space, settings.params, typed)
-    base = check_space(space, config_dir)
+    recipe = Recipe(space, _choices(cfg), _how(typed))
+    base = check_space(recipe, config_dir)
     plan = _plan(asked, base, space, settings, cfg)
     shares = _shares(base, settings)
-    recipe = Recipe(space, _choices(cfg), _how(typed))
     with _experiment(cfg, words) as experiment:
         storage = StudyStorage(settings.storage, experiment.path)
         study = Study(storage, plan, settings.sampler, experiment.path)

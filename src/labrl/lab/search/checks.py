@@ -12,37 +12,38 @@ from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 from labrl.config.validate import InvalidError, dataclass_of
 from labrl.lab.search.pruning import default_grace
-from labrl.lab.search.space import Space
+from labrl.lab.search.recipe import Recipe
 from labrl.lab.trial import check
 
 
-def check_space(space: Space, config_dir: str | None) -> TrialConfig:
-    """Compose what the space can come to. Returns the configuration without any searched value.
+def check_space(recipe: Recipe, config_dir: str | None) -> TrialConfig:
+    """Compose what the space of a search can come to. Returns the configuration without any searched value.
 
     Raises ConfigError for a key or an option that does not exist, and for a range with a value in it that
     its key can never have.
     """
-    default = to_plain(compose(space.fixed, config_dir))
+    space = recipe.space
+    default = to_plain(compose(recipe.configuration({}), config_dir))
     config = resolve(default)
     check(config)
     corners = space.corners()
     first = {key: values[0] for key, values in corners.items()}
-    _check_together(space, first, config_dir)
+    _check_together(recipe, first, config_dir)
     for key, values in corners.items():
         if not _is_key(default, key):
             for value in values:
-                compose(space.words({key: value}), config_dir)
-                _check_together(space, {**first, key: value}, config_dir)
+                compose(recipe.configuration({key: value}), config_dir)
+                _check_together(recipe, {**first, key: value}, config_dir)
             continue
         for value in values:
             _check_value(default, key, value, space.written[key])
     return config
 
 
-def _check_together(space: Space, values: Mapping[str, Any], config_dir: str | None) -> None:
+def _check_together(recipe: Recipe, values: Mapping[str, Any], config_dir: str | None) -> None:
     """Raises ConfigError where a searched key is not there beside these: `agent.clip` with agent=dqn."""
     try:
-        compose(space.words(values), config_dir)
+        compose(recipe.configuration(values), config_dir)
     except ConfigError as error:
         raise ConfigError(f"the search space does not fit: {error}") from error
 
