@@ -41,6 +41,7 @@ def build(
     observation: gym.Space = VECTOR,
     num_envs: int = 4,
     num_threads: int = 1,
+    precision: str = "fp32",
 ) -> tuple[Any, Clock, Streams]:
     """The agent of a configuration for these spaces, with its clock and its streams."""
     clock, streams = Clock(10**6), Streams(3)
@@ -48,7 +49,7 @@ def build(
         spaces=Spaces(observation, action, num_envs),
         clock=clock,
         streams=streams,
-        compute=Compute.choose("cpu", "fp32", num_threads),
+        compute=Compute.choose("cpu", precision, num_threads),
     )
     return agent, clock, streams
 

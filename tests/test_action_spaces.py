@@ -83,3 +83,7 @@ def test_chance_takes_each_whole_number_of_a_box_as_often_its_bounds_too() -> No
 def test_where_nobody_fits_the_refusal_says_so() -> None:
     with pytest.raises(ConfigError, match=r"No agent of labrl's fits"):
         check_actions("ppo", gym.spaces.Text(3))
+
+
+def test_an_agent_of_ones_own_is_not_looked_up() -> None:
+    check_actions("my_ppo", gym.spaces.Text(3))

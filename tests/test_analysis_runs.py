@@ -234,3 +234,12 @@ def test_runs_without_an_experiment_file_are_read_as_one(tmp_path: Path) -> None
     experiment = load_experiment(tmp_path)
     assert [run.name for run in experiment.runs] == ["a", "b"]
     assert (experiment.info, experiment.status) == ({}, "failed")
+
+
+@pytest.mark.parametrize("key", ["videos", "record_episodes", "on_crash", "async_eval", "report"])
+def test_runs_that_are_only_watched_differently_are_one_group(tmp_path: Path, key: str) -> None:
+    runs = []
+    for index, value in enumerate((True, False)):
+        config = config_with(seed=index, **{f"meta__{key}": value})
+        runs.append(load_run(write_run(tmp_path / str(index), [rising(10)], config=config)))
+    assert runs[0].group_key == runs[1].group_key

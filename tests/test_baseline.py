@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from run_cases import CONFIG, config_with, rising, write_run
 
 from labrl.analysis import baselines
+from labrl.config.component import Component
+from labrl.envs.make import make_env
 from labrl.envs.protocol import Transition
 from labrl.envs.vector import VectorEnv
 from labrl.lab.baseline import ensure_baseline, main, play_at_random
@@ -157,3 +159,23 @@ def test_it_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([str(run), "--seconds", "60"]) == 0
     assert Path(capsys.readouterr().out.strip()).exists()
     assert main([str(tmp_path)]) == 1
+
+
+def test_random_actions_are_among_the_valid_ones() -> None:
+    make = {"_target_": "masked_env.Doors"}
+    node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "doors", "make": make}
+    env = make_env(Component.parse(node, "env"), seed=0, num_threads=1, num_envs=3)
+    try:
+        assert len(play_at_random(env, seconds=60, episodes=9)) == 9
+    finally:
+        env.close()
+
+
+def test_an_environment_that_fails_leaves_its_run_without_a_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object) -> list[float]:
+        raise AssertionError("no such move")
+
+    monkeypatch.setattr("labrl.lab.baseline.play_at_random", fails)
+    assert ensure_baseline(cartpole_run(tmp_path / "run"), seconds=60) is None

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from callback_cases import ToySession
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from labrl.cli import main
 from labrl.session.callbacks.evaluate import Evaluate
+from labrl.session.callbacks.event_file import EventFile
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
 from labrl.storage.tables import CsvTable
@@ -182,3 +184,23 @@ def test_scalars_are_those_of_the_tables_after_kill_9_and_resume(tmp_path: Path)
 
 def newest(checkpoints: Path) -> int:
     return max(int(path.name[6:]) for path in checkpoints.glob("frame_*"))
+
+
+def test_a_disk_that_refuses_ends_no_training_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, flush = [], EventFile.flush
+
+    def full_for_a_while(file: EventFile) -> None:
+        rows.append(file)
+        if len(rows) in (2, 3):
+            raise OSError(28, "No space left on device")
+        flush(file)
+
+    monkeypatch.setattr(EventFile, "flush", full_for_a_while)
+    board = TensorBoard()
+    session = ToySession(tmp_path, max_frame=200).run(board, LogTraining(25, [board]))
+    frames = [row["frame"] for row in CsvTable(session.folder.train_csv).read_rows()]
+    assert [frame for frame, _ in scalars(session.folder.tensorboard)["train/return_mean"]] == frames
+    assert caplog.text.count("training goes on") == 1
+    assert "No space left" in caplog.text

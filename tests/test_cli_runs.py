@@ -12,6 +12,7 @@ import pytest
 import labrl
 from labrl.cli import main
 from labrl.config.errors import ConfigError
+from labrl.lab.past import choices
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 
@@ -159,3 +160,7 @@ def test_train_raises_for_wrong_input_before_anything_is_written() -> None:
     with pytest.raises(ConfigError, match=r"Did you mean agent\.lr\?"):
         labrl.train(["agent.lrr=1"])
     assert not Path("runs").exists()
+
+
+def test_words_that_only_watch_choose_no_run() -> None:
+    assert choices(["wandb=disabled", "search=ppo", "env=pong", "agent.lr=1"]) == {"env": "pong"}

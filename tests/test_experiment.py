@@ -204,6 +204,14 @@ def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
     assert main(["-m", "+resume=latest"]) == 0
     assert "2 trials have finished, 0 are left" in capsys.readouterr().out
 
+    # as a kill leaves it while a trial, whose run is over, makes its report
+    info = json.loads((folder / "experiment.json").read_text())
+    info["trials"][1]["status"] = "running"
+    (folder / "experiment.json").write_text(json.dumps(info))
+    assert main(["-m", "+resume=latest"]) == 0
+    assert "2 trials have finished, 0 are left" in capsys.readouterr().out
+    assert statuses(folder) == ["finished"] * 2
+
     assert main(["-m", "+resume=latest", "seed=1,5,0"]) == 0
     assert "2 trials have finished, 1 are left" in capsys.readouterr().out
     after = {path: path.read_bytes() for path in before}

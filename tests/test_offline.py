@@ -283,3 +283,13 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
     with pytest.raises(ConfigError, match="its actions are Box"):
         Component.parse(node).build(wanted=other, generator=None)
+
+
+def test_what_is_played_has_to_look_like_what_was_stored(collected: Path) -> None:
+    words = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
+    check(resolve(compose(words)))
+    sign = "transforms.reward={_target_: labrl.agents.transforms.SignReward}"
+    with pytest.raises(
+        ConfigError, match=r"transforms\.reward: what agent\.offline gives .*null.*SignReward"
+    ):
+        check(resolve(compose([*words, sign])))

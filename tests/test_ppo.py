@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
+import on_policy_cases
 import pytest
 import torch
 
@@ -302,3 +303,26 @@ def test_the_nearest_batch_size_is_found_at_once_for_a_huge_rollout() -> None:
     env = SimpleNamespace(num_envs=10**12, max_frame=1)
     with pytest.raises(ConfigError, match=r"agent\.batch_size=20\)"):
         PPO.check_config(dataclasses.replace(CONFIG, batch_size=19), env)
+
+
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", "recurrent_ppo", "sarsa"])
+def test_numbers_are_learned_from_in_float32_whatever_the_processor_likes(agent: str) -> None:
+    weights = []
+    for precision in ("fp32", "bf16"):
+        made, clock, _ = on_policy_cases.build(agent, compute=Compute.choose("cpu", precision, 1))
+        on_policy_cases.play(made, clock, on_policy_cases.noise(), 130)
+        weights.append(next(iter(made.modules().values())).state_dict())
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+
+
+def test_policy_and_values_of_images_have_all_digits_of_their_last_layer() -> None:
+    network = ActorCritic(NETWORK, Spaces(IMAGE, DISCRETE, 1), 3, None)
+    images = torch.from_numpy(network.layout(np.stack([IMAGE.sample() for _ in range(64)])))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        features = network.policy_torso(images)
+        parameters, value = network(images)
+    assert features.dtype == torch.bfloat16
+    with torch.no_grad():
+        torch.testing.assert_close(parameters, network.policy_head(features.float()))
+        torch.testing.assert_close(value, network.value_head(features.float()).squeeze(1))

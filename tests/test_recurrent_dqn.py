@@ -177,3 +177,16 @@ def test_the_cue_of_the_first_step_is_remembered_to_the_last() -> None:
     agent, clock, _ = build("recurrent_dqn", *words, **corridor)  # type: ignore[arg-type]
     play(agent, clock, Corridor(16), 160)
     assert remembered(agent) > 0.95
+
+
+@pytest.mark.parametrize("value", ["expected", "categorical", "quantile"])
+def test_every_kind_of_value_acts_on_images_in_bfloat16(value: str) -> None:
+    small = [TINY[1], "agent.network.torso.torso.cnn.features=8", f"agent/value={value}"]
+    if value == "categorical":
+        small += ["agent.value.v_min=-10", "agent.value.v_max=10"]
+    compute = Compute.choose("cpu", "bf16", 1)
+    agent, clock, _ = build("recurrent_dqn", *small, *MEMORY, *WHEN, observation=IMAGE, compute=compute)
+    world = Noise(IMAGE, 4)
+    while not play(agent, clock, world, 1):
+        pass
+    assert np.isfinite(agent.metrics()["grad_norm"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import av
@@ -144,3 +146,42 @@ def test_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     for path in (run / "session_0" / "episodes").iterdir():
         path.unlink()
     assert "has no recorded episode" in told(str(run))
+
+
+OWN = """
+import gymnasium as gym
+import numpy as np
+
+class Lamp(gym.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.ones(1, np.float32), float(action), self.steps == 5, False, {}
+
+    def render(self):
+        return np.full((32, 32, 3), 40 * self.steps, np.uint8)
+"""
+
+
+def test_an_environment_of_ones_own_is_found_as_when_it_was_played(tmp_path: Path) -> None:
+    (tmp_path / "lamp.py").write_text(OWN)
+    made = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=lamp.Lamp"]
+    words = [*QUIET, "agent=random", *made, "env.num_envs=1", "env.max_frame=40", "hydra.run.dir=run"]
+    programs = [f"from labrl.cli import main; sys.exit(main({words}))"]
+    programs.append("from labrl.cli import replay; sys.exit(replay(['run']))")
+    for program in programs:
+        # without the working folder on Python's path, as the installed commands have it
+        command = [sys.executable, "-P", "-c", f"import sys; {program}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + done.stdout
+    assert "as it was recorded, to the bit" in done.stdout

@@ -14,10 +14,14 @@ from report_cases import write_experiment, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.__main__ import main
+from labrl.analysis.comparison import compare
+from labrl.analysis.groups import grouped
 from labrl.analysis.report.build import build
 from labrl.analysis.report.render import SMALL_VIDEO
-from labrl.analysis.report.sections import View
+from labrl.analysis.report.sections import Table, View
 from labrl.analysis.report.thinning import kept, thinned
+from labrl.analysis.report.trials import trials_section
+from labrl.analysis.runs import find_runs
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
@@ -244,3 +248,23 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.
     path.chmod(0o500)
     assert main([str(path)]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+def test_trials_of_the_same_name_in_two_experiments_have_each_its_own_numbers(tmp_path: Path) -> None:
+    for experiment, to in (("one", 500), ("two", 20)):
+        config = config_with(agent__lr=to)
+        write_run(tmp_path / experiment / "0_ppo_cartpole", [rising(to)], config=config)
+    groups = grouped(find_runs([tmp_path / "one", tmp_path / "two"]))
+    section = trials_section(groups, [], compare(groups), tmp_path)
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert [row[6] for row in table.rows] == [500, 20]
+
+
+def test_an_experiment_is_told_the_same_wherever_its_report_lies(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for index in range(2):
+        write_run(home / str(index), [rising(100, noise=index)], config=config_with(seed=index))
+    write_experiment(home, [(str(index), {}) for index in range(2)])
+    here, there = report_of(home), Page(build(home, tmp_path / "away").path)
+    assert here.text == there.text.replace(str(tmp_path / "away"), str(home))

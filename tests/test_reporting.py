@@ -162,3 +162,15 @@ def test_help_of_labrl_report_waits_for_nothing_heavy() -> None:
         "sys.exit(bool({'torch', 'matplotlib', 'numpy', 'jinja2'} & set(sys.modules)))\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_a_run_that_cannot_be_written_to_has_its_report_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: RunFolder) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(reporting, "record_changes", refused)
+    path = write_run(tmp_path / "a", [rising(100)])
+    assert report([str(path), "--out", str(tmp_path / "mine")]) == 0
+    assert (tmp_path / "mine" / "report.html").exists()

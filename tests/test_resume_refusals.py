@@ -208,7 +208,8 @@ def test_nothing_but_broken_checkpoints_is_not_taken_for_a_beginning(
         file.write_bytes(b"torn")
     rows = (finished / "session_0" / "train.csv").read_bytes()
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
-    said = capsys.readouterr().err
+    told, said = capsys.readouterr()
+    assert "from no checkpoint, for none is whole" in told + said
     assert "none of the checkpoints of session 0 is whole" in said
     assert "frame_000000000064: tensors.pt has 4 bytes" in said
     assert (finished / "session_0" / "train.csv").read_bytes() == rows

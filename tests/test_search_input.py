@@ -10,7 +10,7 @@ import pytest
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.lab.search.checks import check_space
+from labrl.lab.search.checks import check_ready, check_space
 from labrl.lab.search.recipe import BEST, Recipe
 from labrl.lab.search.space import Space
 
@@ -45,6 +45,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([LR, "search.objective=reward"], "search.objective must be"),
         ([LR, "hydra.sweeper.direction=[maximize,minimize]"], "one for each of search.objective"),
         ([LR, "hydra.sweeper.n_jobs=0"], "hydra.sweeper.n_jobs=0: must be at least 1"),
+        ([LR, "hydra.sweeper.n_jobs=1.5"], "hydra.sweeper.n_jobs=1.5: must be a whole number"),
+        ([LR, "hydra.sweeper.n_trials=many"], "hydra.sweeper.n_trials=many: must be a whole number"),
+        ([LR, "hydra.sweeper.max_failure_rate=2"], "hydra.sweeper.max_failure_rate=2: must be a number"),
         ([LR, "hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"], "must be sqlite:///<file>"),
         ([LR, "hydra.sweeper.storage=sqlite:///study.db"], "hydra.sweeper.study_name=<name>"),
         ([LR, "hydra/sweeper/sampler=grid"], "a grid needs single values"),
@@ -97,7 +100,8 @@ def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_sampler
     assert compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.n_trials == 20
 
 
-def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["experiment=slm_lab/acrobot"]])
+def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Path, more: list[str]) -> None:
     words = [
         "env=acrobot",
         "agent/network=mlp",
@@ -105,8 +109,9 @@ def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Pat
         "transforms.reward=null",
         "env.num_envs=4",
     ]
-    space = Space.of({}, {}, [*words, LR, "agent.network.torso.hidden=choice([64,64],[32])"])
-    recipe = Recipe(space, {"agent": "ppo", "env": "acrobot", "agent/network": "mlp"}, [])
+    space = Space.of({}, {}, [*words, *more, LR, "agent.network.torso.hidden=choice([64,64],[32])"])
+    choices = {"agent": "ppo", "env": "acrobot", "agent/network": "mlp", "experiment": "slm_lab/acrobot"}
+    recipe = Recipe(space, choices, [])
     params = {"agent.lr": 2.5e-4, "agent.network.torso.hidden": "[32]"}
     path = tmp_path / BEST
     path.parent.mkdir()
@@ -128,3 +133,34 @@ def test_commands_of_the_page_compose_and_have_something_to_search(command: str)
     found = Space.of(config.search.space, {}, [word for word in words if not word.startswith("hydra")])
     assert found.distributions
     assert cfg.hydra.sweeper.n_trials >= 20
+    recipe = Recipe(found, dict(cfg.hydra.runtime.choices), [])
+    check_space(recipe, None)
+    check_ready(cfg.hydra.runtime.choices["search"], recipe, None)
+
+
+def test_a_refused_search_leaves_alone_what_was_there_before() -> None:
+    Path("results").mkdir()
+    Path("results/notes.md").write_text("mine")
+    Path("empty").mkdir()
+    for folder in ("results", "empty"):
+        assert main([*SEARCH, LR, "hydra/sweeper/sampler=grid", f"hydra.sweep.dir={folder}"]) == 2
+    assert [path.name for path in Path("results").iterdir()] == ["notes.md"]
+    assert not list(Path("empty").iterdir())
+
+
+def test_a_space_that_brings_more_than_its_agent_is_refused_with_what_trials_would_lack(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("my/search").mkdir(parents=True)
+    Path("my/search/mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [none@search, _self_, override /agent: dqn]\n"
+        "env: {max_frame: 3e4}\n"
+        "meta: {max_trial: 2}\n"
+        "search: {space: {agent.lr: 'tag(log, interval(1e-4, 1e-2))'}}\n"
+    )
+    assert main(["-m", "--config-dir", "my", "hydra/sweeper=optuna", "env=cartpole", "search=mine"]) == 2
+    told = capsys.readouterr().err
+    assert (
+        "search=mine sets agent.lr.horizon=30000.0 env.max_frame=30000.0, which its trials would not" in told
+    )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from search_cases import WORDS
+from run_cases import rising, write_run
+from search_cases import PLAN, WORDS
 
 from labrl.cli import main
 from labrl.lab import reporting
+from labrl.lab.search.channel import Hub
+from labrl.lab.search.confirm import Candidate, Confirmation
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
 
@@ -106,3 +111,37 @@ def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(
     after = json.loads((home / "experiment.json").read_text())["trials"]
     assert after == before
     assert "6 trials, 6 of them done" in capsys.readouterr().out
+
+
+def test_another_study_is_not_begun_among_the_trials_of_a_search(
+    searched: tuple[Path, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (searched[0] / "experiment.json").read_bytes()
+    assert main(["-m", f"+resume={searched[0]}", "hydra.sweeper.study_name=another"]) == 2
+    assert "holds the trials of the study labrl" in capsys.readouterr().err
+    assert (searched[0] / "experiment.json").read_bytes() == before
+
+
+def test_a_confirming_run_counts_only_if_it_reached_its_end(tmp_path: Path) -> None:
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    for folder, status in zip(folders, ("finished", "interrupted"), strict=True):
+        write_run(folder, [rising(100)], status=status)
+    candidate = Candidate(0, {}, [1.0], [*folders, tmp_path / "never"])
+    Confirmation([1, 2, 3], [candidate]).read(PLAN)
+    assert candidate.values[0] is not None
+    assert candidate.values[1:] == [None, None]
+    assert candidate.mean is None
+
+
+def test_a_session_that_is_killed_while_it_calls_keeps_no_other_from_being_heard() -> None:
+    heard: list[int] = []
+    with Hub(lambda trial: bool(heard.append(trial))) as hub:
+        _, key, address = hub.channel(7).split(" ", 2)
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(address)
+        session = Client(address, authkey=bytes.fromhex(key))
+        session.send(7)
+        session.send(100)
+        assert session.recv() is False
+    assert heard == [7]

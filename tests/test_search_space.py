@@ -6,6 +6,7 @@ from typing import Any
 
 import optuna
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from labrl.config.errors import ConfigError
 from labrl.lab.search.space import Space
@@ -92,3 +93,23 @@ def test_a_grid_needs_single_values() -> None:
 def test_equal_spaces_are_equal_as_json_and_others_are_not() -> None:
     assert space("a=choice(1,2)").as_json() == space("a=1,2").as_json()
     assert space("a=choice(1,2)").as_json() != space("a=choice(1,3)").as_json()
+
+
+def test_a_quoted_choice_reaches_its_trial_as_it_was_written() -> None:
+    found = space("agent.updates_per_frame=choice('1/8', '1/4')")
+    first, _ = found.distributions["agent.updates_per_frame"].choices  # type: ignore[attr-defined]
+    (word,) = found.words({"agent.updates_per_frame": first})
+    assert OverridesParser.create().parse_override(word).value() == "1/8"
+
+
+def test_lists_and_quoted_text_are_choices_in_a_file_too() -> None:
+    found = space(ready={"hidden": "choice([64,64],[32])"}, params={"rate": "choice('1/8','1/4')"})
+    assert set(found.distributions) == {"hidden", "rate"}
+    assert found.words({"hidden": "[64,64]"}) == ["hidden=[64,64]"]
+
+
+def test_what_is_taken_away_may_be_added_again() -> None:
+    piece = "+agent.lr={kind: piecewise, points: [[0, 1e-3]]}"
+    assert space("~agent.lr", piece, "x=choice(1,2)").fixed == ["~agent.lr", piece]
+    found = space("~agent.lr", "+agent.lr=choice(1,2)")
+    assert (found.fixed, set(found.distributions)) == (["~agent.lr"], {"+agent.lr"})

@@ -13,7 +13,7 @@ from on_policy_cases import DISCRETE, VECTOR, assert_same_future, build, config_
 from test_a2c import Recorded
 
 from labrl.agents.reinforce import Reinforce
-from labrl.agents.self_imitation import imitation_losses
+from labrl.agents.self_imitation import _remembered, imitation_losses
 from labrl.config.errors import ConfigError
 from labrl.networks.spaces import Spaces
 
@@ -117,3 +117,12 @@ def test_agents_without_values_have_nothing_to_compare_with() -> None:
 def test_a_memory_in_files_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"agent\.self_imitation: memory\.storage=mmap .*storage=ram"):
         config_of("sil_ppo", "agent.self_imitation.memory.storage=mmap")
+
+
+def test_what_was_drawn_is_remembered_and_not_what_it_was_rounded_to() -> None:
+    action = gym.spaces.Box(0, 9, (2,), np.int64)
+    agent, _, _ = build("ppo", "agent/self_imitation=replay", *WORDS, *PPO, action=action)
+    space = _remembered(action, agent._distribution)
+    assert space.contains(np.array([-0.7, 12.3], np.float32))
+    choices = gym.spaces.MultiDiscrete(np.array([2, 3], np.int8), dtype=np.int8)
+    assert _remembered(choices, agent._distribution).dtype == np.int64

@@ -16,7 +16,17 @@ from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
 from labrl.networks.inputs import build_torso, num_features
-from labrl.networks.torso import MLP, Activation, Initialization, MLPConfig, NatureCNN, NatureCNNConfig
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import (
+    MLP,
+    Activation,
+    AutoTorsoConfig,
+    Initialization,
+    MLPConfig,
+    NatureCNN,
+    NatureCNNConfig,
+    check_torso,
+)
 
 ONE_ARRAY = [
     spaces.Box(-1, 1, (3,)),
@@ -178,3 +188,10 @@ def test_what_is_no_torso_is_refused_by_its_name(target: str, told: str) -> None
     torso = Component.parse({"_target_": target}, "agent.network.torso")
     with pytest.raises(ConfigError, match=rf"agent\.network\.torso: {target} .*{told}"):
         build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
+
+
+def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() -> None:
+    space = gym.spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
+    torso = Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig())
+    with pytest.raises(ConfigError, match=r"of pictures in colour, \(4, 84, 84, 3\).*grayscale=true"):
+        check_torso(torso, Spaces(space, gym.spaces.Discrete(2), 1))

@@ -102,6 +102,12 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
     assert main(words) == 0
     assert send_to_wandb([str(run)]) == 2
     assert "needs a login" in capfd.readouterr().err
+    with monkeypatch.context() as offline:
+        offline.setenv("WANDB_API_KEY", API_KEY)
+        offline.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+        offline.setenv("WANDB_INIT_TIMEOUT", "3")
+        assert send_to_wandb([str(run)]) == 1, "not all has arrived"
+    capfd.readouterr()
     with Server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

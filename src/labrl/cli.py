@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labrl.config.errors import ConfigError
 from labrl.lab.job import Job, refused
-from labrl.lab.outcome import DONE, INTERRUPTED, WRONG_INPUT
+from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun
 
 
@@ -111,7 +111,10 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
 
 
 def send_to_wandb(argv: Sequence[str] | None = None) -> int:
-    """`labrl-wandb <run folders>`: send what Weights & Biases lacks of them. Returns the exit code."""
+    """`labrl-wandb <run folders>`: send what Weights & Biases lacks of them.
+
+    Returns the exit code, 1 where not all of it has arrived.
+    """
     import argparse
 
     from labrl.dashboards.mirror import send
@@ -127,15 +130,16 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wait", type=float, default=3600.0, help="seconds for the uploads of each (3600)")
     try:
         words = vars(parser.parse_args(argv))
-        for folder in words.pop("folders"):
-            send(folder, {key: value for key, value in words.items() if value is not None}, print)
+        folders = words.pop("folders")
+        changes = {key: value for key, value in words.items() if value is not None}
+        arrived = [send(folder, changes, print) for folder in folders]
     except ConfigError as error:
         return refused(error, full_error=False)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
-    return DONE
+    return DONE if all(arrived) else FAILED
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:

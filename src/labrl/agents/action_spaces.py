@@ -46,7 +46,7 @@ def fitting_agents(space: gym.Space[Any]) -> list[str]:
 
 def check_actions(agent: str, space: gym.Space[Any]) -> None:
     """Raises ConfigError, with the agents that fit, where `agent` (as in `agent=`) cannot act in `space`."""
-    if _fits(agent, space):
+    if agent not in ACTS_IN or _fits(agent, space):  # what a user's own can do it knows itself
         return
     kinds = ACTS_IN[agent]
     listed = " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)

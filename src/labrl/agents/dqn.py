@@ -7,7 +7,6 @@ Double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.0
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,13 +32,13 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.replay import Sample
-from labrl.networks.building import built, num_workers
+from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import joined
 from labrl.networks.in_numpy import InNumpy
 from labrl.networks.noisy import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
-from labrl.networks.spaces import Spaces, sees_images
+from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
 from labrl.networks.trained import Trained, one_for_all
 from labrl.schedules import value_at
@@ -94,9 +93,7 @@ class DQN:
         self._first_action = int(spaces.action.start)
         self._value: ActionValues = config.value.build(device=compute.device)
         self._exploration: Exploration = config.exploration.build()
-        images = sees_images(spaces.observation)
-        # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
-        self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
+        self._compute = compute = precise(spaces, compute)
         (self.network,) = built(
             lambda: (QNetwork(config.network, spaces, self._num_actions, self._value.num_outputs),),
             derived_seed(streams.seed, "initialization"),

@@ -30,7 +30,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
-from labrl.networks.building import built, num_workers
+from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionBounds, distribution_for, masked
 from labrl.networks.gradient import FlatParameters, joined
@@ -94,7 +94,8 @@ class OnPolicyAgent(ABC):
     ) -> None:
         """new_rollout: makes the storage, given a first observation and the kind of the actions; has_value:
         whether the values of states are learned."""
-        self._config, self._spaces, self._clock, self._compute = config, spaces, clock, compute
+        self._compute = compute = precise(spaces, compute)
+        self._config, self._spaces, self._clock = config, spaces, clock
         self._distribution = distribution_for(spaces.action, self.NAME, config.action_bounds)
         gaussian = isinstance(spaces.action, gym.spaces.Box)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None

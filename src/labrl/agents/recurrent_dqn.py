@@ -117,8 +117,9 @@ class RecurrentDQN(DQN):
         def work(network: QNetwork, share: slice) -> tuple[Tensor, Tensor]:
             part = None if noise is None else noise[share]
             inputs = self._tensor(network.layout(observation[share]))
-            with torch.inference_mode(), self._compute.autocast():
-                outputs, after = network.unroll(inputs, self._tensor(state[share]), None, part)
+            with torch.inference_mode():
+                with self._compute.autocast():
+                    outputs, after = network.unroll(inputs, self._tensor(state[share]), None, part)
                 return self._value.expected(outputs), after
 
         shares = self._trained.map(work, len(observation))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Sample
 from labrl.networks.box_actions import BoxActions
-from labrl.networks.building import built, num_workers
+from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.spaces import Spaces, sees_images
@@ -112,9 +111,7 @@ class ReplayActorCritic(ABC):
         self._clock, self._actions = clock, actions
         self._lr = config.lr
         self._critic_lr = config.lr if config.critic_lr is None else config.critic_lr
-        images = sees_images(spaces.observation)
-        # Values of hundreds with differences of one need all digits; bfloat16 is for pixels alone.
-        self._compute = compute if images else dataclasses.replace(compute, precision=torch.float32)
+        self._compute = compute = precise(spaces, compute)
         policy, critics = built(
             lambda: (
                 PolicyNetwork(config.network.torso, spaces.observation, actions.num_outputs),
@@ -128,7 +125,9 @@ class ReplayActorCritic(ABC):
         # product is shared out, and of the smallest nothing.
         workers = num_workers(spaces, compute) if self.HALVES else 1
         products = config.batch_size * sum(weight.numel() for weight in critics.parameters())
-        self._large = compute.device.type == "cpu" and not images and products >= WORTH_SHARING
+        self._large = (
+            compute.device.type == "cpu" and not sees_images(spaces.observation) and products >= WORTH_SHARING
+        )
         new_optimizer = one_for_all(config.optimizer, config.max_grad_norm)
         self._policy = Trained(policy, compute, workers, new_optimizer)
         self._critics = Trained(critics, compute, workers, new_optimizer)

@@ -23,7 +23,7 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.memory.rollout import Rollout
-from labrl.networks.building import built, num_workers
+from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import joined
 from labrl.networks.q_network import QNetwork, QNetworkConfig
@@ -80,7 +80,8 @@ class Sarsa:
     ) -> None:
         self.check(config, spaces)
         assert isinstance(spaces.action, gym.spaces.Discrete)
-        self._config, self._spaces, self._clock, self._compute = config, spaces, clock, compute
+        self._compute = compute = precise(spaces, compute)
+        self._config, self._spaces, self._clock = config, spaces, clock
         self._num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
         self._exploration: KnownExploration = config.exploration.build()
         (self.network,) = built(

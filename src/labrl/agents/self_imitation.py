@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -66,6 +67,15 @@ def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor)
     return -log_prob * underrated.detach(), 0.5 * underrated.square()
 
 
+def _remembered(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
+    """Actions as the policy draws them: real numbers also where the environment gets them rounded."""
+    if isinstance(space, gym.spaces.Box):
+        return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return gym.spaces.MultiDiscrete(space.nvec)
+    return space
+
+
 class SelfImitation:
     """Keeps what was done in whole episodes, and learns from the steps whose return was underrated.
 
@@ -94,7 +104,7 @@ class SelfImitation:
         self._held: list[Any] | None = None
         self._memory: Replay = config.memory.build(
             observation_space=spaces.observation,
-            action_space=spaces.action,
+            action_space=_remembered(spaces.action, distribution),
             num_envs=1,  # episodes come one after the other, whoever played them
             n_step=1,
             discount=discount,

@@ -21,6 +21,7 @@ from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 
 SAME_GROUP = (
     "seed",
+    "callbacks",
     "wandb",
     "search",
     *(
@@ -28,6 +29,7 @@ SAME_GROUP = (
         for key in (
             *("max_session", "max_trial", "keep_last", "progress", "report"),
             *("tensorboard", "tensorboard_histograms", "profile", "log", "gradient_noise"),
+            *("record_episodes", "videos", "on_crash", "async_eval", "replica_check_frequency"),
         )
     ),
 )

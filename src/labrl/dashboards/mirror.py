@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,18 @@ QUIET_SECONDS = 3.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass
+class Delivery:
+    """What became of the rows."""
+
+    complete: bool = False
+    """Whether Weights & Biases has all of them; known at the end."""
+
+
 @contextmanager
 def shown_on_wandb(
     config: WandbConfig, run: RunFolder, sessions: Sequence[int], say: Callable[[str], None]
-) -> Iterator[None]:
+) -> Iterator[Delivery]:
     """Show the sessions numbered `sessions` on Weights & Biases for as long as this lasts.
 
     Training meets nothing of it: the rows go from the run folder, by a process of their own, and
@@ -46,22 +55,22 @@ def shown_on_wandb(
     mode, line = chosen(config)
     if line and is_first_of_experiment(run.path):
         say(line)
+    delivery = Delivery()
     if mode == "disabled":
-        yield
+        yield delivery
         return
     log = run.path / "wandb.log"
     process = _started(config, mode, run, sessions, log)
     try:
-        yield
+        yield delivery
     finally:
         if process is not None:
             failure = _ended(process, config.wait + GRACE_SECONDS, say)
-            for told in _outcome(run, sessions, failure, log):
-                say(told)
+            delivery.complete = _tell(run, sessions, failure, log, say)
 
 
-def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Send what W&B lacks of the run in `folder`, which has ended.
+def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
+    """Send what W&B lacks of the run in `folder`, which has ended. Returns whether all has arrived.
 
     changes: options of `WandbConfig` that differ from the run's own. Raises ConfigError where there is no
     such run, it still runs, an option is wrong, or there is no login.
@@ -72,8 +81,9 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
         config = dataclass_of(WandbConfig, options)
     except InvalidError as invalid:
         raise ConfigError(invalid.told("wandb")) from None
-    with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say):
+    with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say) as delivery:
         pass
+    return delivery.complete
 
 
 def _started(
@@ -127,8 +137,10 @@ def _ended(process: subprocess.Popen[str], seconds: float, say: Callable[[str], 
     return f"its process ended with code {code}" if code else None
 
 
-def _outcome(run: RunFolder, sessions: Sequence[int], failure: str | None, log: Path) -> Iterator[str]:
-    """A line on where the sessions are to be seen, and one on what went wrong."""
+def _tell(
+    run: RunFolder, sessions: Sequence[int], failure: str | None, log: Path, say: Callable[[str], None]
+) -> bool:
+    """Say where the sessions are to be seen, and what went wrong. Returns whether nothing did."""
     found = [_read(run.path / f"session_{index}" / "wandb.json") for index in sessions]
     urls = [facts["url"] for facts in found if facts.get("url")]
     warnings = [facts["warning"] for facts in found if facts.get("warning")]
@@ -136,14 +148,15 @@ def _outcome(run: RunFolder, sessions: Sequence[int], failure: str | None, log: 
         warnings = [failure]
     if urls:
         more = f" and {len(urls) - 1} more of its group" if len(urls) > 1 else ""
-        yield f"Weights & Biases: {urls[0]}{more}"
+        say(f"Weights & Biases: {urls[0]}{more}")
     if warnings:
-        yield f"Weights & Biases: {warnings[0]} (log: {log})"
+        say(f"Weights & Biases: {warnings[0]} (log: {log})")
         if len(urls) == len(found):
-            yield f"Weights & Biases: to send the rest: labrl-wandb {shlex.quote(str(run.path))}"
+            say(f"Weights & Biases: to send the rest: labrl-wandb {shlex.quote(str(run.path))}")
     if len(urls) < len(found):
         folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
-        yield f"Weights & Biases: kept in the run folder; to send it: wandb sync {folders}"
+        say(f"Weights & Biases: kept in the run folder; to send it: wandb sync {folders}")
+    return not warnings and len(urls) == len(found)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import numpy as np
 from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
 from labrl.config.component import Component
 from labrl.config.compose import prepare
-from labrl.config.errors import ConfigError
 from labrl.lab.devices import available_cpus
 from labrl.lab.past import Past
 from labrl.storage.atomic import write_json
@@ -58,7 +57,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
     seconds: of a processor, at most so many; None: a twentieth of what the trial took, but at most 20,
     and at least 5 where no return is published. Returns the cache's
     file; None where nothing was measured: actions that have no uniform distribution, an environment
-    that cannot be made here, no episode of each environment within the time, no cache to write to.
+    that cannot be made or fails here, no episode of each environment within the time, no cache to write to.
     """
     try:
         run = RunFolder.open(folder)
@@ -73,7 +72,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
         env = Component.parse(past.config["env"], "env")
         path.parent.mkdir(parents=True, exist_ok=True)
         return _measured_by_one(path, past.config["env"], env, allowed)
-    except (ConfigError, OSError) as error:
+    except Exception as error:  # a user's environment may fail in any way, and its trial has ended well
         _log.info("no random baseline: %s", error)
         return None
 
@@ -88,14 +87,15 @@ def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _measured_by_one(path, plain, env, LONGEST)
-    except (ConfigError, OSError) as error:
+    except Exception as error:  # as above
         _log.info("no random baseline: %s", error)
     known = random_baseline(plain)
     return None if known is None else known.mean
 
 
 def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> list[float]:
-    """Returns of whole episodes of uniformly random actions: at least `episodes`, or what `seconds` allow.
+    """Returns of whole episodes of actions that are uniform over the valid ones: at least `episodes`, or what
+    `seconds` allow.
 
     seconds: of a processor, so that other work on the machine does not make the measurement worse.
     Every environment plays as many episodes as the one that played the fewest, so that none counts
@@ -110,7 +110,8 @@ def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> 
     deadline, patience = time.process_time() + seconds, time.monotonic() + max(PATIENCE, 10 * seconds)
     env.reset()
     while min(map(len, returns)) < rounds and time.process_time() < deadline and time.monotonic() < patience:
-        for episode in env.step(uniform_actions(env.action_space, env.num_envs, generator)).episodes:
+        action = uniform_actions(env.action_space, env.num_envs, generator, env.action_mask)
+        for episode in env.step(action).episodes:
             returns[episode.env].append(float(episode.episode_return))
     return [score for own in returns for score in own[: min(rounds, *map(len, returns))]]
 

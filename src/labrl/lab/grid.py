@@ -77,6 +77,8 @@ def plan_grid(
         records[record.number] = record
         record.overrides = list(words)
         if before and _is_done(before, record, cfg):
+            # its run folder knows, where whoever was to record it was killed while the report was made
+            record.status, record.error = "finished", None
             continue
         _check_values(cfg, words, trials)
         record.status, record.error = "waiting", None

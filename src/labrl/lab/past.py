@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from labrl.config.consistency import only_watches
 from labrl.config.errors import ConfigError, did_you_mean
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.provenance import Command, read_command, read_config
@@ -88,10 +89,14 @@ def _named(path: Path) -> RunFolder:
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:
-    """Option by group, of the words that choose one."""
+    """Option by group, of the words that choose one; without those that only watch."""
     pairs = (word.split("=", 1) for word in edits if "=" in word)
     groups = resources.files("labrl.configs")
-    return {name: value for name, value in pairs if not _is_hydras(name) and groups.joinpath(name).is_dir()}
+    return {
+        name: value
+        for name, value in pairs
+        if not _is_hydras(name) and not only_watches(name) and groups.joinpath(name).is_dir()
+    }
 
 
 def _is_hydras(word: str) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
+from labrl.config.compose import prepare
 from labrl.config.errors import ConfigError
 from labrl.envs.actions import action_dtype
 from labrl.envs.watch import Watched, watch
@@ -19,7 +20,8 @@ from labrl.lab.showing import ReplayRequest
 from labrl.lab.summary import say
 from labrl.lab.window import Window, WindowClosedError
 from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, recorded_names
-from labrl.storage.run_folder import SessionFolder
+from labrl.storage.provenance import read_command
+from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.storage.video import write_mp4
 
 Picture = NDArray[np.uint8]
@@ -106,6 +108,7 @@ def replay(request: ReplayRequest) -> int:
     """
     window = Window() if request.render == "human" else None
     run = find(request.which, [])
+    prepare(_config_dir(run))
     session = _session(run.sessions(), request, str(run.path))
     name = f"{request.episode}.npz"
     episode = read_episode(session.episodes / name)
@@ -132,6 +135,12 @@ def replay(request: ReplayRequest) -> int:
         return 1
     say("as it was recorded, to the bit: return, length and last observation are equal")
     return 0
+
+
+def _config_dir(run: RunFolder) -> str | None:
+    """Where modules of the user's own may lie. An environment of labrl or of a package needs none."""
+    folder = read_command(run).config_dir
+    return folder if folder is not None and Path(folder).is_dir() else None
 
 
 def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) -> SessionFolder:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import subprocess
@@ -134,7 +135,8 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     if len(places) == 1 and by is None and Path(places[0]).expanduser().is_dir():
         folder = Path(places[0]).expanduser()
         if (folder / MARKER).exists() and not _up_to_date(RunFolder.open(folder)):
-            record_changes(RunFolder.open(folder))
+            with contextlib.suppress(OSError):  # someone else's run, or a full disk: then it is not known
+                record_changes(RunFolder.open(folder))
         built = build(folder, target)
     else:
         built = build_comparison(find_runs(places), target or Path("comparison"), by)

@@ -162,8 +162,13 @@ def _announce(
     reached: Mapping[int, int],
     differs: Sequence[str],
 ) -> None:
+    folders = {session.index: session.checkpoints for session in run.sessions()}
+
     def where(index: int) -> str:
-        return f"frame {reached[index]:,}" if index in reached else "the beginning"
+        if index in reached:
+            return f"frame {reached[index]:,}"
+        saved = index in folders and CheckpointStore(folders[index], keep_last=1).frames()
+        return "no checkpoint, for none is whole" if saved else "the beginning"
 
     if config.meta.max_session == 1:
         say(f"Resuming {run.path} from {where(0)}")

@@ -87,6 +87,7 @@ def check(config: TrialConfig) -> None:
         )
     Transforms.build(config.transforms, spaces)
     _check_goals(config)
+    _check_offline(config)
     _check_collecting(config)
     check_callbacks(config)
     login.chosen(config.wandb)
@@ -118,6 +119,24 @@ def _check_goals(config: TrialConfig) -> None:
             f"their rewards are those of the environment itself. Set "
             f"transforms.{given[0]}=null or agent/memory=uniform."
         )
+
+
+def _check_offline(config: TrialConfig) -> None:
+    """Raises ConfigError where what others have stored looks otherwise than what is played."""
+    offline = getattr(config.agent.config, "offline", None)
+    if offline is None or not hasattr(offline.load(), "transforms"):
+        return
+    offline.load().check(offline.config)
+    then = offline.load().transforms(offline.config)
+    now = {name: transform for name, transform in config.transforms.items() if transform is not None}
+    for name in sorted(now | then):
+        if now.get(name) != then.get(name):
+            held = then[name].target if name in then else "null"
+            raise ConfigError(
+                f"transforms.{name}: what agent.offline gives has gone through {held}, and what is played "
+                f"would go through {now[name].target if name in now else 'null'}, so that one agent would "
+                f"learn from both. Set transforms.{name} as it is there."
+            )
 
 
 def _check_distributed(config: TrialConfig) -> None:

@@ -32,6 +32,14 @@ def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
     return sees_images(spaces.observation) if config.shared is None else config.shared
 
 
+def last_layer(layer: nn.Linear, features: Tensor) -> Tensor:
+    """`layer` in float32 whatever autocast says: what small differences decide needs all digits."""
+    if not torch.is_autocast_enabled(features.device.type):
+        return nn.functional.linear(features, layer.weight, layer.bias)
+    with torch.autocast(features.device.type, enabled=False):
+        return nn.functional.linear(features.float(), layer.weight, layer.bias)
+
+
 class PolicyHead(nn.Module):
     """Features to the parameters of a distribution; a Gaussian's deviations do not depend on the state."""
 
@@ -45,8 +53,8 @@ class PolicyHead(nn.Module):
         self.linear = orthogonal(nn.Linear(num_features, num_outputs), 0.01)
 
     def forward(self, features: Tensor) -> Tensor:
-        """features: [batch, num_features]. Returns parameters [batch, num_outputs]."""
-        outputs = nn.functional.linear(features, self.linear.weight, self.linear.bias)
+        """features: [batch, num_features]. Returns parameters [batch, num_outputs], float32."""
+        outputs = last_layer(self.linear, features)
         if self.log_std is None:
             return outputs
         return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
@@ -83,7 +91,7 @@ class ActorCritic(nn.Module):
 
     def policy(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns distribution parameters [batch, num_outputs]."""
-        return self.policy_head.forward(self.policy_torso.forward(observation)).float()
+        return self.policy_head.forward(self.policy_torso.forward(observation))
 
     def value(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns state values [batch]."""
@@ -113,9 +121,10 @@ class ActorCritic(nn.Module):
         # Not `self.policy_torso(...)`: that call asks for hooks, which nobody hangs on, and is as dear
         features = self.policy_torso.forward(observation)
         if not self.has_value:
-            return self.policy_head.forward(features).float(), features.new_zeros(len(features)).float()
+            parameters = self.policy_head.forward(features)
+            return parameters, parameters.new_zeros(len(features))
         value_features = features if self.shared else self.value_torso.forward(observation)
-        return self.policy_head.forward(features).float(), self._value(value_features)
+        return self.policy_head.forward(features), self._value(value_features)
 
     @property
     def state_size(self) -> int:
@@ -135,11 +144,11 @@ class ActorCritic(nn.Module):
         value: Any = self.value_torso
         size = int(policy.state_size)
         features, after = policy.unroll(observation, state[:, :size], lengths)
-        parameters = self.policy_head.forward(features).float()
+        parameters = self.policy_head.forward(features)
         if self.shared:
             return parameters, self._value(features), after
         features, value_after = value.unroll(observation, state[:, size:], lengths)
         return parameters, self._value(features), torch.cat([after, value_after], dim=1)
 
     def _value(self, features: Tensor) -> Tensor:
-        return self.value_head.forward(features).float().squeeze(1)
+        return last_layer(self.value_head, features).squeeze(1)

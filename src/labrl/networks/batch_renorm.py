@@ -53,8 +53,9 @@ class BatchRenorm(nn.Module):
         self.register_buffer("minibatches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, num_features], in training at least two rows. Returns the same shape."""
+        """x: [batch, num_features], in training at least two rows. Returns the same shape, float32."""
         config = self._config
+        x = x.float()  # statistics of many small differences, whatever autocast has made of the layer before
         if not self.training:
             scale = self.weight * torch.rsqrt(self.variance + config.eps)
             return torch.addcmul(self.bias - self.mean * scale, x, scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,6 +29,16 @@ def built(make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute
 
             compile_network(network)
     return networks
+
+
+def precise(spaces: Spaces, compute: Compute) -> Compute:
+    """`compute`, but in float32 where no pixels are seen.
+
+    Values of hundreds with differences of one need all digits; bfloat16 has three.
+    """
+    if sees_images(spaces.observation):
+        return compute
+    return dataclasses.replace(compute, precision=torch.float32)
 
 
 def num_workers(spaces: Spaces, compute: Compute) -> int:

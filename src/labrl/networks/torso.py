@@ -297,6 +297,17 @@ class AutoTorso:
     Config = AutoTorsoConfig
     several_inputs = True
 
+    @classmethod
+    def check(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> None:
+        """Raises ConfigError for stacked pictures in colour, which are neither of the two."""
+        is_bytes = isinstance(observation_space, gym.spaces.Box) and observation_space.dtype == np.uint8
+        if is_bytes and len(observation_space.shape or ()) == 4:
+            raise ConfigError(
+                "agent.network.torso: AutoTorso reads vectors and images of three axes, and these are stacks "
+                f"of pictures in colour, {observation_space.shape}. Set env.grayscale=true for a game of the "
+                "ALE, or agent.network.torso._target_ to a torso of your own."
+            )
+
     def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> nn.Module:  # type: ignore[misc]
         """The torso that fits `observation_space`."""
         if isinstance(observation_space, gym.spaces.Dict):

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError, did_you_mean
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
@@ -66,6 +67,11 @@ class OfflineMinari(OfflineData):
                 f"{': ' + ', '.join(local) if local else ', of which there are none'}."
                 f"{did_you_mean(config.dataset, local)} `minari download <id>` fetches one."
             )
+
+    @classmethod
+    def transforms(cls, config: OfflineMinariConfig) -> dict[str, Component]:
+        """What observations and rewards have gone through: nothing."""
+        return {}
 
 
 def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
@@ -64,6 +65,16 @@ class OfflineRun(OfflineData):
                 f"{told}: transforms.{seen[0]} changed what it stored while it went on, so that its "
                 "transitions mean nothing here: name a run without it."
             )
+
+    @classmethod
+    def transforms(cls, config: OfflineRunConfig) -> dict[str, Component]:
+        """What observations and rewards have gone through, by name."""
+        plain = read_config(RunFolder.open(Path(config.folder).expanduser())).get("transforms") or {}
+        return {
+            name: Component.parse(part, f"transforms.{name}")
+            for name, part in plain.items()
+            if part is not None
+        }
 
 
 def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:

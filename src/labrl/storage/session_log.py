@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -31,6 +31,6 @@ def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
 
 
 def append(log: Path, text: str) -> None:
-    """Write `text` at the end of the file `log`, as lines of their own."""
-    with open(log, "a") as file:
+    """Write `text` at the end of the file `log`, as lines of their own, if the disk lets it."""
+    with suppress(OSError), open(log, "a") as file:
         file.write(text.rstrip() + "\n")

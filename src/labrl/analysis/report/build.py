@@ -85,9 +85,15 @@ def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
         status=experiment.status,
         command=shlex.join(map(str, command)) if isinstance(command, list) else str(command or ""),
         warnings=experiment.warnings,
-        trials=info.get("trials", []),
+        trials=[_found(trial, experiment.path) for trial in info.get("trials", [])],
         extra=search_sections(experiment),
     )
+
+
+def _found(trial: Mapping[str, Any], experiment: Path) -> dict[str, Any]:
+    """A trial of `experiment.json` whose folder is known wherever the report lies."""
+    folder = trial.get("folder")
+    return {**trial, "folder": None if folder is None else str(experiment.resolve() / str(folder))}
 
 
 def build_comparison(

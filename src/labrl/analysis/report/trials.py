@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from labrl.analysis.groups import Group, told, varied
+from labrl.analysis.groups import Group, by_env, told, varied
 from labrl.analysis.report.formats import UNKNOWN
 from labrl.analysis.report.render import relative
 from labrl.analysis.report.sections import Block, Cell, Command, Note, Section, Table
@@ -29,7 +29,7 @@ def trials_section(
     runs = [run for group in groups for run in group.runs]
     by_path = {run.path.resolve(): run for run in runs}
     names = {run.path.resolve(): group.name for group in groups for run in group.runs}
-    finals = _finals(statistics)
+    finals = _finals(groups, statistics)
     rows: list[list[Cell | float | str | None]] = []
     seen: set[Path] = set()
     for trial in trials:
@@ -55,11 +55,11 @@ def trials_section(
 
 
 def _trial_row(
-    run: Run | None, group: str, finals: Mapping[str, Mapping[str, Any]], folder: Path, status: str
+    run: Run | None, group: str, finals: Mapping[Path, Mapping[str, Any]], folder: Path, status: str
 ) -> list[Cell | float | str | None]:
     if run is None:
         return [UNKNOWN, group, status, None, None, None, None]
-    facts = finals.get(run.name, {})
+    facts = finals.get(run.path, {})
     link = relative(run.path / "report.html", folder) if (run.path / "report.html").exists() else ""
     status = run.status if status in ("", "running") else status
     seed = Cell(None, UNKNOWN) if run.seed is None else Cell(run.seed, str(run.seed))
@@ -67,13 +67,17 @@ def _trial_row(
     return [Cell(run.name, link=link), group, status, seed, facts.get("final"), facts.get("best"), frames]
 
 
-def _finals(statistics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name of the run: its final and best return and its frames, means over its sessions."""
-    sessions: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in statistics["envs"]:
-        for group in entry["groups"]:
-            for session in group["sessions"]:
-                sessions.setdefault(session["run"], []).append(session)
+def _finals(groups: Sequence[Group], statistics: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
+    """By folder of the run: its final and best return and its frames, means over its sessions.
+
+    Names do not tell runs apart: each experiment has a first trial.
+    """
+    sessions: dict[Path, list[Mapping[str, Any]]] = {}
+    for entry, own in zip(statistics["envs"], by_env(groups).values(), strict=True):
+        for facts, group in zip(entry["groups"], own, strict=True):
+            paths = [run.path for run in group.runs for _ in run.sessions]
+            for path, session in zip(paths, facts["sessions"], strict=True):
+                sessions.setdefault(path, []).append(session)
     return {
         run: {
             "final": _mean([session["final_return"] for session in own]),

@@ -20,8 +20,9 @@ from labrl.config.compose import resolve, to_plain
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner
+from labrl.config.types import whole_number
 from labrl.lab.baseline import random_return
-from labrl.lab.search.checks import check_pruner, check_space
+from labrl.lab.search.checks import check_pruner, check_ready, check_space
 from labrl.lab.search.objective import Direction, direction_of
 from labrl.lab.search.outcome import conclude
 from labrl.lab.search.recipe import Recipe
@@ -61,19 +62,22 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
     """
     silence()
     asked = resolve(cfg)
+    settings = _checked(settings)
     _check_launcher(cfg)
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
     space = Space.of(asked.search.space, settings.params, typed)
     recipe = Recipe(space, _choices(cfg), _how(typed))
     base = check_space(recipe, config_dir)
+    check_ready(cfg.hydra.runtime.choices["search"], recipe, config_dir)
     plan = _plan(asked, base, space, settings, cfg)
     shares = _shares(base, settings)
-    with _experiment(cfg, words) as experiment:
+    with _experiment(cfg, words, plan.name) as experiment:
         storage = StudyStorage(settings.storage, experiment.path)
         study = Study(storage, plan, settings.sampler, experiment.path)
         subfolder = f"{{number}}_{recipe.choices['agent']}_{_slug(base.env.config.name)}"
-        one = Search(study, asked.search, recipe, experiment, config_dir, shares, subfolder)
+        allowed = settings.max_failure_rate
+        one = Search(study, asked.search.confirm, allowed, recipe, experiment, config_dir, shares, subfolder)
         # of a resumed search with its edits, so that the next resume knows them
         experiment.set_status("running", **_typed(cfg, words), search=_facts(storage, study))
         _announce(study, storage, len(shares), experiment)
@@ -91,6 +95,26 @@ def _check_launcher(cfg: DictConfig) -> None:
         )
 
 
+def _checked(settings: Settings) -> Settings:
+    """With whole numbers where they belong. Raises ConfigError for what is none, by its key."""
+
+    def count(name: str) -> int:
+        given = getattr(settings, name)
+        try:
+            number = whole_number(given)
+        except ValueError as error:
+            raise ConfigError(f"hydra.sweeper.{name}={given}: {error}") from None
+        if number < 1:
+            raise ConfigError(f"hydra.sweeper.{name}={given}: must be at least 1")
+        return number
+
+    rate = settings.max_failure_rate
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        raise ConfigError(f"hydra.sweeper.max_failure_rate={rate}: must be a number between 0 and 1")
+    n_jobs = None if settings.n_jobs is None else count("n_jobs")
+    return dataclasses.replace(settings, n_trials=count("n_trials"), n_jobs=n_jobs)
+
+
 def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, cfg: DictConfig) -> Plan:
     search_config = asked.search
     objective = search_config.objective
@@ -101,8 +125,6 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
         say(f"several objectives: search.pruner={pruner.kind} cannot compare trials half way and is off")
         pruner = NoPruner()
     check_pruner(pruner, base)
-    if settings.n_trials < 1:
-        raise ConfigError(f"hydra.sweeper.n_trials={settings.n_trials}: must be at least 1")
     if settings.storage is not None and settings.study_name is None:
         raise ConfigError(
             f"hydra.sweeper.storage={settings.storage}: such a storage may hold several studies, so give "
@@ -154,8 +176,6 @@ def _shares(config: TrialConfig, settings: Settings) -> list[Share]:
     if settings.n_jobs is None:
         taken = (machine.take(need) for _ in range(settings.n_trials))
         return [share for share in taken if share is not None]
-    if settings.n_jobs < 1:
-        raise ConfigError(f"hydra.sweeper.n_jobs={settings.n_jobs}: must be at least 1, or null")
     workers = min(settings.n_jobs, settings.n_trials)
     each = Need(max(1, machine.cores // workers), need.gpus)
     return [machine.take(each) or Share(each.cores) for _ in range(workers)]
@@ -191,17 +211,17 @@ def _slug(name: str) -> str:
 
 
 @contextmanager
-def _experiment(cfg: DictConfig, words: Sequence[str]) -> Iterator[ExperimentFolder]:
+def _experiment(cfg: DictConfig, words: Sequence[str], study_name: str) -> Iterator[ExperimentFolder]:
     """The folder of the experiment, new or gone on with, kept from others for as long as this lasts.
 
     One that was made for a search which turns out to be wrong is taken away again.
     """
-    folder = os.path.abspath(cfg.hydra.sweep.dir)
-    existed = ExperimentFolder(Path(folder)).marker.exists()
+    folder = Path(os.path.abspath(cfg.hydra.sweep.dir))
+    existed = ExperimentFolder(folder).marker.exists()
+    before = _names(folder)
     if existed:
         experiment = ExperimentFolder.open(folder)
-        if experiment.info().get("kind") != "search":
-            raise ConfigError(f"{folder} holds an experiment that is no search: give another hydra.sweep.dir")
+        _check_same(experiment, study_name)
     else:
         experiment = ExperimentFolder.create(folder, "search", [], **_typed(cfg, words))
     with experiment.lock():
@@ -209,11 +229,26 @@ def _experiment(cfg: DictConfig, words: Sequence[str]) -> Iterator[ExperimentFol
             yield experiment
         except ConfigError:
             if not existed:
-                _take_away(experiment)
+                _take_away(folder, before)
             raise
         except BaseException:
             experiment.set_status("failed")
             raise
+
+
+def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
+    """Raises ConfigError for a folder whose trials are those of something else."""
+    info = experiment.info()
+    if info.get("kind") != "search":
+        raise ConfigError(
+            f"{experiment.path} holds an experiment that is no search: give another hydra.sweep.dir"
+        )
+    then = info.get("search", {}).get("study_name", study_name)
+    if then != study_name:
+        raise ConfigError(
+            f"hydra.sweeper.study_name={study_name}: {experiment.path} holds the trials of the study {then}. "
+            "Another study begins in a folder of its own: leave out +resume and hydra.sweep.dir"
+        )
 
 
 def _typed(cfg: DictConfig, words: Sequence[str]) -> dict[str, Any]:
@@ -226,12 +261,19 @@ def _typed(cfg: DictConfig, words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _take_away(experiment: ExperimentFolder) -> None:
-    for path in experiment.path.iterdir():
-        if path.is_file():
+def _names(folder: Path) -> set[str] | None:
+    """What lies in a folder; None where there is none."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else None
+
+
+def _take_away(folder: Path, before: set[str] | None) -> None:
+    """Remove the files that have come since, and the folder if it has. before: as `_names` found it."""
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in (before or ()):
             path.unlink()
-    with contextlib.suppress(OSError):
-        experiment.path.rmdir()
+    if before is None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _facts(storage: StudyStorage, study: Study) -> dict[str, Any]:

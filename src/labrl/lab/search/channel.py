@@ -19,6 +19,7 @@ class Hub:
         self._answer = answer
         self._key = secrets.token_bytes(16)
         self._listener: Listener | None = None
+        self._closed = False
 
     def __enter__(self) -> Hub:
         self._listener = Listener(authkey=self._key, backlog=64)
@@ -27,6 +28,7 @@ class Hub:
 
     def __exit__(self, *error: object) -> None:
         assert self._listener is not None
+        self._closed = True
         self._listener.close()
 
     def channel(self, trial: int) -> str:
@@ -38,9 +40,9 @@ class Hub:
         while True:
             try:
                 session = listener.accept()
-            except OSError:
-                return  # closed
-            except Exception:  # a stranger without the key
+            except Exception:  # a stranger without the key, or a session that was killed while it called
+                if self._closed:
+                    return
                 continue
             threading.Thread(target=self._serve, args=(session,), name="session", daemon=True).start()
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.consistency import changes
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
@@ -46,6 +47,24 @@ def _check_together(recipe: Recipe, values: Mapping[str, Any], config_dir: str |
         compose(recipe.configuration(values), config_dir)
     except ConfigError as error:
         raise ConfigError(f"the search space does not fit: {error}") from error
+
+
+def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
+    """Raises ConfigError for what the ready space `name` brings besides its agent, for trials lack it."""
+    words = recipe.configuration({})
+    base, brought = (to_plain(compose(given, config_dir)) for given in (words, [*words, f"search={name}"]))
+    lost = [
+        change
+        for change in changes(base, brought)
+        if change.key not in ("seed", "meta.max_trial") and not change.key.startswith("search.")
+    ]
+    if lost:
+        told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
+        raise ConfigError(
+            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which its trials would not get: "
+            "they have its search.space and its agent. Type these words, or put them into a recipe of their "
+            "own (experiment=<name>)."
+        )
 
 
 def check_pruner(pruner: Pruner, config: TrialConfig) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial
 
+from labrl.config.errors import ConfigError
 from labrl.config.search import Confirm
 from labrl.lab.search.objective import trial_values
 from labrl.lab.search.study import Plan
 from labrl.seeding import derived_seed
+from labrl.storage.run_folder import RunFolder
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Candidate:
     folders: list[Path]
     """Run folders, one for each seed."""
     values: list[list[float] | None] = field(default_factory=list)
-    """What each of them came to, by objective; None where it failed."""
+    """What each of them came to, by objective; None where it did not reach its end."""
 
     @property
     def name(self) -> str:
@@ -70,7 +72,8 @@ class Confirmation:
         """Take over what the runs came to."""
         for one in self.candidates:
             one.values = [
-                trial_values(folder, plan.measures, 1, plan.random_return) for folder in one.folders
+                trial_values(folder, plan.measures, 1, plan.random_return) if _has_finished(folder) else None
+                for folder in one.folders
             ]
 
     def winner(self, maximize: bool) -> Candidate | None:
@@ -98,3 +101,10 @@ class Confirmation:
             "winner": None if winner is None else winner.number,
             "held": None if winner is None else winner is self.candidates[0],
         }
+
+
+def _has_finished(folder: Path) -> bool:
+    try:
+        return RunFolder.open(folder).status == "finished"
+    except ConfigError:
+        return False

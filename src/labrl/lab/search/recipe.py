@@ -48,6 +48,7 @@ class Recipe:
         self, params: Mapping[str, Any], config_dir: str | None, home: Path, told: Sequence[str]
     ) -> str:
         """A whole recipe for the group `experiment`. told: what is known about it, as comments."""
+        parents: list[str] = []
         groups: dict[str, str] = {}
         keys: dict[str, Any] = {}
         left_out = []
@@ -55,6 +56,8 @@ class Recipe:
             key, value = override.key_or_group, override.value()
             if override.is_delete() or override.package is not None:
                 left_out.append(str(override.input_line))
+            elif key == "experiment":
+                parents.append(str(value))  # experiment=best stands where this one stood
             elif key in self.choices:
                 groups[key] = str(value)
             else:
@@ -67,7 +70,7 @@ class Recipe:
             *(f"# what a file cannot say, to be typed: {shlex.quote(word)}" for word in left_out),
         ]
         defaults = [{f"override /{group}": option} for group, option in groups.items()]
-        body = {"defaults": ["_self_", *defaults], **keys}
+        body = {"defaults": [*parents, "_self_", *defaults], **keys}
         return "\n".join(lines) + "\n" + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.search import SearchConfig
+from labrl.config.search import Confirm
 from labrl.lab.pool import Lost, Pool
 from labrl.lab.search.channel import Hub
 from labrl.lab.search.confirm import Confirmation
@@ -41,7 +42,10 @@ class Search:
     """What one machine does for a study."""
 
     study: Study
-    config: SearchConfig
+    confirm: Confirm | None
+    """How the best are confirmed; None: not at all."""
+    max_failure_rate: float
+    """Share of all trials that may fail."""
     recipe: Recipe
     experiment: ExperimentFolder
     config_dir: str | None
@@ -139,11 +143,11 @@ class Search:
 
     def _count_failures(self) -> None:
         failed = sum(trial.state == TrialState.FAIL for trial in self.study.trials())
-        if failed > self.config.max_failure_rate * self.study.total and not self._gave_up:
+        if failed > self.max_failure_rate * self.study.total and not self._gave_up:
             self._gave_up = True
             say(
                 f"{failed} of {self.study.total} trials have failed, more than "
-                f"search.max_failure_rate={self.config.max_failure_rate:g} allows: the search gives up"
+                f"search.max_failure_rate={self.max_failure_rate:g} allows: the search gives up"
             )
 
     def _tell(self, number: int) -> None:
@@ -166,7 +170,7 @@ class Search:
 
     def _confirmed(self, pool: Processes, interruption: Interruption) -> Confirmation | None:
         """The best trials on fresh seeds, each a run of its own; None where that is not to be done here."""
-        config, study = self.config.confirm, self.study
+        config, study = self.confirm, self.study
         best = study.best()
         if config is None or not best or len(study.plan.measures) > 1 or not study.is_complete():
             return None
@@ -190,7 +194,13 @@ class Search:
             return Task(words, one.folder, self.config_dir, one.resume, channel=None)
 
         def ended(one: Assignment, outcome: Outcome | Lost, interrupted: bool) -> None:
-            if not isinstance(outcome, Lost) and outcome.error:
+            died = isinstance(outcome, Lost) or outcome.status == "interrupted"
+            if died and not interrupted and one.attempts < study.plan.retries:
+                left.append(dataclasses.replace(one, attempts=one.attempts + 1))
+                say(f"{one.folder.name}: {_how(outcome)}; it goes on from its checkpoint")
+            elif died and not interrupted:
+                say(f"{one.folder.name} failed: its process died {one.attempts + 1} times")
+            elif isinstance(outcome, Outcome) and outcome.error:
                 say(f"{one.folder.name} failed: {outcome.error}")
 
         self._keep_busy(pool, interruption, lambda: left.pop() if left else None, task, ended)

@@ -25,6 +25,9 @@ OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
 """Words that say how a search goes and nothing about one of its trials."""
 
 
+_SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|cast)\s*\(")
+
+
 @dataclass(frozen=True)
 class Space:
     """Searched keys with their distributions, and the words that every trial has in common."""
@@ -43,16 +46,18 @@ class Space:
         Raises ConfigError for a range that is empty or cannot be read, and where nothing is searched.
         """
         searched: dict[str, tuple[str, BaseDistribution, str]] = {}
-        fixed: dict[str, str] = {}
-        own = [f"{key}={_as_word(value)}" for key, value in {**ready, **params}.items()]
+        fixed: dict[str, list[str]] = {}
+        own = [f"{key}={_as_written(value)}" for key, value in {**ready, **params}.items()]
         for word in [*own, *(word for word in words if not OF_THE_SEARCH.match(word))]:
             key = word.partition("=")[0].lstrip("+~").partition("@")[0]
             searched.pop(key, None)
-            fixed.pop(key, None)
+            # what is taken away first may be added again: ~agent.lr +agent.lr={...}
+            gone = [one for one in fixed.pop(key, []) if one.startswith("~") and word.startswith("+")]
             found = _parsed(word)
             if found is None:
-                fixed[key] = word
+                fixed[key] = [*gone, word]
             else:
+                fixed[key] = gone
                 searched[key] = (*found, word)
         written = {name: word for name, _, word in searched.values()}
         if not searched:
@@ -65,7 +70,8 @@ class Space:
                 f"{written['seed']}: a seed is nothing to be searched, a lucky one does not come again. "
                 "meta.max_session=<seeds> gives each trial the mean over several"
             )
-        return cls({name: one for name, one, _ in searched.values()}, list(fixed.values()), written)
+        distributions = {name: one for name, one, _ in searched.values()}
+        return cls(distributions, [word for words in fixed.values() for word in words], written)
 
     def words(self, params: Mapping[str, Any]) -> list[str]:
         """The words of the trial with the values `params`."""
@@ -126,10 +132,16 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
     return [distribution.low] if distribution.single() else [distribution.low, distribution.high]
 
 
+def _as_written(value: Any) -> str:
+    """A value of a file: text is in Hydra's own syntax, where it is a range or choices."""
+    return value if isinstance(value, str) and _SWEPT.match(value) else _as_word(value)
+
+
 def _as_word(value: Any) -> str:
-    """As Hydra reads it. Text that begins with a bracket is a list or a group of keys."""
+    """As Hydra reads it. Text that begins with a bracket is a list or a group of keys, with a quote what was
+    quoted when it was given as a choice."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str) and not re.match(r"[\[{]|\w[\w./()+, -]*$", value):
+    if isinstance(value, str) and not re.match(r"[\[{'\"]|\w[\w./()+, -]*$", value):
         return quoted(value)
     return str(value)

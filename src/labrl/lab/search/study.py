@@ -352,7 +352,10 @@ def _other_study(
             ]
         else:
             lines.append(f"  {key}: {then} there, {now} here")
-    lines.append("Give another hydra.sweeper.study_name, or search the same as there.")
+    lines.append(
+        "Search the same as there, or begin a search of its own: without +resume, and where the storage is "
+        "shared with another hydra.sweeper.study_name."
+    )
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,15 @@ from labrl.session.callbacks.closer_look import CloserLook, weights
 if TYPE_CHECKING:
     from labrl.session.callbacks.event_file import EventFile
 
+_log = logging.getLogger(__name__)
+
 
 class TensorBoard(Callback):
     """Every number of every row, as `train/<column>` or `eval/<column>` over frames.
 
     What a resumed session had written before is written again from its tables, which have been cut back
-    by then: so nothing is doubled, whoever reads the files, and nothing that was undone is left.
+    by then: so nothing is doubled, whoever reads the files, and nothing that was undone is left. So is all
+    that a full disk did not take, once it takes a row again.
     """
 
     def __init__(self, histograms: bool = False, look: CloserLook | None = None) -> None:
@@ -25,6 +29,7 @@ class TensorBoard(Callback):
         self._histograms, self._look = histograms, look
         self._file: EventFile | None = None
         self._began_at = 0
+        self._refused = False
 
     def start(self, session: SessionView) -> None:
         """Remember where the session goes on: what histograms there are behind it were undone."""
@@ -36,7 +41,14 @@ class TensorBoard(Callback):
             self._look.step(session)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Write the finite numbers of a row."""
+        """Write the finite numbers of a row. A disk that refuses them does not end training."""
+        try:
+            self._write(session, table, row)
+            self._refused = False
+        except OSError as error:
+            self._give_up(error)
+
+    def _write(self, session: SessionView, table: Table, row: Row) -> None:
         frame = int(row["frame"])
         if self._file is None:
             # Imported with the first row: the first step of training does not wait for it.
@@ -53,6 +65,17 @@ class TensorBoard(Callback):
 
     def finish(self, session: SessionView) -> None:
         """Say how it ended, and close the event file."""
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.close(session)
             self._file = None
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Leave the file as it is: its writer has ended, and the next row begins another."""
+        self._file = None
+        if not self._refused:
+            _log.warning("nothing is written for TensorBoard, training goes on: %s", error)
+        self._refused = True
