@@ -195,3 +195,9 @@ def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() ->
     torso = Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig())
     with pytest.raises(ConfigError, match=r"of pictures in colour, \(4, 84, 84, 3\).*grayscale=true"):
         check_torso(torso, Spaces(space, gym.spaces.Discrete(2), 1))
+
+
+def test_bounds_as_wide_as_a_type_are_no_obstacle() -> None:
+    widest = np.finfo(np.float64).max
+    space = gym.spaces.Box(-widest, widest, (3,), np.float64)
+    assert num_features(MLP(MLPConfig(hidden=[8]), space), space) == 8

@@ -65,9 +65,16 @@ def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
 def example(space: gym.Space[Any]) -> NDArray:
     """A batch with one observation of a space without nests. [1, *obs]"""
     if isinstance(space, gym.spaces.Dict):
-        batch = {name: np.asarray(inner.sample())[None] for name, inner in space.spaces.items()}
+        batch = {name: np.asarray(_element(inner))[None] for name, inner in space.spaces.items()}
         return packed(batch, array_dtype(space), 1)
-    return space.sample()[None]
+    return np.asarray(_element(space))[None]
+
+
+def _element(space: gym.Space[Any]) -> Any:
+    """One of a space. Of a box it is not drawn: between the largest numbers of a type that fails."""
+    if isinstance(space, gym.spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    return space.sample()
 
 
 def _inputs(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:

@@ -114,7 +114,7 @@ class MetaConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where networks live; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of the networks' arithmetic; auto: bf16 where the processor is fast at it."""
+    """Of the arithmetic of networks that see images; auto: bf16 where the processor is fast at it."""
     compile: bool = False
     """Whether torch.compile makes the code of the networks: it takes up to minutes at the beginning, and
     changes the last bits of what they compute."""
