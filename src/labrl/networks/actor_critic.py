@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component
+from labrl.networks.compute import in_float32
 from labrl.networks.in_numpy import Chain, InNumpy
 from labrl.networks.inputs import build_torso, layout_of, num_features
 from labrl.networks.spaces import Spaces, sees_images
@@ -32,14 +33,6 @@ def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
     return sees_images(spaces.observation) if config.shared is None else config.shared
 
 
-def last_layer(layer: nn.Linear, features: Tensor) -> Tensor:
-    """`layer` in float32 whatever autocast says: what small differences decide needs all digits."""
-    if not torch.is_autocast_enabled(features.device.type):
-        return nn.functional.linear(features, layer.weight, layer.bias)
-    with torch.autocast(features.device.type, enabled=False):
-        return nn.functional.linear(features.float(), layer.weight, layer.bias)
-
-
 class PolicyHead(nn.Module):
     """Features to the parameters of a distribution; a Gaussian's deviations do not depend on the state."""
 
@@ -54,7 +47,7 @@ class PolicyHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features: [batch, num_features]. Returns parameters [batch, num_outputs], float32."""
-        outputs = last_layer(self.linear, features)
+        outputs = in_float32(self.linear.forward, features)
         if self.log_std is None:
             return outputs
         return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
@@ -151,4 +144,4 @@ class ActorCritic(nn.Module):
         return parameters, self._value(features), torch.cat([after, value_after], dim=1)
 
     def _value(self, features: Tensor) -> Tensor:
-        return last_layer(self.value_head, features).squeeze(1)
+        return in_float32(self.value_head.forward, features).squeeze(1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from labrl.config.errors import ConfigError
 from labrl.networks.noise_scale import NoiseScales
@@ -30,6 +31,18 @@ def _check_gpus(device: str, num_gpus: float) -> None:
         )
     if device == "cuda" and num_gpus == 0:
         raise ConfigError("meta.device=cuda needs a GPU: set meta.num_gpus to more than 0, or null for all")
+
+
+def in_float32(last: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+    """`last` of the features in float32, whatever autocast says.
+
+    bfloat16 has three digits: too few for values and policies whose small differences decide.
+    """
+    device = features.device.type
+    if not torch.is_autocast_enabled(device):
+        return last(features)
+    with torch.autocast(device, enabled=False):
+        return last(features.float())
 
 
 @dataclass(frozen=True)

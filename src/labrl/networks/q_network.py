@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
+from labrl.networks.compute import in_float32
 from labrl.networks.in_numpy import ACTIVATIONS, Affine, Chain, InNumpy
 from labrl.networks.inputs import build_torso, layout_of, num_features
 from labrl.networks.noisy import NoisyLinear
@@ -68,11 +69,7 @@ class Stream(nn.Module):
                 x = layer(x, noise[..., : layer.num_noise])
                 noise = noise[..., layer.num_noise :]
             x = torch.relu_(x)
-        if not torch.is_autocast_enabled(x.device.type):
-            return self._outputs(x, noise)
-        # bfloat16 has three digits: too few for values whose small differences decide.
-        with torch.autocast(x.device.type, enabled=False):
-            return self._outputs(x.float(), noise)
+        return in_float32(lambda features: self._outputs(features, noise), x)
 
     def _outputs(self, x: Tensor, noise: Tensor | None) -> Tensor:
         layer, weight, bias = self._last

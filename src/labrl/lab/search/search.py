@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,7 +195,7 @@ class Search:
         def ended(one: Assignment, outcome: Outcome | Lost, interrupted: bool) -> None:
             died = isinstance(outcome, Lost) or outcome.status == "interrupted"
             if died and not interrupted and one.attempts < study.plan.retries:
-                left.append(dataclasses.replace(one, attempts=one.attempts + 1))
+                left.append(one.again())
                 say(f"{one.folder.name}: {_how(outcome)}; it goes on from its checkpoint")
             elif died and not interrupted:
                 say(f"{one.folder.name} failed: its process died {one.attempts + 1} times")

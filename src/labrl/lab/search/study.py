@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import threading
@@ -88,6 +89,10 @@ class Assignment:
     """Whether somebody has begun it in `folder`."""
     attempts: int = field(default=0)
     """How often its process died."""
+
+    def again(self) -> Assignment:
+        """The same, to be gone on with after a death."""
+        return dataclasses.replace(self, resume=True, attempts=self.attempts + 1)
 
 
 class Study:
@@ -211,14 +216,7 @@ class Study:
             return None
         with self._thread_lock:
             self._note(self._trial(assignment.number), attempts=assignment.attempts + 1)
-        return Assignment(
-            assignment.number,
-            assignment.params,
-            assignment.folder,
-            assignment.seed,
-            resume=True,
-            attempts=assignment.attempts + 1,
-        )
+        return assignment.again()
 
     def beat(self) -> None:
         """Tell other machines that this one lives."""
