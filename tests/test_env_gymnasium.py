@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from typing import Any
 
 import gymnasium
@@ -14,10 +15,13 @@ from env_cases import Remembers, Walk, assert_same_steps, constant, gymnasium_en
 from gymnasium.error import DependencyNotInstalled
 
 import labrl.envs.gym
+import labrl.envs.workers
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, make_env
 from labrl.envs.repeatability import depends_on_history
+from labrl.envs.workers import EnvironmentLostError
+from labrl.processes import SIGNALS
 
 UNCHECKED = {"fresh_env_per_episode": False}
 
@@ -27,6 +31,24 @@ class Restless(Walk):
 
     def _observation(self) -> Any:
         return np.array([self.position, np.random.default_rng().random()], np.float32)
+
+
+class Dies(Walk):
+    """The process is killed in the middle of a step, as by a system that is short of memory."""
+
+    def step(self, action: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+
+class Refuses(Walk):
+    def step(self, action: Any) -> Any:
+        raise FileNotFoundError("no level there")
+
+
+class Lingers(Walk):
+    def close(self) -> None:
+        time.sleep(60)
 
 
 def factory(env: Component) -> Any:
@@ -48,15 +70,46 @@ def test_sync_and_async_play_the_same() -> None:
     assert sum(len(step.episodes) for step in runs[0]) > 5
 
 
-def test_workers_leave_an_interrupt_to_the_process_that_owns_them() -> None:
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_workers_leave_signals_to_the_process_that_owns_them(number: signal.Signals) -> None:
     env = make_env(gymnasium_env("CartPole-v1", vectorization="async"), seed=1, num_threads=2, num_envs=2)
     try:
         env.reset()
         for worker in multiprocessing.active_children():
-            os.kill(worker.pid or 0, signal.SIGINT)
+            os.kill(worker.pid or 0, number)
         assert len(play(env, constant(1, 0), 5)) == 5
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_worker_that_is_killed_is_named_and_keeps_nobody_waiting(num_threads: int) -> None:
+    env = make_env(
+        own_env(Dies, vectorization="async", **UNCHECKED), seed=1, num_threads=num_threads, num_envs=3
+    )
+    env.reset()
+    lost = r"the worker process of environment \d was killed by SIGKILL"
+    with pytest.raises(EnvironmentLostError, match=lost):
+        play(env, constant(1, 0, 1), 5)
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR")
+def test_an_error_of_the_environment_itself_is_told_as_it_is() -> None:
+    env = make_env(own_env(Refuses, vectorization="async", **UNCHECKED), seed=1, num_threads=1, num_envs=2)
+    env.reset()
+    with pytest.raises(FileNotFoundError, match="no level there"):
+        play(env, constant(1, 0), 5)
+    env.close()
+
+
+def test_a_worker_that_does_not_come_back_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labrl.envs.workers, "LEAVE_SECONDS", 0.1)
+    env = make_env(own_env(Lingers, vectorization="async", **UNCHECKED), seed=1, num_threads=2, num_envs=2)
+    env.reset()
+    env.close()
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"])

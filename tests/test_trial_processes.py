@@ -71,8 +71,10 @@ def test_a_killed_session_leaves_the_other_running_and_is_named(tmp_path: Path) 
         os.kill(process.pid, signal.SIGTERM)
         said, _ = process.communicate()
     assert process.returncode == 1
-    assert "session 0 failed: the process ended with code 137" in said
+    assert "session 0 failed: the process was killed by SIGKILL" in said
     assert statuses(folder) == ["failed", "interrupted"]
+    killed = json.loads((folder / "run.json").read_text())["sessions"][0]
+    assert killed["frame"] > 0, "what it had shown is not forgotten"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -90,6 +92,21 @@ def test_a_signal_stops_all_sessions_with_what_they_reached(
     assert statuses(folder) == ["interrupted", "interrupted"]
     for index in (0, 1):
         assert list((folder / f"session_{index}" / "checkpoints").glob("frame_*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1], ids=lambda n: n.name)
+def test_environment_workers_outlast_a_signal_to_all_until_the_session_has_saved(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    with labrl(folder, *ENDLESS, "env.vectorization=async", "env.num_envs=2") as process:
+        wait_for(lambda: frame(folder, 0), process)
+        os.killpg(process.pid, number)
+        said, _ = process.communicate()
+    assert process.returncode == 143, said
+    assert "Traceback" not in said
+    assert statuses(folder) == ["interrupted"]
+    assert list((folder / "session_0" / "checkpoints").glob("frame_*"))
 
 
 def test_ctrl_c_while_sessions_start_is_an_interruption_without_a_traceback(tmp_path: Path) -> None:

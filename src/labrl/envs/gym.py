@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Dict, Space, Tuple
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
@@ -18,7 +16,8 @@ from labrl.envs.in_turn import InTurn
 from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, seen_in, without_mask
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
-from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv, WorkerFactory
+from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
+from labrl.envs.workers import Workers
 from labrl.observations import array_dtype, flat_space, packed
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class GymnasiumEnv:
         if depends_on_history(make, config.name) if fresh is None else fresh:
             make = FreshFactory(make)
         self._env = _vectorized(make, config.vectorization, num_envs, num_threads, self.masked)
-        self._lent = isinstance(self._env, AsyncVectorEnv)
+        self._lent = isinstance(self._env, Workers)
         self._in_dict = carries_mask(self._env.single_observation_space)
         own_space = without_mask(self._env.single_observation_space)
         self._several = isinstance(own_space, Dict | Tuple)
@@ -180,23 +179,8 @@ class GymnasiumEnv:
 
 def _vectorized(
     make: MakeEnv, kind: Literal["sync", "async"], num_envs: int, num_threads: int, masked: bool
-) -> InTurn | AsyncVectorEnv:
+) -> InTurn | Workers:
     """`num_envs` environments that report the end of an episode and leave the reset to labrl."""
     if kind == "sync":
         return InTurn([make] * num_envs, with_infos=masked)
-    return AsyncVectorEnv(
-        [WorkerFactory(make)] * num_envs,
-        copy=False,
-        context=_start_method(),
-        autoreset_mode=AutoresetMode.DISABLED,
-        max_concurrency=num_threads if num_threads < num_envs else None,
-    )
-
-
-def _start_method() -> str:
-    """How workers start: never by copying this process, whose threads hold locks that no worker frees."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    # The server imports once what every worker needs.
-    multiprocessing.get_context("forkserver").set_forkserver_preload([EnvFactory.__module__])
-    return "forkserver"
+    return Workers(make, num_envs, num_threads)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import re
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -88,24 +86,6 @@ class EnvFactory:
                     f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {problem}"
                 ) from problem
             raise
-
-
-class WorkerFactory:
-    """An `EnvFactory` for worker processes, which leave Ctrl-C to the process that owns them.
-
-    Otherwise an interrupt would kill the workers in the middle of the step that the session wants to
-    finish before it writes its checkpoint.
-    """
-
-    def __init__(self, make: MakeEnv) -> None:
-        self.make = make
-        self.owner = os.getpid()
-
-    def __call__(self) -> gymnasium.Env[Any, Any]:
-        """One new environment."""
-        if os.getpid() != self.owner:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return self.make()
 
 
 class FreshPerEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):

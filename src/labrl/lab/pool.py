@@ -17,12 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from labrl.session.interruption import (
-    children_ignore_ctrl_c,
-    exit_code_of,
-    how_it_ended,
-    stop_with_the_parent,
-)
+from labrl.processes import children_ignore_ctrl_c, exit_code_of, how_it_ended, stop_with_the_parent
 
 Job = TypeVar("Job")
 """What the caller knows a task by."""

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from labrl.lab.hydra_trial import HydraTrial
 from labrl.lab.outcome import FAILED, Outcome
 from labrl.lab.workers import Order
-from labrl.session.interruption import Interruption, children_ignore_ctrl_c
+from labrl.processes import children_ignore_ctrl_c
+from labrl.session.interruption import Interruption
 
 LOOK_SECONDS = 0.5
 """Between two looks at the jobs."""

@@ -60,8 +60,9 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if networks:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
         say(f"parameters: {told}", console)
-    if len(result.sessions) > 1 and result.return_mean is not None:
-        console.print(f"mean return over {len(result.sessions)} sessions: {result.return_mean:,.1f}")
+    scored = sum(session.return_mean is not None for session in result.sessions)
+    if scored > 1:
+        console.print(f"mean return over {scored} sessions: {result.return_mean:,.1f}")
     if result.comparison is not None:
         say(f"rerun: {result.comparison}", console)
     if any(session.status == "interrupted" for session in result.sessions):

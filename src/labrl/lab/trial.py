@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -30,10 +31,12 @@ from labrl.lab.worker import main as session_main
 from labrl.lab.worker import run_session
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
+from labrl.processes import SIGNALS, children_ignore_ctrl_c, exit_code_of, how_it_ended
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
+from labrl.session.callbacks.display import SessionProgress
 from labrl.session.callbacks.progress import TrialPanel
-from labrl.session.interruption import SIGNALS, Interruption, children_ignore_ctrl_c, exit_code_of
+from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import forget_shared_weights
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus
@@ -301,8 +304,12 @@ def _read_result(config: TrialConfig, folder: RunFolder, index: int, code: int) 
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
     if code in (130, 143):
         result.status = "interrupted"  # before its first step
-    else:
-        result.error = f"the process ended with code {code} and without a result"
+        return result
+    result.error = f"the process {how_it_ended(128 - code if code > 128 else code)}"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        shown = SessionProgress(**json.loads(folder.session(index).progress.read_text()))
+        result.frame, result.episodes, result.wall = shown.frame, shown.episode, shown.wall
+        result.return_mean = shown.return_mean
     return result
 
 

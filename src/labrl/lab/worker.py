@@ -21,8 +21,8 @@ from labrl.lab.result import SessionResult
 from labrl.lab.torchrun import why_lost
 from labrl.networks.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.summary import count, summary
+from labrl.processes import stop_with_the_parent
 from labrl.seeding import session_seed
-from labrl.session.interruption import stop_with_the_parent
 from labrl.session.session import Session
 from labrl.storage import session_log
 from labrl.storage.atomic import write_json

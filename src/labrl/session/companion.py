@@ -16,12 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.session.interruption import (
-    SIGNALS,
-    children_ignore_ctrl_c,
-    how_it_ended,
-    when_the_parent_ends,
-)
+from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children, when_the_parent_ends
 from labrl.storage.session_log import warnings_kept
 
 LEAVE_SECONDS = 5.0
@@ -67,7 +62,7 @@ class Companion:
         context = multiprocessing.get_context("spawn")
         self._line, there = context.Pipe()
         self._process = context.Process(target=_main, args=(there, log, work, arguments), name=name)
-        with children_ignore_ctrl_c():
+        with signals_wait_in_children():
             self._process.start()
         there.close()  # so that its end is seen
 
@@ -167,8 +162,7 @@ class Line:
 
 def _main(connection: Connection, log: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Entry point of the process."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    heed_no_signals()
     # However the session's process ends, and whatever this one is in the middle of.
     when_the_parent_ends(_leave)
     file = log.open("a")

@@ -1,0 +1,146 @@
+"""Gymnasium's worker processes, which outlast a signal to all, and fall together when one of them dies."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from labrl.envs.single import EnvFactory, MakeEnv
+from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children
+
+LEAVE_SECONDS = 5.0
+"""That workers have to end the step that they are in and close their environments."""
+
+
+class EnvironmentLostError(RuntimeError):
+    """A worker process is gone, and its environment with it."""
+
+
+class Workers(AsyncVectorEnv[Any, Any]):
+    """One environment in each process; none resets by itself.
+
+    Gymnasium's own waits for ever for a worker that was killed, or for those that wait for what it held.
+    """
+
+    _watch: _Watch | None = None  # none yet where environments turn out to disagree on their spaces
+
+    def __init__(self, make: MakeEnv, num_envs: int, at_once: int) -> None:
+        """at_once: how many step at the same time, at most."""
+        with signals_wait_in_children():
+            super().__init__(
+                [_WorkerFactory(make)] * num_envs,
+                copy=False,
+                context=_start_method(),
+                autoreset_mode=AutoresetMode.DISABLED,
+                max_concurrency=at_once if at_once < num_envs else None,
+            )
+        self._watch = _Watch(self.processes)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """As Gymnasium's. Raises EnvironmentLostError."""
+        with self._telling():
+            return super().reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        """As Gymnasium's. Raises EnvironmentLostError."""
+        with self._telling():
+            return super().step(actions)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError):
+            if None in self.parent_pipes or self._watch is None:  # the environment's own, which it told of
+                raise
+            raise self._watch.why() from None
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Let the workers end what they do and leave, or end them after LEAVE_SECONDS.
+
+        timeout: other seconds than these; terminate: whether to end them at once.
+        """
+        for pipe in self.parent_pipes:
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(OSError):
+                    pipe.send(("close", None))
+        watch = self._watch or _Watch(self.processes)
+        patience = LEAVE_SECONDS if timeout is None else timeout
+        watch.join(0.0 if terminate else patience)
+        for process in self.processes if watch.is_alive() else ():
+            process.kill()
+        watch.join()
+        for pipe in self.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+
+
+class _Watch(threading.Thread):
+    """Ends all workers when one of them is killed, and knows which it was.
+
+    Otherwise nobody would notice while another one is waited for, or waits for a turn that the dead one had.
+    """
+
+    def __init__(self, processes: Sequence[BaseProcess]) -> None:
+        super().__init__(name="environment watch", daemon=True)
+        self._processes = list(processes)
+        self._lost: tuple[int, int] | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Until none is left. One that raised an error ends with code 0, and has told of it."""
+        left = {process.sentinel: number for number, process in enumerate(self._processes)}
+        while left:
+            for sentinel in wait(list(left)):
+                assert isinstance(sentinel, int)
+                number = left.pop(sentinel)
+                process = self._processes[number]
+                process.join()
+                if process.exitcode and self._lost is None:
+                    self._lost = number, process.exitcode
+                    for other in left.values():
+                        self._processes[other].kill()
+
+    def why(self) -> EnvironmentLostError:
+        """What to raise where a worker does not answer."""
+        self.join(LEAVE_SECONDS)
+        if self._lost is None:
+            return EnvironmentLostError("the worker processes of the environments no longer answer")
+        number, code = self._lost
+        return EnvironmentLostError(f"the worker process of environment {number} {how_it_ended(code)}")
+
+
+class _WorkerFactory:
+    """A factory for worker processes, which leave signals to the process that owns them.
+
+    Otherwise an interrupt would kill the workers in the middle of the step that the session wants to
+    finish before it writes its checkpoint.
+    """
+
+    def __init__(self, make: MakeEnv) -> None:
+        self.make = make
+        self.owner = os.getpid()
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """One new environment."""
+        if os.getpid() != self.owner:
+            heed_no_signals()
+        return self.make()
+
+
+def _start_method() -> str:
+    """How workers start: never by copying this process, whose threads hold locks that no worker frees."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    # The server imports once what every worker needs.
+    multiprocessing.get_context("forkserver").set_forkserver_preload([EnvFactory.__module__])
+    return "forkserver"

@@ -1,0 +1,95 @@
+"""The processes of a run: which signals they heed, and how one of them ended."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
+
+
+def exit_code_of(number: int | None) -> int:
+    """130 for Ctrl-C; 143, that of a polite kill, for every other signal that asks for a stop."""
+    return 130 if number == signal.SIGINT else 143
+
+
+@contextlib.contextmanager
+def children_ignore_ctrl_c() -> Iterator[None]:
+    """Processes that are started meanwhile ignore Ctrl-C until they say otherwise.
+
+    A terminal sends it to every process. One that is still importing would die of it with a traceback;
+    the process that started it tells it by SIGTERM instead.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def signals_wait_in_children() -> Iterator[None]:
+    """Processes that are started meanwhile, and their helpers, get none of SIGNALS until `heed_no_signals`.
+
+    A closed terminal, or a cluster that ends a job, may send one to every process: those that only work for
+    another one have to last until it has saved. Blocked and not ignored, so that one which comes meanwhile
+    to this process is not lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    resource_tracker.ensure_running()  # which unblocks some where it begins
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def heed_no_signals() -> None:
+    """Let none of SIGNALS end this process; programs that it starts heed them as usual."""
+    for number in SIGNALS:
+        signal.signal(number, _unheeded)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _unheeded(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def stop_with_the_parent() -> None:
+    """When the process that started this one is killed, save and end as if it had said so."""
+    when_the_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def when_the_parent_ends(act: Callable[[], None]) -> None:
+    """Have a thread call `act` as soon as the process that started this one is gone, if there is one."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        assert parent is not None
+        parent.join()
+        act()
+
+    if parent is not None:
+        threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def how_it_ended(code: int) -> str:
+    """What `code`, of a process that was to go on, says of its end; in words that follow its name."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
