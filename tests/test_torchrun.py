@@ -145,6 +145,22 @@ def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp
     assert torchrun(f"+resume={broken}").wait(300) == 0
     assert differences(unbroken, broken) == []
     assert unequal(remembered(unbroken), remembered(broken)) == []
+    assert main([f"+enjoy={broken}", "episodes=1", "videos=0"]) == 0, "by the agent of the first rank"
+
+
+@pytest.mark.slow
+def test_ranks_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e7", f"hydra.run.dir={run}"]
+    process = torchrun(*words)
+    while process.poll() is None and not newest_checkpoint(run):
+        time.sleep(0.05)
+    process.kill()
+    for _ in range(600):
+        if json.loads((run / "run.json").read_text())["status"] != "running":
+            break
+        time.sleep(0.1)
+    assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from types import FrameType
@@ -68,6 +69,18 @@ def _unheeded(number: int, frame: FrameType | None) -> None:
 def stop_with_the_parent() -> None:
     """When the process that started this one is killed, save and end as if it had said so."""
     when_the_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def stop_when_orphaned() -> None:
+    """The same for a process that another program than labrl has started, and watches over."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="orphan watch", daemon=True).start()
 
 
 def when_the_parent_ends(act: Callable[[], None]) -> None:

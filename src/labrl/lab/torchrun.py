@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.errors import ConfigError
+from labrl.processes import stop_when_orphaned
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -184,6 +185,7 @@ def leading() -> Group | None:
 
 def lead(run: Callable[[], int]) -> int:
     """Rank 0: `run` the command, and let the others go where it came to no session. Returns its exit code."""
+    stop_when_orphaned()  # a torchrun that is killed takes nobody with it
     try:
         return run()
     finally:
@@ -200,6 +202,7 @@ def _outlive(number: int, frame: FrameType | None) -> None:
 def follow(launch: Launch) -> int:
     """Another rank: train as rank 0 says. Returns the exit code."""
     group = None
+    stop_when_orphaned()
     try:
         group = Group(launch)
         order = group.ranks.told_by_leader(None)

@@ -18,6 +18,7 @@ from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, derived_seed, session_seed
 from labrl.session.callbacks.record import Played
+from labrl.session.session import share
 from labrl.storage.checkpoint import Checkpoint
 from labrl.workspace import Workspace
 
@@ -37,13 +38,16 @@ class Player:
         """env: where it is to play. Raises ConfigError where greedy actions are wanted and there are none."""
         assert config.seed is not None
         self.seed, self.frame = session_seed(config.seed, session), checkpoint.frame
-        spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs, env.masked)
+        # The checkpoint of a session that several ranks train holds the agent of the first of them.
+        ranks = 1 + len(checkpoint.state.get("ranks", []))
+        num_envs = config.env.config.num_envs // ranks
+        spaces = Spaces(env.observation_space, env.action_space, num_envs, env.masked)
         clock = Clock(config.env.config.max_frame)
         clock.load_state_dict(checkpoint.state["clock"])
         self._transforms = Transforms.build(config.transforms, spaces)
         self._transforms.load_state_dict(checkpoint.state["transforms"])
         compute = Compute.choose("auto", config.meta.precision, num_threads)
-        self.agent: Agent = config.agent.build(
+        self.agent: Agent = share(config.agent, ranks).build(
             spaces=spaces,
             clock=clock,
             streams=Streams(self.seed),
