@@ -102,6 +102,25 @@ def test_folder_that_holds_a_run_is_refused_and_left_as_it_is(capsys: pytest.Cap
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("theirs", ["config.yaml", "session_0/train.csv", "report.html", "plots/mine.png"])
+def test_files_of_others_are_not_written_over(theirs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("project", theirs)
+    file.parent.mkdir(parents=True)
+    file.write_text("precious")
+    assert main([*QUICK, "hydra.run.dir=project"]) == 2
+    said = capsys.readouterr().err
+    assert f"project has files that are not labrl's and would be written over: {theirs.split('/')[0]}" in said
+    assert [path for path in Path("project").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize("words", [["hydra.run.dir="], ["-m", "seed=1,2", "hydra.sweep.dir="]], ids=str)
+def test_a_folder_without_a_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, *words]) == 2
+    assert f"{words[-1][:-1]} is empty" in capsys.readouterr().err
+    assert not list(Path().glob("*.json"))
+
+
 def test_output_folder_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("in the way")
     assert main([*QUICK, "hydra.run.dir=file/run"]) == 2

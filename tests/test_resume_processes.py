@@ -8,12 +8,15 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exact_cases import differences, newest_checkpoint
 from test_trial_processes import ENDLESS, children, frame, needs_proc, wait_for
 from test_trial_processes import labrl as started
 
+import labrl.lab.devices
+import labrl.lab.trial
 from labrl.cli import main
 from labrl.seeding import session_seed
 from labrl.storage.run_folder import RunFolder
@@ -56,6 +59,18 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
     assert [session["seed"] for session in info["sessions"]] == [session_seed(1, i) for i in range(3)]
     assert info["status"] == "finished"
 
+    for file in (run / "session_1").rglob("tensors.pt"):
+        file.write_bytes(b"torn")
+    assert main([f"+resume={run}", "env.max_frame=768"]) == 1
+    sessions = json.loads((run / "run.json").read_text())["sessions"]
+    assert [session["status"] for session in sessions] == ["finished", "failed", "finished"]
+    assert [session["frame"] for session in sessions] == [768, 512, 768], (
+        "one that cannot begin keeps its past"
+    )
+    assert (
+        sessions[1]["return_mean"] == json.loads((whole / "session_1/result.json").read_text())["return_mean"]
+    )
+
     assert main([f"+resume={run}", "meta.max_session=1"]) == 2
     assert "the run has 3 sessions, it can only get more" in capsys.readouterr().err
 
@@ -85,3 +100,21 @@ def test_sessions_whose_trial_is_killed_save_and_end_and_are_not_resumed_before(
         assert newest_checkpoint(folder, index) == progress["frame"]
     with RunFolder.open(folder).lock():
         pass
+
+
+def test_a_session_that_is_left_gets_as_many_threads_as_it_had_among_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert main([*QUICK, "meta.max_session=2", f"hydra.run.dir={run}"]) == 0
+    shutil.rmtree(run / "session_1")
+    given: list[int] = []
+
+    def in_processes(config: Any, plain: Any, folder: RunFolder, indices: list[int], num_threads: int) -> Any:
+        given.append(num_threads)
+        return dict.fromkeys(indices, 0)
+
+    monkeypatch.setattr(labrl.lab.devices, "available_cpus", lambda: 4)
+    monkeypatch.setattr(labrl.lab.trial, "_in_processes", in_processes)
+    main([f"+resume={run}"])
+    assert given == [2]

@@ -215,6 +215,20 @@ def test_nothing_but_broken_checkpoints_is_not_taken_for_a_beginning(
     assert (finished / "session_0" / "train.csv").read_bytes() == rows
 
 
+def test_checkpoints_that_were_deleted_are_not_taken_for_a_beginning(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(finished / "session_0" / "checkpoints")
+    before = content(finished)
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
+    said = capsys.readouterr().err
+    assert "session 0 was saved, and there is nothing any more in" in said
+    assert "To begin that session again, from frame 0, delete" in said
+    assert content(finished) == before
+    shutil.rmtree(finished / "session_0")
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
+
+
 def test_the_newest_whole_checkpoint_is_taken_and_the_broken_one_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from labrl.lab.result import SessionResult, TrialResult
@@ -12,10 +13,10 @@ from labrl.lab.summary import COLUMNS, print_summary
 from labrl.session.callbacks.progress import Display, SessionProgress
 
 
-def summary(*sessions: SessionResult) -> str:
+def summary(*sessions: SessionResult, width: int = 80) -> str:
     text = io.StringIO()
     result = TrialResult(folder=Path("/runs/one"), seed=7, sessions=list(sessions))
-    print_summary(result, Console(file=text, width=80))
+    print_summary(result, Console(file=text, width=width))
     return text.getvalue()
 
 
@@ -41,6 +42,23 @@ def test_a_row_of_a_long_run_fits_80_columns_with_all_its_headers() -> None:
         "12,346",
         "810",
     ]
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60])
+def test_a_narrow_terminal_goes_without_columns_and_breaks_no_number(width: int) -> None:
+    text = summary(
+        session(0, frame=10_000, wall=12.6, episodes=432, return_mean=22.7, return_std=9.1), width=width
+    )
+    header, row = text.splitlines()[1:3]
+    assert {"status", "return"} <= set(header.split()) <= set(COLUMNS)
+    assert "finished" in row
+    assert "22.7 ± 9.1" in row
+
+
+def test_a_mean_is_of_the_sessions_that_have_a_return() -> None:
+    kept = [session(index, frame=10, return_mean=10.0 * index) for index in (1, 2)]
+    assert "mean return over 2 sessions: 15.0" in summary(*kept, session(0, status="failed"))
+    assert "mean return" not in summary(kept[0], session(0, status="failed"))
 
 
 def test_the_error_of_a_failed_session_is_one_line() -> None:

@@ -12,6 +12,7 @@ from labrl.config.compose import prepare, resolve, to_plain
 from labrl.config.errors import ConfigError
 from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.outcome import DONE, FAILED, WRONG_INPUT, Outcome, recorded
+from labrl.storage.marker import place
 from labrl.storage.run_folder import MARKER, RunFolder
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Job:
         return not self.in_experiment
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
+        place(job.run.dir, "hydra.run.dir")
         broken_off = _broken_off(folder, self.force) if self.in_experiment else None
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.seed

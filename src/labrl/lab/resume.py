@@ -50,6 +50,7 @@ def resume_trial(
         left = _sessions_left(run, config)
         if not left:
             raise FinishedError(_finished(run, config))
+        _check_saved(run, left)
         before = read_provenance(run)
         resumes = list(run.info().get("resumes", []))
         with recording_failure(run):
@@ -68,6 +69,25 @@ def _frames_reached(run: RunFolder) -> dict[int, int]:
         for session in run.sessions()
     }
     return {index: newest for index, newest in frames.items() if newest is not None}
+
+
+def _check_saved(run: RunFolder, left: Sequence[int]) -> None:
+    """Raises ConfigError where a saved session has lost all its checkpoints: its rows would be lost too."""
+    for session in run.sessions():
+        if session.index in left and not session.checkpoint_frames() and _was_saved(session):
+            raise ConfigError(
+                f"session {session.index} was saved, and there is nothing any more in {session.checkpoints}: "
+                "bring its checkpoints back. To begin that session again, from frame 0, delete "
+                f"{session.path}."
+            )
+
+
+def _was_saved(session: SessionFolder) -> bool:
+    try:
+        result = json.loads(session.result.read_text())
+        return result["status"] in ("finished", "pruned", "interrupted") and result["frame"] > 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # killed, perhaps before its first checkpoint
 
 
 def _check_budget(past: Past, config: TrialConfig, reached: Mapping[int, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,9 @@ from labrl.storage.run_folder import RunFolder
 
 COLUMNS = ("#", "status", "frames", "episodes", "return", "best", "seconds", "frames/s")
 """`return`: mean ± deviation over the last episodes; `best`: the highest evaluation score."""
+
+_DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
+"""Columns that a narrow terminal goes without, the first of them first."""
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -43,11 +47,13 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     """Sessions, what they reached, and where everything was written."""
     console = console or Terminal()
     table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
-    for name in COLUMNS:
+    rows = [dict(zip(COLUMNS, _row(session), strict=True)) for session in result.sessions]
+    columns = _that_fit(rows, console.width)
+    for name in columns:
         text = name in ("#", "status")
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=text)
-    for session in result.sessions:
-        table.add_row(*_row(session))
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
     console.print(table)
     for session in result.sessions:
         if session.error:
@@ -67,11 +73,22 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         say(f"rerun: {result.comparison}", console)
     if any(session.status == "interrupted" for session in result.sessions):
         say(f"interrupted; to go on: {how_to_resume(result.folder)}", console)
-    elif result.exit_code and result.comparison is None:
+    elif result.exit_code and result.comparison is None and _saved(result):
         say(f"to go on from the last checkpoint: {how_to_resume(result.folder)}", console)
     if result.report is not None:
         say(f"report: {result.report}", console)
     say(f"run folder: {result.folder}", console)
+
+
+def _that_fit(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """The columns for which `width` characters are enough, or those that nobody can do without."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in COLUMNS}
+    columns = list(COLUMNS)
+    for name in _DISPENSABLE:
+        if sum(widths[column] + 2 for column in columns) - 2 <= width:
+            break
+        columns.remove(name)
+    return columns
 
 
 def how_to_resume(folder: Path) -> str:
@@ -89,3 +106,8 @@ def how_to_report(folder: Path) -> str:
 def say(line: str, console: Console | None = None) -> None:
     """Print one line, however wide, as it is."""
     (console or Terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _saved(result: TrialResult) -> bool:
+    """Whether there is something to go on from."""
+    return any(result.folder.glob("session_*/checkpoints/frame_*"))

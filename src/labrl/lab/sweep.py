@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -21,6 +19,7 @@ from labrl.lab.shares import Machine
 from labrl.lab.summary import say
 from labrl.lab.workers import Order
 from labrl.storage.experiment_folder import ExperimentFolder
+from labrl.storage.marker import place
 
 
 def sweep_grid(
@@ -32,7 +31,7 @@ def sweep_grid(
     starts, as far as it can be seen without building one.
     """
     again = job.experiment
-    path = Path(os.path.abspath(str(config.hydra.sweep.dir)))
+    path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     before = ExperimentFolder.open(path) if again else None
     compose = hydra_context.config_loader.load_sweep_config
     machine = Machine()

@@ -39,7 +39,7 @@ from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import forget_shared_weights
 from labrl.storage.provenance import Command, write_provenance
-from labrl.storage.run_folder import RunFolder, RunStatus
+from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 
 
 def check(config: TrialConfig) -> None:
@@ -201,6 +201,7 @@ def run_sessions(
     records them in the run folder.
     """
     assert config.seed is not None
+    before = {index: _reached(run.session(index)) for index in indices}
     for index in indices:
         folder = run.session(index)
         for outdated in (folder.result, folder.progress):
@@ -214,8 +215,9 @@ def run_sessions(
     if inexact:
         run.set_status("running", inexact=inexact)
     group = leading()
+    # Also where few of them are left: the last bits depend on the number of threads.
     num_threads = threads_per_session(
-        config.meta.num_cpus, len(indices) if group is None else group.ranks.local_size
+        config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
     )
     with shown_on_wandb(config.wandb, run, indices, say):
         if config.meta.max_session == 1:
@@ -230,7 +232,9 @@ def run_sessions(
         forget_shared_weights(run.path)
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
-            result.sessions.append(_read_result(config, run, index, codes.get(index, 0)))
+            result.sessions.append(
+                _read_result(config, run, index, codes.get(index, 0), before.get(index, {}))
+            )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
         run.set_status(_run_status(result), sessions=sessions)
         if config.meta.videos and result.exit_code in (0, 1):
@@ -295,22 +299,39 @@ def _exit_code(process: BaseProcess) -> int:
     return 128 - code if code < 0 else code
 
 
-def _read_result(config: TrialConfig, folder: RunFolder, index: int, code: int) -> SessionResult:
-    """What the session's process wrote, or what can be said of one that wrote nothing."""
-    assert config.seed is not None
-    path = folder.session(index).result
-    if path.exists():
-        return SessionResult(**json.loads(path.read_text()))
-    result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
-    if code in (130, 143):
-        result.status = "interrupted"  # before its first step
-        return result
-    result.error = f"the process {how_it_ended(128 - code if code > 128 else code)}"
+def _reached(folder: SessionFolder) -> dict[str, Any]:
+    """What is known of how far a session came, in the words of its result; from what it last showed."""
+    with contextlib.suppress(OSError, ValueError):
+        known: dict[str, Any] = json.loads(folder.result.read_text())
+        return known
     with contextlib.suppress(OSError, ValueError, TypeError):
-        shown = SessionProgress(**json.loads(folder.session(index).progress.read_text()))
-        result.frame, result.episodes, result.wall = shown.frame, shown.episode, shown.wall
-        result.return_mean = shown.return_mean
-    return result
+        shown = SessionProgress(**json.loads(folder.progress.read_text()))
+        wanted = {"frame": shown.frame, "episodes": shown.episode, "wall": shown.wall}
+        return {**wanted, "return_mean": shown.return_mean}
+    return {}
+
+
+def _read_result(
+    config: TrialConfig, run: RunFolder, index: int, code: int, before: Mapping[str, Any]
+) -> SessionResult:
+    """What the session's process wrote, or what can be said of one that wrote nothing.
+
+    before: what it had reached when it was started, if it was not for the first time.
+    """
+    assert config.seed is not None
+    folder = run.session(index)
+    now = _reached(folder)
+    known = {
+        "index": index,
+        "seed": session_seed(config.seed, index),
+        **(now if now.get("frame") else before),
+    }
+    if folder.result.exists():
+        return SessionResult(**{**known, "status": now["status"], "error": now["error"]})
+    if code in (130, 143):  # before its first step
+        return SessionResult(**{**known, "status": "interrupted", "error": None})
+    error = f"the process {how_it_ended(128 - code if code > 128 else code)}"
+    return SessionResult(**{**known, "status": "failed", "error": error})
 
 
 def _trial_exit_code(codes: Collection[int]) -> int:

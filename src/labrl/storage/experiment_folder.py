@@ -15,8 +15,9 @@ from typing import Any, Literal
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock, HeldError
-from labrl.storage.marker import claim, now
+from labrl.storage.marker import check_free, claim, now, place
 from labrl.storage.run_folder import MARKER as RUN_MARKER
+from labrl.storage.run_folder import REPORT_FILES
 
 FORMAT_VERSION = 1
 """Of the experiment folder: raised whenever an older labrl could no longer read what is written."""
@@ -99,9 +100,9 @@ class ExperimentFolder:
         """Claim `path` for a new experiment; of several processes that try, exactly one succeeds.
 
         facts: plain data that stands beside the rest: overrides, command, search. Raises ConfigError if
-        the folder holds an experiment or a run already, or cannot be written.
+        the folder holds an experiment or a run already, or files of others, or cannot be written.
         """
-        folder = cls(Path(os.path.abspath(path)))
+        folder = cls(place(path, "hydra.sweep.dir"))
         time = now()
         content = {
             "format_version": FORMAT_VERSION,
@@ -116,6 +117,8 @@ class ExperimentFolder:
         try:
             if (folder.path / RUN_MARKER).exists():
                 raise ConfigError(f"{folder.path} already holds a run: {way_out}")
+            if not folder.marker.exists():
+                check_free(folder.path, REPORT_FILES, way_out)
             claim(folder.marker, content)
         except FileExistsError as error:
             raise ConfigError(

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from labrl.config.errors import ConfigError
 
 
 def now() -> str:
     """The time as markers have it, ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def place(value: Any, key: str) -> Path:
+    """The folder that `key` names, absolute. Raises ConfigError where it names none."""
+    if not str(value or "").strip():
+        raise ConfigError(f"{key} is empty (perhaps a variable of the shell that is not set): name a folder")
+    return Path(os.path.abspath(str(value)))
+
+
+def check_free(folder: Path, written: Iterable[str], way_out: str) -> None:
+    """Raises ConfigError where `folder` has files that would be written over.
+
+    written: patterns of the names of all that is to be written there.
+    """
+    there = sorted({path.name for pattern in written for path in folder.glob(pattern)})
+    if there:
+        raise ConfigError(
+            f"{folder} has files that are not labrl's and would be written over: {', '.join(there)}. "
+            f"Move them, or {way_out}"
+        )
 
 
 def claim(marker: Path, content: Mapping[str, Any]) -> None:

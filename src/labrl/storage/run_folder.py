@@ -14,7 +14,7 @@ from typing import Any, Literal
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock, HeldError
-from labrl.storage.marker import claim, now
+from labrl.storage.marker import check_free, claim, now, place
 
 FORMAT_VERSION = 1
 """Of the run folder: raised whenever an older labrl could no longer read what is written."""
@@ -23,6 +23,14 @@ MARKER = "run.json"
 """The file whose existence says that a folder belongs to a run."""
 
 PROVENANCE = "provenance.json"
+
+REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
+"""What a report writes into the folder of a run or an experiment."""
+
+WRITTEN = ("config.yaml", "overrides.yaml", PROVENANCE, "changed.json", "session_*", *REPORT_FILES)
+"""What a trial writes into its folder, as patterns."""
+
+WAY_OUT = "give another folder with hydra.run.dir=<folder>"
 
 RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
 """`pruned`: a search stopped it early."""
@@ -123,9 +131,11 @@ class RunFolder:
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Claim `path` for a new run; of several processes that try, exactly one succeeds.
 
-        Raises ConfigError if the folder holds a run already or cannot be written.
+        Raises ConfigError if the folder holds a run already, or files of others, or cannot be written.
         """
-        folder = Path(os.path.abspath(path))
+        folder = place(path, "hydra.run.dir")
+        if not (folder / MARKER).exists():
+            check_free(folder, WRITTEN, WAY_OUT)
         time = now()
         marker = {"format_version": FORMAT_VERSION, "status": "running", "created": time, "updated": time}
         try:
@@ -244,10 +254,9 @@ class RunFolder:
 
 def _why_not(folder: Path, error: OSError) -> str:
     """What keeps `folder` from becoming a run folder, and the way out."""
-    way_out = "give another folder with hydra.run.dir=<folder>"
     if (folder / MARKER).exists():
-        return f"{folder} already holds a run: {way_out}"
+        return f"{folder} already holds a run: {WAY_OUT}"
     for parent in (folder, *folder.parents):
         if parent.exists() and not parent.is_dir():
-            return f"{folder} cannot be a run folder, {parent} is a file: {way_out}"
-    return f"{folder} cannot be written ({error.strerror or error}): {way_out}"
+            return f"{folder} cannot be a run folder, {parent} is a file: {WAY_OUT}"
+    return f"{folder} cannot be written ({error.strerror or error}): {WAY_OUT}"

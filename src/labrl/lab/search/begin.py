@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import shlex
 import sys
@@ -33,6 +32,7 @@ from labrl.lab.search.study import Plan, Study
 from labrl.lab.shares import Machine, Need, Share
 from labrl.lab.summary import say
 from labrl.storage.experiment_folder import ExperimentFolder
+from labrl.storage.marker import place
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
 """Words for trials that run side by side and are not looked at one by one."""
@@ -216,7 +216,7 @@ def _experiment(cfg: DictConfig, words: Sequence[str], study_name: str) -> Itera
 
     One that was made for a search which turns out to be wrong is taken away again.
     """
-    folder = Path(os.path.abspath(cfg.hydra.sweep.dir))
+    folder = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     existed = ExperimentFolder(folder).marker.exists()
     before = _names(folder)
     if existed:

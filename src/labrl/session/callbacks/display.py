@@ -63,6 +63,11 @@ class SessionProgress:
 class Terminal(Console):
     """Standard output; where its reader has gone away (`labrl | head`), silence, since training goes on."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        if not self.width:  # COLUMNS=0, by which some say that they do not know
+            self.width = 80
+
     def on_broken_pipe(self) -> None:
         """Print no more; rich would end the process."""
         self.quiet = True
