@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,44 @@ def test_synced_weights_add_up_what_each_session_changed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", ["shared", "synced"])
-def test_the_first_session_that_comes_back_brings_the_weights(mode: str, tmp_path: Path) -> None:
+def test_sessions_that_come_back_have_the_weights_of_the_one_that_came_furthest(
+    mode: str, tmp_path: Path
+) -> None:
     (first, one), (second, other) = network(1), network(2)
     pair = [SharedWeights(tmp_path, mode, workers.flat) for workers in (one, other)]  # type: ignore[arg-type]
-    for shared, workers, value in zip(pair, (one, other), (5.0, 7.0), strict=True):
-        shared.restore(lambda workers=workers, value=value: workers.flat.vector.data.fill_(value))
-    assert float(first.weight.detach().mean()) == float(second.weight.detach().mean()) == 5.0
+    for shared, workers, own in zip(pair, (one, other), (5.0, 7.0), strict=True):
+        fill = workers.flat.vector.data.fill_
+        shared.restore(lambda fill=fill, own=own: fill(own), lambda fill=fill: fill(9.0))
+    assert float(first.weight.detach().mean()) == float(second.weight.detach().mean()) == 9.0
+
+
+@pytest.mark.parametrize("mode", ["shared", "synced"])
+def test_a_session_that_was_killed_does_not_bring_its_old_weights_back(mode: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [*TRIAL, "env.max_frame=1536", "agent.lr=0.0", f"meta.distributed={mode}", "meta.keep_last=3"]
+    assert main([*words, f"hydra.run.dir={run}"]) == 0
+    late = run / "session_0" / "checkpoints" / "frame_000000001536"
+    _fill(late, 0.25)  # session 0 has finished with these
+    killed = run / "session_1"
+    (killed / "result.json").unlink()
+    for frame in (1536, 1024):
+        shutil.rmtree(killed / "checkpoints" / f"frame_{frame:012d}")
+    assert main([f"+resume={run}"]) == 0
+    checkpoint = CheckpointStore(killed / "checkpoints", keep_last=3).latest()
+    assert checkpoint is not None
+    assert checkpoint.frame == 1536
+    for name, weight in checkpoint.state["agent"]["network"].items():
+        assert torch.equal(weight, torch.full_like(weight, 0.25)), name
+
+
+def _fill(checkpoint: Path, value: float) -> None:
+    """Let all weights of a checkpoint have one value."""
+    store = CheckpointStore(checkpoint.parent, keep_last=9)
+    saved = store.latest()
+    assert saved is not None
+    for weight in saved.state["agent"]["network"].values():
+        weight.fill_(value)
+    store.save(saved.frame, saved.state)
 
 
 @pytest.mark.parametrize("mode", ["shared", "synced"])

@@ -20,11 +20,16 @@ ENDLESS += ["meta.report=false", "meta.videos=false"]
 
 
 @contextmanager
-def labrl(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process group of its own, as a terminal starts it."""
+def labrl(folder: Path, *words: str, path: Path = Path()) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, as a terminal starts it; path: of modules of one's own."""
     command = [sys.executable, "-m", "labrl", f"hydra.run.dir={folder}", *words]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])},
     )
     try:
         yield process
@@ -121,6 +126,29 @@ def test_ctrl_c_while_sessions_start_is_an_interruption_without_a_traceback(tmp_
     assert "Traceback" not in said
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
     assert statuses(folder) == ["interrupted", "interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)], ids=str
+)
+def test_a_signal_before_the_first_step_is_told_of(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    (tmp_path / "slow_start.py").write_text(
+        "import time\n"
+        "from labrl.session.callbacks import Callback\n"
+        "class Slow(Callback):\n"
+        "    def __init__(self):\n"
+        "        time.sleep(60)\n"
+    )
+    folder = tmp_path / "run"
+    with labrl(folder, *ENDLESS, "+callbacks.slow={_target_: slow_start.Slow}", path=tmp_path) as process:
+        wait_for((folder / "session_0").exists, process)
+        time.sleep(0.3)
+        os.kill(process.pid, number)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "interrupted; to go on: labrl +resume=" in said
+    assert "Traceback" not in said
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
 
 def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from labrl.config.errors import ConfigError
 from labrl.lab.job import Job, refused
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun
+from labrl.processes import Stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,9 +39,9 @@ def _main(argv: Sequence[str] | None) -> int:
             return _run(arguments, full_error)
         except ConfigError as error:
             return refused(error, full_error)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             print("labrl: interrupted", file=sys.stderr)
-            return INTERRUPTED
+            return stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
         except SystemExit as end:
             # How Hydra ends --help, argparse a wrong flag, and an interrupted trial an experiment.
             return end.code if isinstance(end.code, int) else DONE if end.code is None else WRONG_INPUT

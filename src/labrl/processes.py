@@ -21,6 +21,32 @@ def exit_code_of(number: int | None) -> int:
     return 130 if number == signal.SIGINT else 143
 
 
+class Stopped(KeyboardInterrupt):
+    """What Ctrl-C raises, for the other SIGNALS."""
+
+    exit_code = exit_code_of(None)
+
+
+@contextlib.contextmanager
+def signals_raise() -> Iterator[None]:
+    """Meanwhile every one of SIGNALS raises as Ctrl-C does, where nobody else has said what it is to do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
 @contextlib.contextmanager
 def children_ignore_ctrl_c() -> Iterator[None]:
     """Processes that are started meanwhile ignore Ctrl-C until they say otherwise.

@@ -31,7 +31,7 @@ from labrl.lab.worker import main as session_main
 from labrl.lab.worker import run_session
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
-from labrl.processes import SIGNALS, children_ignore_ctrl_c, exit_code_of, how_it_ended
+from labrl.processes import SIGNALS, children_ignore_ctrl_c, exit_code_of, how_it_ended, signals_raise
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.display import SessionProgress
@@ -178,7 +178,8 @@ def run_trial(
 def recording_failure(run: RunFolder) -> Iterator[None]:
     """What ends a trial before its sessions could be asked is recorded as its status; later it stays."""
     try:
-        yield
+        with signals_raise():
+            yield
     except KeyboardInterrupt:
         if run.status == "running":
             run.set_status("interrupted")

@@ -31,7 +31,7 @@ from labrl.session.callbacks import Callback, default_callbacks
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
-from labrl.session.shared_weights import SharedWeights
+from labrl.session.shared_weights import SharedWeights, furthest
 from labrl.session.team import Team
 from labrl.step import Step
 from labrl.storage.run_folder import SessionFolder
@@ -305,7 +305,9 @@ class Session:
         if self.shared_weights is None:
             self.agent.load_state_dict(state["agent"])
         else:
-            self.shared_weights.restore(lambda: self.agent.load_state_dict(state["agent"]))
+            self.shared_weights.restore(
+                lambda: self.agent.load_state_dict(state["agent"]), lambda: self._load_furthest(state)
+            )
         self.timers.seconds.update(state["timers"])
         # The statistics had seen this observation when they were saved: its view is the same again.
         self._observation = self.transforms.frozen(self._restore_env(state["env"]))
@@ -317,6 +319,11 @@ class Session:
             # One that is new since then has nothing to remember.
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
+
+    def _load_furthest(self, own: Mapping[str, Any]) -> None:
+        """own: the state of this session, for where no other has come further."""
+        found = furthest(self.folder.path.parent)
+        self.agent.load_state_dict((own if found is None else found.state)["agent"])
 
     def computes_with(self) -> dict[str, Any]:
         """What else the last bits of a run depend on, as plain data."""

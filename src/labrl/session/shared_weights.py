@@ -18,6 +18,8 @@ from torch import Tensor
 
 from labrl.networks.gradient import FlatParameters
 from labrl.storage.atomic import write_atomic
+from labrl.storage.checkpoint import Checkpoint, CheckpointStore
+from labrl.storage.run_folder import RunFolder
 
 FOLDER = "shared_weights"
 """In the run folder, for as long as the sessions run."""
@@ -53,13 +55,21 @@ class SharedWeights:
             self._common.add_(self._own.data - self._base)
             self._take_over()
 
-    def restore(self, load: Callable[[], None]) -> None:
-        """Let `load` bring back a session; its weights count only where no other has brought some."""
+    def restore(self, load: Callable[[], None], load_furthest: Callable[[], None]) -> None:
+        """Let `load` bring back a session, but for its weights, which are common.
+
+        load_furthest: brings back the session of the trial that had come furthest; the first session that is
+        restored takes the weights from there.
+        """
         brought = self._folder / "restored"
         with self._alone():
-            common = self._common.clone() if brought.exists() else None
+            if brought.exists():
+                common = self._common.clone()
+            else:
+                load_furthest()
+                common = self._own.data.clone()
             load()
-            self._common.copy_(self._own.data if common is None else common)
+            self._common.copy_(common)
             brought.touch()
         self._take_over()
 
@@ -73,6 +83,13 @@ class SharedWeights:
         with open(self._folder / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def furthest(run_folder: Path) -> Checkpoint | None:
+    """The whole checkpoint with the most frames of all sessions of a trial, finished ones too."""
+    stores = [CheckpointStore(session.checkpoints, 1) for session in RunFolder(run_folder).sessions()]
+    newest = [(store.newest_whole_frame() or 0, store) for store in stores]
+    return max(newest, key=lambda each: each[0])[1].latest() if newest else None
 
 
 def forget_shared_weights(run_folder: Path) -> None:
