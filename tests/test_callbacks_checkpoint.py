@@ -13,7 +13,7 @@ from callback_cases import ToySession
 
 import labrl.session.callbacks.checkpoint
 from labrl.session.callbacks.callback import Callback
-from labrl.session.callbacks.checkpoint import Checkpoint
+from labrl.session.callbacks.checkpoint import Checkpoint, DiskRefusesError
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.log import LogTraining
 from labrl.storage.checkpoint import CheckpointStore
@@ -122,6 +122,25 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     session = ToySession(tmp_path).run(log, evaluate, checkpoint)
     assert session.clock.finished
     assert "no checkpoint at frame 40, training goes on" in caplog.text
+
+
+def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path)
+    session.state_in_files, session.most_frames_unsaved = True, 40
+    kept = store(session).keep_last
+
+    def full(*_: Any) -> None:
+        if session.clock.frame > 52:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
+    with pytest.raises(DiskRefusesError, match=r"since frame 40, and training on .*replay"):
+        session.run(log, evaluate, checkpoint)
+    assert session.clock.frame == 40 + kept * 40
+    assert store(session).frames()[0] == 40
 
 
 @pytest.mark.parametrize("stop", [40, 44, 52, 100, 196])

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
+import labrl.envs.vector
 from labrl.config.component import Component
 from labrl.envs.actions import ActionRecord
 from labrl.envs.make import make_env
@@ -174,3 +175,19 @@ def test_the_record_holds_what_each_environment_did_since_its_reset(
     record.append(actions)
     for one, other in zip(again.since_reset(), record.since_reset(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_an_episode_that_never_ends_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(labrl.envs.vector, "ENDLESS", 20)
+    env = make_env(own_env(Walk), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    play(env, sampled(env, 0), 20)
+    env.state_dict()
+    assert not caplog.text
+    for _ in range(2):
+        play(env, sampled(env, 0), 5)
+        env.state_dict()
+    assert caplog.text.count("an episode has not ended after 20 steps") == 1
+    assert "env.max_episode_steps=<steps>" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,11 @@ from labrl.envs.repeatability import same
 from labrl.observations import Goals
 from labrl.seeding import episode_seed
 from labrl.step import Episode, Step
+
+_log = logging.getLogger(__name__)
+
+ENDLESS = 27_000
+"""Steps of an episode that perhaps never ends: as many as of a game of the ALE at its longest."""
 
 
 class ReplayError(RuntimeError):
@@ -56,6 +62,7 @@ class VectorEnv:
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._observation: NDArray | None = None  # the present one [num_envs, *obs]
+        self._told_of_endless = False
         self._lost: NDArray | None = None  # the last one of episodes that did not come back
         self._begin(seed)
 
@@ -118,6 +125,13 @@ class VectorEnv:
         so far are there to be checked when the actions are replayed.
         """
         assert self._observation is not None, "reset() comes before state_dict()"
+        if self._record.lengths.max() > ENDLESS and not self._told_of_endless:
+            self._told_of_endless = True
+            _log.warning(
+                "an episode has not ended after %s steps. Every checkpoint holds all that was done in it, and "
+                "a resume plays that again: env.max_episode_steps=<steps> would end it",
+                f"{ENDLESS:,}",
+            )
         return {
             "seed": self.seed,
             "episode": torch.from_numpy(self._episode.copy()),  # [num_envs]

@@ -18,6 +18,10 @@ LARGEST_COPY = 2**28
 """Bytes of a state that is copied to be written beside training; of a larger one memory may lack a second."""
 
 
+class DiskRefusesError(RuntimeError):
+    """No checkpoint could be written for so long that none would be left to go on from."""
+
+
 class Checkpoint(Callback):
     """Every `meta.log_frequency` frames, at each new best evaluation, and at the end: the session's state.
 
@@ -26,7 +30,8 @@ class Checkpoint(Callback):
     Stands last among the callbacks: what the others did at this frame belongs into the checkpoint.
     With `on_crash`, a session that an exception ends leaves the state in which it did in a folder of its
     own, to be looked at: it may be in the middle of a step, so no run goes on from it.
-    A disk that refuses is reported, and training goes on; the checkpoints before stay.
+    A disk that refuses is reported, and training goes on; the checkpoints before stay. Where they count on
+    files that training writes to, it ends before they would be of no use any more.
 
     Training goes on while a checkpoint is written, where the state is small enough to be copied and none of
     it lies in files that training writes to. One is whole on the disk before the next is begun, and before
@@ -46,6 +51,7 @@ class Checkpoint(Callback):
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._saved_frame = 0
+        self._written_frame = 0
         self._best_frame: int | None = None
         self._handled: BaseException | None = None
 
@@ -58,7 +64,7 @@ class Checkpoint(Callback):
                 "checkpoints every %d frames: the files in %s were made with room for no more",
                 *(self._frequency, session.folder.path / "replay"),
             )
-        self._saved_frame = session.clock.frame
+        self._saved_frame = self._written_frame = session.clock.frame
         best_frame = self._best_frame = self._evaluate.best_frame
         # a caller may run a session while it handles an error of its own
         self._handled = sys.exception()
@@ -74,6 +80,8 @@ class Checkpoint(Callback):
         frame = session.clock.frame
         if self._writing is not None and self._writing.done():
             self._settle()
+        if self._saved_frame < 0:
+            self._check_files(session)
         if self._evaluate.best_frame != self._best_frame:
             self._best_frame = self._evaluate.best_frame
             if not self._evaluate.is_best(frame):
@@ -111,6 +119,7 @@ class Checkpoint(Callback):
             taken = Taken.of(session.state_dict())
         except OSError as error:  # of files that are part of the state
             self._refused(frame, error)
+            self._saved_frame = -1
             return
         beside = not session.state_in_files and taken.num_bytes <= LARGEST_COPY
         if beside:
@@ -134,9 +143,20 @@ class Checkpoint(Callback):
             return
         try:
             writing.result()
+            self._written_frame = self._saved_frame
         except OSError as error:
             self._refused(self._saved_frame, error)
             self._saved_frame = -1
+
+    def _check_files(self, session: SessionView) -> None:
+        """After a refusal. Raises DiskRefusesError before files that the last checkpoint needs are lost."""
+        until = self._written_frame + session.most_frames_unsaved * self._keep_last
+        if session.state_in_files and session.clock.frame >= until:
+            raise DiskRefusesError(
+                f"no checkpoint could be written since frame {self._written_frame:,}, and training on would "
+                f"overwrite what that one needs of {session.folder.path / 'replay'}: make room there, then "
+                "go on from it"
+            )
 
     def _refused(self, frame: int, error: OSError) -> None:
         _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)
