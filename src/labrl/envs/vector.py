@@ -128,8 +128,8 @@ class VectorEnv:
         if self._record.lengths.max() > ENDLESS and not self._told_of_endless:
             self._told_of_endless = True
             _log.warning(
-                "an episode has not ended after %s steps. Every checkpoint holds all that was done in it, and "
-                "a resume plays that again: env.max_episode_steps=<steps> would end it",
+                "an episode has not ended after %s steps. Every checkpoint holds all that was done in "
+                "it, and a resume plays that again: env.max_episode_steps=<steps> would end it",
                 f"{ENDLESS:,}",
             )
         return {
