@@ -115,6 +115,18 @@ def test_an_experiment_has_curves_scores_profile_and_each_measure_by_setting(tmp
     assert "lr=0.001" in (tmp_path / "out" / "plots" / "scores.svg").read_text()
 
 
+def test_the_middle_of_curves_begins_where_half_of_them_have_begun() -> None:
+    """A group's curve began where one seed began."""
+    curves = [Curve(np.arange(first, 11.0), np.arange(first, 11.0)) for first in (1, 4, 5, 6)]
+    together = middle(curves)
+    assert together is not None
+    assert (together.x[0], together.x[-1]) == (4, 10)
+    assert together.band.count.min() == 2
+    apart = middle([Curve(np.arange(1.0, 4), np.ones(3)), Curve(np.arange(7.0, 10), np.ones(3))])
+    assert apart is not None
+    assert np.isfinite(apart.band.value).all()
+
+
 def test_the_middle_of_curves_ends_where_half_of_them_have_ended() -> None:
     long, short = np.arange(1.0, 11), np.arange(1.0, 6)
     curves = [Curve(long, long), Curve(long, long + 2), Curve(short, short)]

@@ -70,17 +70,16 @@ class Middle:
 def middle(curves: Sequence[Curve], statistic: str | None = None) -> Middle | None:
     """Point by point the statistic over `curves`, with its interval; None without a finite value.
 
-    Between the rows of a curve it is interpolated. The result ends where fewer than half of the curves
-    go on, because the middle of the few that lived longest says nothing of the rest.
+    Between the rows of a curve it is interpolated. The result begins where half of the curves have begun
+    and ends where half of them have ended, because the middle of the few that came first or lived longest
+    says nothing of the rest.
     """
     usable = [Curve(c.x[known], c.y[known]) for c in curves if (known := np.isfinite(c.y)).any()]
     if not usable:
         return None
     statistic = statistic or statistic_of(len(usable))
-    end = np.median([c.x[-1] for c in usable])
-    # as long as half of them: the median of an even number lies between two ends
-    end = max(x for c in usable if (x := c.x[-1]) <= end)
-    start = min(c.x[0] for c in usable)
+    # of an even number of curves the first half's last: the median would lie between two
+    start, end = (sorted(c.x[place] for c in usable)[(len(usable) - 1) // 2] for place in (0, -1))
     longest = max(len(c.x) for c in usable)
     grid = np.linspace(start, end, min(max(longest, 2), POINTS)) if end > start else np.array([end])
     values = np.array([on_grid(grid, c.x, c.y) for c in usable])
