@@ -9,13 +9,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 from report_cases import write_long_run
 from run_cases import config_with, rising, rows_of, write_run
 
 from labrl.analysis.plots.colours import DASHES, GREY, PALETTE, agent_style, group_styles, mixed
-from labrl.analysis.plots.figures import COLUMN, DPI, short_number
-from labrl.analysis.plots.trial import plot_trial
+from labrl.analysis.plots.figures import COLUMN, DPI, draw_line, new_figure, short_number, styled, widen
+from labrl.analysis.plots.trial import draw_group, plot_trial
 from labrl.analysis.report.build import build_comparison
 from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.series import Curve, middle, moving_average, time_unit
@@ -113,6 +114,38 @@ def test_an_experiment_has_curves_scores_profile_and_each_measure_by_setting(tmp
     names = ("return_frame", "return_wall", "scores", "profile", "measures_agent.lr")
     assert plots == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert "lr=0.001" in (tmp_path / "out" / "plots" / "scores.svg").read_text()
+
+
+def drawn(axes: Axes) -> list[tuple[str, str]]:
+    """The marker and the line of all that has a value."""
+    lines = [line for line in axes.lines if len(line.get_xdata())]
+    return [(str(line.get_marker()), line.get_linestyle()) for line in lines]
+
+
+def test_a_curve_of_one_value_is_a_mark_in_the_middle(tmp_path: Path) -> None:
+    """The figures of a run with a single row were empty."""
+    one = Curve(np.array([4096.0]), np.array([20.0]))
+    with styled():
+        _, (axes,) = new_figure(COLUMN, 2)
+        draw_group(axes, [one], agent_style("ppo"), "ppo", 1)
+        assert drawn(axes) == [("o", "None")], "no line in the legend either"
+        widen(axes)
+        assert axes.get_xlim() == (0, 8192)
+        draw_group(axes, [one, Curve(one.x, one.y + 1)], agent_style("dqn"), "dqn", 1)
+        assert drawn(axes)[-1] == ("o", "None")
+        assert len(axes.collections) > 1, "the interval is a bar"
+        gaps = Curve(np.arange(6.0), np.array([1, np.nan, 2, 3, np.nan, 4]))
+        draw_line(axes, gaps, agent_style("ppo"))
+        assert axes.lines[-1].get_markevery() == [0, 5]
+        assert drawn(axes)[-1] == ("o", "-")
+    for rows in (rows_of([4096], [20.0]), rising(9)):
+        run = load_run(write_run(tmp_path / str(len(rows)), [rows, rising(5)]))
+        plot_trial(run, tmp_path / "plots" / str(len(rows)))
+    panels = [tmp_path / "plots" / str(rows) / "session_1.png" for rows in (1, 10)]
+    assert panels[0].read_bytes() == panels[1].read_bytes(), "the sheet after a widened one is as any other"
+    ticks = (tmp_path / "plots" / "1" / "session_0.svg").read_text()
+    assert ">5k<" in ticks
+    assert ">4.2k<" not in ticks
 
 
 def test_the_middle_of_curves_begins_where_half_of_them_have_begun() -> None:

@@ -77,6 +77,23 @@ def test_a_trial_opens_without_errors_and_fits_any_width(
     assert window.requests == [trial.as_uri()]
 
 
+def test_a_run_of_one_row_shows_it_and_its_ticks_differ(browser: Browser, tmp_path: Path) -> None:
+    """It was a speck of one pixel, over ticks from 4095.5 to 4096.5 and five times the same `-3e-9`."""
+    rows = rows_of([4096], [20.0], loss=[-3e-9])
+    path = write_run(tmp_path / "run", [rows, rows_of([4096], [30.0], loss=[-3e-9])])
+    with opened(browser, build(path).path) as window:
+        for figure in window.page.locator("figure").all():
+            words = figure.locator("svg text:not(.empty)").all_text_contents()
+            assert {"0", "8000"} <= set(words)
+            levels = figure.locator("svg text[text-anchor=end]").all_text_contents()
+            assert len(levels) == len(set(levels)) > 1
+            dots = figure.locator("svg .dots").first
+            assert float(dots.evaluate("node => getComputedStyle(node).strokeWidth.replace('px', '')")) >= 5
+        band = window.page.locator("figure").first.locator(".band")
+        assert band.count() == 1, "the interval is a bar"
+    assert window.errors == []
+
+
 def test_a_seed_can_be_hidden_and_comes_back(browser: Browser, trial: Path) -> None:
     with opened(browser, trial) as window:
         page = window.page

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labrl.analysis.curves import on_grid
 from labrl.analysis.intervals import Band, curve
@@ -84,6 +85,12 @@ def middle(curves: Sequence[Curve], statistic: str | None = None) -> Middle | No
     grid = np.linspace(start, end, min(max(longest, 2), POINTS)) if end > start else np.array([end])
     values = np.array([on_grid(grid, c.x, c.y) for c in usable])
     return Middle(grid, curve(values, statistic), statistic)
+
+
+def alone(values: Column) -> NDArray[np.bool_]:
+    """Which values have a gap, or an end, on either side: a line through them is not seen. [rows]"""
+    known = np.concatenate([[False], np.isfinite(values), [False]])
+    return known[1:-1] & ~known[:-2] & ~known[2:]
 
 
 def moving_average(values: Column, rows: int) -> Column:

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = (
     "#0072B2",
@@ -25,6 +26,8 @@ white and black paper."""
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 1.5, 1.5, 1.5))
 """Lengths of dash and gap in points; none: a whole line."""
 
+MARKERS = ("o", "s", "^", "D")
+"""The shape that goes with each of DASHES."""
 
 @dataclass(frozen=True)
 class Style:
@@ -32,6 +35,16 @@ class Style:
 
     colour: str
     dash: tuple[float, ...] = ()
+
+    @property
+    def line(self) -> Any:
+        """Its dash as Matplotlib takes it."""
+        return (0, self.dash) if self.dash else "-"
+
+    @property
+    def marker(self) -> str:
+        """Of a value that stands alone, where a dash cannot be seen: each dash has a shape."""
+        return MARKERS[DASHES.index(self.dash)]
 
 
 _ORDER = (

@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from labrl.analysis.groups import Group
 from labrl.analysis.intervals import Estimate, performance_profile
 from labrl.analysis.plots.colours import GREY, Style
-from labrl.analysis.plots.figures import COLUMN, TEXT, label_axis, new_figure, save, short_number, shorten
+from labrl.analysis.plots.figures import (
+    COLUMN,
+    TEXT,
+    draw_line,
+    label_axis,
+    new_figure,
+    save,
+    short_number,
+    shorten,
+    widen,
+)
 from labrl.analysis.plots.trial import draw_group, label_returns
 from labrl.analysis.series import AXES, evaluates, return_curve
 from labrl.analysis.settings import Setting
@@ -78,12 +88,12 @@ def _curves(compared: Sequence[Compared], axis: str, folder: Path, suffix: str) 
     divisor = label_axis(axes, axis, longest)
     for one in compared:
         if one not in chosen:
-            grey = Style(GREY)
             for curve in curves[id(one)][:1]:
-                axes.plot(curve.x / divisor, curve.y, color=grey.colour, linewidth=0.5, alpha=0.35)
+                draw_line(axes, curve, Style(GREY), divisor, linewidth=0.5, alpha=0.35)
     names = shorten([one.group.name for one in chosen])
     for one, name in zip(chosen, names, strict=True):
         draw_group(axes, curves[id(one)], one.style, name, divisor, seeds=len(chosen) <= 3)
+    widen(axes)
     label_returns(axes, evaluation=False)
     axes.set_title(compared[0].group.env, loc="left")
     _legend_below(axes, 2.2 + below)
@@ -126,8 +136,8 @@ def _profile(compared: Sequence[Compared], folder: Path, suffix: str) -> list[Pa
     names = shorten([one.group.name for one in compared])
     for one, name in zip(compared, names, strict=True):
         share, low, high = performance_profile(one.scores, places)
-        dash: Any = (0, one.style.dash) if one.style.dash else "-"
-        axes.plot(places, share, color=one.style.colour, linestyle=dash, label=name, drawstyle="steps-post")
+        look: Any = {"color": one.style.colour, "linestyle": one.style.line, "drawstyle": "steps-post"}
+        axes.plot(places, share, label=name, **look)
         if low is not None and high is not None:
             axes.fill_between(places, low, high, step="post", color=one.style.colour, alpha=0.15, linewidth=0)
     axes.set_ylim(-0.03, 1.03)
@@ -195,7 +205,7 @@ def _measure(
         if one.low is not None and one.high is not None:
             axes.plot([x, x], [one.low, one.high], color=style.colour, linewidth=1)
     dots = [x for x, _ in known], [one.value for _, one in known]
-    axes.plot(*dots, "o", color=style.colour, markersize=3, label=agent)
+    axes.plot(*dots, style.marker, color=style.colour, markersize=3, label=agent)
 
 
 def _legend_below(axes: Axes, height: float) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from labrl.analysis.series import time_unit
+from labrl.analysis.plots.colours import Style
+from labrl.analysis.rows import Column
+from labrl.analysis.series import Curve, alone, time_unit
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference's page, inches."""
@@ -134,6 +137,37 @@ def label_axis(axes: Axes, axis: str, longest: float) -> float:
         return seconds
     axes.set_xlabel("frames")
     return 1.0
+
+
+def draw_line(axes: Axes, curve: Curve, style: Style, divisor: float = 1.0, **look: Any) -> None:
+    """A line over its places parted by `divisor`, with a mark for each value that no line would show.
+
+    look: what the line has beside the colour of `style`. A curve of one value is its mark, in the legend too.
+    """
+    (line,) = axes.plot(curve.x / divisor, curve.y, color=style.colour, **look)
+    places = np.flatnonzero(alone(curve.y))
+    if len(places):
+        size = 3.5 if len(places) < 20 else 1.5
+        line.set(marker=style.marker, markersize=size, markeredgewidth=0, markevery=places.tolist())
+        if np.isfinite(curve.y).sum() == 1:
+            line.set_linestyle("none")
+
+
+def draw_band(axes: Axes, x: Column, low: Column, high: Column, colour: str) -> None:
+    """The interval around a curve; a bar where it has no width."""
+    axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    places = alone(low)
+    if places.any():
+        axes.vlines(x[places], low[places], high[places], color=colour, alpha=0.2, linewidth=4)
+
+
+def widen(axes: Axes) -> None:
+    """Show a single place on the horizontal axis in the middle, from 0 to twice as far."""
+    panels = axes.get_shared_x_axes().get_siblings(axes)
+    # a panel without a value says that it goes from infinity to minus infinity
+    ends = {float(end) for panel in panels for end in panel.dataLim.intervalx if np.isfinite(end)}
+    if len(ends) == 1:
+        axes.set_xlim(0, 2 * ends.pop() or 1, auto=None)  # the next sheet's curves choose their own again
 
 
 def shorten(names: Sequence[str], most: int = 34) -> list[str]:

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from labrl.analysis.plots.colours import GREY, Style
-from labrl.analysis.plots.figures import TEXT, new_figure, save, short_number
+from labrl.analysis.plots.figures import TEXT, draw_band, draw_line, new_figure, save, short_number, widen
 from labrl.analysis.rows import Column
 from labrl.analysis.runs import SessionRun
-from labrl.analysis.series import moving_average, window_of
+from labrl.analysis.series import Curve, moving_average, window_of
 
 TITLES = {
     "return_mean": "return",
@@ -81,6 +81,8 @@ def plot_sessions(sessions: Sequence[SessionRun], style: Style, folder: Path) ->
         figure, panels = sheets[columns] if columns in sheets else sheets.setdefault(columns, _sheet(columns))
         for axes, column in zip(panels, columns, strict=True):
             _draw(axes, session, column, style)
+        for axes in panels:
+            widen(axes)
         figure.suptitle(f"session {session.index}", fontsize=9, x=0.01, y=0.995, ha="left", va="top")
         written += save(figure, folder, f"session_{session.index}")
     return written
@@ -110,23 +112,15 @@ def _draw(axes: Axes, session: SessionRun, column: str, style: Style) -> None:
         shown.remove()
     axes.relim()
     frames, values = session.train["frame"], _finite(session.train[column])
-    marker = {"marker": ".", "markersize": 3.0} if np.isfinite(values).sum() < 3 else {}
     lines = list(_lines(column, values))
     for line in lines:
         averaged = line is not values
-        axes.plot(
-            frames,
-            line,
-            color=style.colour,
-            linewidth=1.3 if averaged else 0.8,
-            alpha=1.0 if averaged or len(lines) == 1 else 0.45,
-            **marker,  # type: ignore[arg-type]
-        )
+        look = (1.3, 1.0) if averaged else (0.8, 1.0 if len(lines) == 1 else 0.45)
+        draw_line(axes, Curve(frames, line), style, linewidth=look[0], alpha=look[1])
     if column == "return_mean":
         spread = session.train.get("return_std")
         if spread is not None:
-            low, high = values - spread, values + spread
-            axes.fill_between(frames, low, high, color=GREY, alpha=0.15, linewidth=0)
+            draw_band(axes, frames, values - spread, values + spread, GREY)
 
 
 SMOOTH = {"lr", "exploration"}

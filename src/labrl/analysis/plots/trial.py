@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from labrl.analysis.plots.colours import Style, agent_style
-from labrl.analysis.plots.figures import COLUMN, label_axis, new_figure, save, short_number, styled
+from labrl.analysis.plots.figures import (
+    COLUMN,
+    draw_band,
+    draw_line,
+    label_axis,
+    new_figure,
+    save,
+    short_number,
+    styled,
+    widen,
+)
 from labrl.analysis.plots.session import plot_sessions
 from labrl.analysis.runs import Run
 from labrl.analysis.series import (
@@ -50,6 +60,7 @@ def _plot(run: Run, curves: Sequence[Curve], axis: str, style: Style, name: str,
     figure, (axes,) = new_figure(COLUMN, 2.2)
     divisor = label_axis(axes, axis, max(float(curve.x[-1]) for curve in curves))
     draw_group(axes, curves, style, run.agent, divisor)
+    widen(axes)
     label_returns(axes, evaluation=name == "evaluation")
     axes.set_title(run.env, loc="left")
     axes.legend(loc="best")
@@ -67,27 +78,23 @@ def draw_group(
     axes: Axes, curves: Sequence[Curve], style: Style, name: str, divisor: float, seeds: bool = True
 ) -> None:
     """The middle of `curves` with its interval; `seeds`: each of them thin behind it."""
-    dash = (0, style.dash) if style.dash else "-"
     together = middle(curves) if len(curves) > 1 else None
     if together is None:
         for curve in curves[:1]:
-            averaged = len(curve.y) >= 20
-            axes.plot(
-                curve.x / divisor, curve.y, color=style.colour, linewidth=0.7, alpha=0.45 if averaged else 1
-            )
-            if averaged:
-                window = window_of(len(curve.y))
-                label = f"{name}, 1 seed, mean of {window} rows"
-                smooth = moving_average(curve.y, window)
-                axes.plot(curve.x / divisor, smooth, color=style.colour, linestyle=dash, label=label)
-            else:
-                axes.plot([], [], color=style.colour, label=f"{name}, 1 seed")
+            if len(curve.y) < 20:
+                draw_line(axes, curve, style, divisor, linestyle=style.line, label=f"{name}, 1 seed")
+                continue
+            draw_line(axes, curve, style, divisor, linewidth=0.7, alpha=0.45)
+            window = window_of(len(curve.y))
+            smooth = Curve(curve.x, moving_average(curve.y, window))
+            label = f"{name}, 1 seed, mean of {window} rows"
+            draw_line(axes, smooth, style, divisor, linestyle=style.line, label=label)
         return
     if seeds:
         for curve in curves:
-            axes.plot(curve.x / divisor, curve.y, color=style.colour, linewidth=0.5, alpha=0.4)
-    x, band = together.x / divisor, together.band
-    axes.fill_between(x, band.low, band.high, color=style.colour, alpha=0.2, linewidth=0)
+            draw_line(axes, curve, style, divisor, linewidth=0.5, alpha=0.4)
+    band = together.band
+    draw_band(axes, together.x / divisor, band.low, band.high, style.colour)
     statistic = "IQM" if together.statistic == "iqm" else STATISTICS[together.statistic]
     label = f"{name}, {statistic} of {len(curves)} seeds"
-    axes.plot(x, band.value, color=style.colour, linestyle=dash, label=label)
+    draw_line(axes, Curve(together.x, band.value), style, divisor, linestyle=style.line, label=label)

@@ -29,15 +29,21 @@
     return String(Number(value.toPrecision(size >= 1e3 ? 5 : 4)));
   }
 
-  // Of ticks together, so that all have the same unit.
+  // Of ticks together, so that all have the same unit, and as many digits as tell them apart.
   function tickTexts(marks) {
     const largest = Math.max(...marks.map(Math.abs));
     const [size, letter] = largest >= 1e6 ? [1e6, "M"] : largest >= 1e4 ? [1e3, "k"] : [1, ""];
-    return marks.map((mark) => {
-      const value = Number((mark / size).toPrecision(5));
+    const told = (mark, more) => {
+      const value = Number((mark / size).toPrecision(5 + more));
       if (value === 0) return "0";
-      return (Math.abs(value) < 1e-4 ? value.toExponential(0) : String(value)) + letter;
-    });
+      return (Math.abs(value) < 1e-4 ? value.toExponential(more) : String(value)) + letter;
+    };
+    let texts = [];
+    for (let more = 0; more < 10; more++) {
+      texts = marks.map((mark) => told(mark, more));
+      if (new Set(texts).size === marks.length) break;
+    }
+    return texts;
   }
 
   function ticks(low, high, wanted) {
@@ -114,7 +120,7 @@
       if (this.log) [y0, y1] = [Math.log10(y0), Math.log10(y1)];
       if (y0 === y1) { const half = Math.abs(y0) * 0.05 || 0.5; y0 -= half; y1 += half; }
       else if (!this.spec.fixed_y) { const pad = (y1 - y0) * 0.05; y0 -= pad; y1 += pad; }
-      if (!(x0 < x1)) { const middle = Number.isFinite(x0) ? x0 : 0; x0 = middle - 0.5; x1 = middle + 0.5; }
+      if (!(x0 < x1)) { const middle = Number.isFinite(x0) ? x0 : 0, half = Math.abs(middle) || 0.5; x0 = middle - half; x1 = middle + half; }
       return { x0, x1, y0, y1 };
     }
     draw() {
@@ -177,7 +183,10 @@
       if (!view.low || line.role === "points") return;
       let part = [], d = "";
       const close = () => {
-        if (part.length > 1) {
+        if (part.length === 1) {  // of one value a bar
+          const [i] = part, x = this.x(view.x[i]), high = this.y(view.high[i]), low = this.y(view.low[i]);
+          d += `M${(x - 4).toFixed(1)},${high.toFixed(1)}h8V${low.toFixed(1)}h-8Z`;
+        } else if (part.length) {
           d += "M" + part.map((i) => `${this.x(view.x[i]).toFixed(1)},${this.y(view.high[i]).toFixed(1)}`).join("L") + "L" +
             [...part].reverse().map((i) => `${this.x(view.x[i]).toFixed(1)},${this.y(view.low[i]).toFixed(1)}`).join("L") + "Z";
         }
@@ -208,12 +217,14 @@
         });
         return group;
       }
-      let d = "", pen = false, points = 0;
+      let d = "", dots = "", pen = false, points = 0, single = 0;
       view.x.forEach((x, i) => {
         const y = view.y[i];
         if (!this.usable(y)) { pen = false; return; }
         d += `${pen ? "L" : "M"}${this.x(x).toFixed(1)},${this.y(y).toFixed(1)}`;
-        if (!pen && !this.usable(view.y[i + 1])) d += "h.01";  // one value between two gaps is a dot
+        if (!pen && !this.usable(view.y[i + 1])) {  // one value between two gaps is a dot
+          d += "h.01"; dots += `M${this.x(x).toFixed(1)},${this.y(y).toFixed(1)}h.01`; single++;
+        }
         pen = true; points++;
       });
       if (!points) return group;
@@ -221,6 +232,10 @@
       const style = `stroke:${colour};stroke-width:${line.role === "center" ? 2.2 : thin ? 1 : 1.4};` +
         `stroke-dasharray:${(line.dash || []).join(" ") || "none"};opacity:${thin ? 0.5 : 1}`;
       make("path", { class: "line", d, style }, group);
+      if (dots) {
+        const wide = single > 20 ? 3 : thin ? 5 : 7;
+        make("path", { class: "dots", d: dots, style: `stroke:${colour};stroke-width:${wide};opacity:${thin ? 0.5 : 1}` }, group);
+      }
       return group;
     }
     watch() {
