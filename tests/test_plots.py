@@ -14,10 +14,14 @@ from PIL import Image
 from report_cases import write_long_run
 from run_cases import config_with, rising, rows_of, write_run
 
-from labrl.analysis.plots.colours import DASHES, GREY, PALETTE, agent_style, group_styles, mixed
+from labrl.analysis.comparison import compare
+from labrl.analysis.groups import grouped
+from labrl.analysis.plots.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mixed
+from labrl.analysis.plots.comparison import MOST_NAMED, named
 from labrl.analysis.plots.figures import COLUMN, DPI, draw_line, new_figure, short_number, styled, widen
 from labrl.analysis.plots.trial import draw_group, plot_trial
 from labrl.analysis.report.build import build_comparison
+from labrl.analysis.report.comparison import Comparison
 from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.series import Curve, middle, moving_average, time_unit
 
@@ -38,6 +42,35 @@ def test_groups_of_one_agent_are_told_apart_and_keep_its_hue_beside_others() -> 
     assert len(set(alone)) == 20
     both = group_styles(["ppo", "dqn", "ppo", "ppo", "ppo", "ppo", "dqn"])
     assert len(set(both)) == 7
+
+
+def test_agents_of_one_hue_and_groups_of_several_agents_are_told_apart() -> None:
+    """Three groups by `agent.lr` got the same blue."""
+    one_hue = ["reinforce", "ppo", "sarsa", "ppo", "ppo", "ppo", "reinforce", "reinforce"]
+    for agents in (one_hue, ["several", "ppo", "several", "dqn"], [f"mine {k}" for k in range(8)]):
+        assert len({style.colour for style in group_styles(agents)}) == len(agents), "marks have no dash"
+    assert group_styles(["reinforce", "ppo"])[1] == agent_style("ppo"), "whatever the order"
+    assert group_styles(["several", "ppo"])[0].colour not in (GREY, agent_style("ppo").colour)
+    assert len(set(group_styles(["ppo"] * 60))) == 60
+
+
+def test_a_group_of_one_short_seed_has_its_dash_too() -> None:
+    with styled():
+        _, (axes,) = new_figure(COLUMN, 2)
+        for agent in ("ppo", "reinforce", "sarsa"):
+            draw_group(axes, [Curve(np.arange(5.0), np.arange(5.0))], agent_style(agent), agent, 1)
+        assert len({str(line.get_linestyle()) + str(line._dash_pattern) for line in axes.lines}) == 3
+
+
+def test_of_many_groups_the_best_share_out_the_styles_and_the_others_are_grey(tmp_path: Path) -> None:
+    for index in range(30):
+        rows = [rising(10 + index * 7 % 30)]
+        write_run(tmp_path / "runs" / f"{index:02}", rows, config=config_with(agent__lr=1e-5 * (index + 1)))
+    groups = grouped(find_runs([tmp_path / "runs"]))
+    compared = Comparison("", groups, compare(groups), tmp_path).compared("cartpole")
+    styles = {id(one): one.style for one in named(compared)}
+    assert len(set(styles.values())) == MOST_NAMED
+    assert {one.style for one in compared if id(one) not in styles} == {Style(GREY)}
 
 
 def test_colours_stand_out_on_white_and_on_black_paper() -> None:

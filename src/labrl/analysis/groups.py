@@ -12,6 +12,9 @@ from labrl.config.errors import ConfigError
 
 ABSENT = "–"
 
+SEVERAL = "several"
+"""In place of the agent of a group whose runs have more than one."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -186,4 +189,4 @@ def _short(key: str) -> str:
 
 def _common(values: Iterable[str]) -> str:
     different = list(dict.fromkeys(values))
-    return different[0] if len(different) == 1 else "several"
+    return different[0] if len(different) == 1 else SEVERAL

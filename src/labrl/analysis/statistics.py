@@ -14,6 +14,7 @@ import numpy as np
 from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
 from labrl.analysis.curves import aligned
+from labrl.analysis.groups import SEVERAL
 from labrl.analysis.intervals import Estimate, aggregates, curve
 from labrl.analysis.runs import Run, SessionRun
 from labrl.analysis.scores import MEASURES, last_frame, score_rows, session_statistics
@@ -75,7 +76,7 @@ def group_statistics(
     agents = list(dict.fromkeys(run.agent for run in runs))
     return {
         "name": name or ", ".join(agents),
-        "agent": agents[0] if len(agents) == 1 else "several",
+        "agent": agents[0] if len(agents) == 1 else SEVERAL,
         "env": runs[0].env,
         "runs": [run.name for run in runs],
         "sessions": entries,

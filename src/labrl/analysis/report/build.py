@@ -13,7 +13,7 @@ from typing import Any
 from labrl.analysis.comparison import compare
 from labrl.analysis.files import save_statistics
 from labrl.analysis.groups import by_env, grouped
-from labrl.analysis.plots.colours import agent_style
+from labrl.analysis.plots.colours import group_styles
 from labrl.analysis.plots.comparison import plot_comparison, plot_setting
 from labrl.analysis.plots.figures import styled
 from labrl.analysis.plots.trial import plot_trial
@@ -123,7 +123,8 @@ def _plot(comparison: Comparison, folder: Path) -> None:
             compared = comparison.compared(entry["env"])
             plot_comparison(compared, folder, suffix)
             agents = [one.group.agent for one in compared]
-            styles = {agent: agent_style(agent) for agent in agents}
+            different = list(dict.fromkeys(agents))
+            styles = dict(zip(different, group_styles(different), strict=True))
             for setting in settings(groups[entry["env"]], entry["groups"]):
                 plot_setting(setting, styles, agents, folder, suffix)
 

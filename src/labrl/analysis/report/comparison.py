@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from labrl.analysis.groups import Group, by_env
 from labrl.analysis.intervals import Estimate
-from labrl.analysis.plots.colours import GREY, Style, agent_style, group_styles
+from labrl.analysis.plots.colours import GREY, Style, group_styles
 from labrl.analysis.plots.comparison import Compared, named
 from labrl.analysis.report.curves import Axes
 from labrl.analysis.report.formats import UNKNOWN, interval, number
@@ -61,14 +61,16 @@ class Comparison:
     """Sections that come first: those of a search."""
 
     def compared(self, env: str) -> list[Compared]:
-        """The groups of an environment, with their styles and scores."""
+        """The groups of an environment, with their scores, and with the styles of those that are named."""
         groups = by_env(self.groups)[env]
-        styles = group_styles([group.agent for group in groups])
         entries = next(entry for entry in self.statistics["envs"] if entry["env"] == env)["groups"]
-        return [
-            Compared(group, style, _scores(entry), _estimate(entry))
-            for group, style, entry in zip(groups, styles, entries, strict=True)
+        found = [
+            Compared(group, Style(GREY), _scores(entry), _estimate(entry))
+            for group, entry in zip(groups, entries, strict=True)
         ]
+        shown = {id(one) for one in named(found)}
+        styles = iter(group_styles([one.group.agent for one in found if id(one) in shown]))
+        return [replace(one, style=next(styles)) if id(one) in shown else one for one in found]
 
 
 def _scores(entry: Mapping[str, Any]) -> np.ndarray:
@@ -312,7 +314,8 @@ def _setting_lines(
     setting: Setting, groups: Sequence[Group], estimates: Sequence[Estimate | None]
 ) -> Iterator[Line]:
     places = np.log10(setting.places) if setting.logarithmic else setting.places
-    for agent in dict.fromkeys(group.agent for group in groups):
+    agents = list(dict.fromkeys(group.agent for group in groups))
+    for agent, style in zip(agents, group_styles(agents), strict=True):
         own = [i for i, group in enumerate(groups) if group.agent == agent and estimates[i] is not None]
         found = [one for i in own if (one := estimates[i]) is not None]
         ends = [[np.nan if end is None else end for end in (one.low, one.high)] for one in found]
@@ -320,7 +323,7 @@ def _setting_lines(
             places[own], [one.value for one in found], [low for low, _ in ends], [high for _, high in ends]
         )
         labels = [groups[i].name for i in own]
-        yield Line(f"by {agent}", agent, agent_style(agent).colour, {"value": view}, "points", labels=labels)
+        yield Line(f"by {agent}", agent, style.colour, {"value": view}, "points", labels=labels)
 
 
 def _across_section(across: Mapping[str, Any]) -> Section:
