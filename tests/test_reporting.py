@@ -129,6 +129,27 @@ def test_several_runs_are_compared_where_one_says(tmp_path: Path, capsys: pytest
     assert (tmp_path / "comparison" / "report.html").exists()
 
 
+def test_of_several_folders_those_without_a_run_are_passed_over_with_one_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`labrl-report runs/*`, as the shell writes it out, gave up at the first empty folder."""
+    write_run(tmp_path / "runs" / "b", [rising(10)])
+    for name in ("a", "c"):
+        (tmp_path / "runs" / name).mkdir()
+    (tmp_path / "runs" / "notes.txt").write_text("of mine")
+    words = ["runs/a", "runs/b", "runs/c", "runs/notes.txt"]
+    assert report(words) == 0
+    assert (tmp_path / "comparison" / "report.html").exists()
+    (said,) = (entry.getMessage() for entry in caplog.records)
+    assert said == "passed over, because there is no run in it: runs/a, runs/c, runs/notes.txt"
+    capsys.readouterr()
+    assert report(["runs/a", "runs/c"]) == 2
+    assert "no run of labrl in runs/a, runs/c" in capsys.readouterr().err
+    for wrong, told in (("runs/mistyped", "is not there"), ("runs/b/session_0", "is part of a run")):
+        assert report(["runs/b", wrong]) == 2
+        assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

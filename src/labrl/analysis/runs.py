@@ -292,21 +292,33 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """The runs in `places`: run folders, folders with runs below them, or globs; each run once.
 
-    In the order of the places, below one of them the oldest first. Raises ConfigError for a place
-    without a run. A damaged run below a folder is logged and passed over.
+    In the order of the places, below one of them the oldest first. Of several places those without a run
+    are passed over with a warning, as the shell names them where it has a glob; so is a damaged run below a
+    folder. Raises ConfigError where no run is left, and for a place that is not there or part of a run.
     """
     found: dict[Path, Run] = {}
+    without: list[str] = []
+    places = list(places)
     for place in places:
         text = os.path.expanduser(os.fspath(place))
         literal = os.path.exists(text) or not glob.has_magic(text)
         paths = [text] if literal else sorted(glob.glob(text))
         if not paths:
             raise ConfigError(f"{text} matches nothing")
+        if literal and len(places) > 1 and _without_run(Path(text)):
+            without.append(text)
+            continue
         runs = [run for path in paths for run in _runs_in(Path(path), alone=literal)]
         if not runs:
             raise ConfigError(f"{text} matches no run of labrl")
         for run in runs:
             found.setdefault(run.path.resolve(), run)
+    if without and not found:
+        raise ConfigError(
+            f"no run of labrl in {', '.join(without)}: name folders with a {MARKER} in or below"
+        )
+    if without:
+        _log.warning("passed over, because there is no run in it: %s", ", ".join(without))
     return list(found.values())
 
 
@@ -350,6 +362,11 @@ def _markers(path: Path) -> Iterator[Path]:
         elif len(Path(folder).parts) - root >= DEEPEST:
             below.clear()
         below.sort()
+
+
+def _without_run(path: Path) -> bool:
+    """Whether `path` is there and no run, nor part of one, nor has one below."""
+    return path.exists() and not (path.parent / MARKER).exists() and next(_markers(path), None) is None
 
 
 def _no_run(path: Path) -> str:
