@@ -21,7 +21,8 @@ from labrl.analysis.report.render import SMALL_VIDEO
 from labrl.analysis.report.sections import Table, View
 from labrl.analysis.report.thinning import kept, thinned
 from labrl.analysis.report.trials import trials_section
-from labrl.analysis.runs import find_runs
+from labrl.analysis.runs import find_runs, load_run
+from labrl.analysis.statistics import trial_statistics
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
@@ -156,6 +157,33 @@ def test_the_configuration_says_what_differs_from_the_defaults(tmp_path: Path) -
     assert "Differs from the defaults of ppo on cartpole" in page.text
     assert "agent.lr 0.001 0.0003" in page.text
     assert "labrl seed=1" in page.text
+
+
+def test_a_run_that_was_broken_off_is_told_by_the_frames_it_reached_not_by_its_last_row(
+    tmp_path: Path,
+) -> None:
+    path = write_run(tmp_path / "a", [], status="interrupted", config=config_with(env__max_frame=300_000))
+    rows = rows_of([20_000, 40_000], [1.0, 2.0])
+    rows = [{**row, "env_frames": 4 * row["frame"]} for row in rows]
+    write_session(RunFolder.open(path), 0, rows, "interrupted", frame=48_640, wall=500.0)
+    page = report_of(path)
+    assert "It was interrupted at 16 % of its 300,000 frames and can be resumed." in page.text
+    assert "Frames 48,640 194,560 emulator frames Training time 8 min 20 s" in page.text
+    killed = write_run(tmp_path / "b", [rows], status="running", session_status=None)
+    write_json(killed / "session_0" / "progress.json", {"frame": 41_000, "wall": "of a damaged file"})
+    (session,) = trial_statistics(load_run(killed))["sessions"]
+    assert (session["frames"], session["wall"]) == (41_000, 400)
+
+
+def test_a_session_is_left_out_by_its_rows_and_told_by_what_it_reached(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rising(10)], status="interrupted")
+    for index, frame in ((1, 450), (2, 950)):
+        write_session(RunFolder.open(path), index, rising(10, frames=400), "interrupted", frame=frame)
+    reasons = [entry["reason"] for entry in trial_statistics(load_run(path))["left_out"]]
+    assert reasons == [
+        "ended at frame 450 of 1,000 (interrupted)",
+        "has rows up to frame 400 of 1,000 (interrupted)",
+    ]
 
 
 def test_each_resume_is_told_with_what_was_changed(tmp_path: Path) -> None:

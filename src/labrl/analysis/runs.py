@@ -58,6 +58,8 @@ class SessionRun:
     """Evaluation rows, likewise."""
     result: dict[str, Any]
     """What `result.json` holds; empty until the session has ended."""
+    reached: dict[str, Any] = field(default_factory=dict)
+    """How far it came, which may be beyond its last row: its result, before that what it showed last."""
     warnings: list[str] = field(default_factory=list)
     """What is wrong with it, in words: why it failed, what is missing from its files."""
 
@@ -192,6 +194,7 @@ class Run:
             train=train.columns,
             eval=evaluation.columns,
             result=result,
+            reached=result or _json(folder.progress),
             warnings=warnings,
         )
 

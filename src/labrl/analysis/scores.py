@@ -68,6 +68,17 @@ def last_frame(session: SessionRun) -> float:
     )
 
 
+def frames_reached(session: SessionRun) -> float:
+    """How far the session came, frames: one that was broken off came farther than its last row."""
+    return max(last_frame(session), _told(session, "frame"))
+
+
+def _told(session: SessionRun, name: str) -> float:
+    """What the session said at last of how far it is; 0 where it said nothing."""
+    value = session.reached.get(name)
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else 0.0
+
+
 def session_statistics(
     session: SessionRun,
     baseline: Baseline | None,
@@ -80,14 +91,17 @@ def session_statistics(
     """
     rows = score_rows(session)
     final = measures.final_return(rows.frame, rows.returns)
-    wall = _last(session, "wall")
-    frames = last_frame(session)
+    frames = frames_reached(session)
+    wall = max(_last(session, "wall") or 0.0, _told(session, "wall")) or None
+    emulated = _last(session, "env_frames")
+    if emulated is not None and last_frame(session):
+        emulated *= frames / last_frame(session)  # so many for each frame
     facts: dict[str, Any] = {
         "index": session.index,
         "seed": session.seed,
         "status": session.status,
         "frames": int(frames),
-        "env_frames": _whole(_last(session, "env_frames")),
+        "env_frames": None if emulated is None else round(emulated),
         "episodes": _whole(_last(session, "episode")),
         "opt_steps": _whole(_last(session, "opt_step")),
         "wall": wall,

@@ -17,7 +17,7 @@ from labrl.analysis.curves import aligned
 from labrl.analysis.groups import SEVERAL
 from labrl.analysis.intervals import Estimate, aggregates, curve
 from labrl.analysis.runs import Run, SessionRun
-from labrl.analysis.scores import MEASURES, last_frame, score_rows, session_statistics
+from labrl.analysis.scores import MEASURES, frames_reached, last_frame, score_rows, session_statistics
 
 FORMAT_VERSION = 1
 """Of the dicts and of `statistics.json`."""
@@ -114,8 +114,12 @@ def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
             if not len(score_rows(session)):
                 yield "no episode has ended"
             elif reached < FAR_ENOUGH * furthest:
-                state = "is still at" if session.status == "running" else "ended at"
-                yield f"{state} frame {reached:,.0f} of {furthest:,.0f} ({session.status})"
+                state, came = "ended at", frames_reached(session)
+                if came >= FAR_ENOUGH * furthest:
+                    state, came = "has rows up to", reached
+                elif session.status == "running":
+                    state = "is still at"
+                yield f"{state} frame {came:,.0f} of {furthest:,.0f} ({session.status})"
             elif twin is not None and twin in seen:
                 yield f"the same seed and configuration as {seen[twin]}"
             else:
