@@ -186,6 +186,13 @@ def test_a_session_is_left_out_by_its_rows_and_told_by_what_it_reached(tmp_path:
     ]
 
 
+def test_a_word_that_was_typed_again_at_a_resume_is_shown_once(tmp_path: Path) -> None:
+    typed = ["env.max_frame=300000", "agent.lr=0.1", "agent.lr=0.2", "env.max_frame=300000"]
+    page = report_of(write_long_run(tmp_path / "a", sessions=1, rows=10, typed=typed))
+    assert "labrl agent.lr=0.1 agent.lr=0.2 env.max_frame=300000" in page.text
+    assert page.text.count("env.max_frame=300000") == 1
+
+
 def test_each_resume_is_told_with_what_was_changed(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(100)])
     entry = {

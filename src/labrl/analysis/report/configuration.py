@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ def configuration_section(run: Run) -> Section:
     blocks: list[Block] = []
     command = run.provenance.get("overrides")
     if command is not None:
-        words = " ".join(map(_shell, command))
-        blocks.append(Command(f"labrl {words}".strip(), "What was typed, so that it runs again:"))
+        words = shlex.join(["labrl", *_once(command)])
+        blocks.append(Command(words, "What was typed, so that it runs again:"))
     found = changed(run)
     if found is None:
         blocks.append(Note("Which of these values differ from the defaults was not recorded for this run."))
@@ -59,5 +60,6 @@ def configuration_section(run: Run) -> Section:
     return Section("configuration", "Configuration", blocks)
 
 
-def _shell(word: Any) -> str:
-    return shlex.quote(str(word))
+def _once(words: Sequence[Any]) -> list[str]:
+    """Each word once, where it stood last: of two for one key the last one counts."""
+    return list(dict.fromkeys(map(str, reversed(words))))[::-1]
