@@ -16,6 +16,8 @@ from report_cases import write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.report.build import build
+from labrl.analysis.report.render import render
+from labrl.analysis.report.sections import Axis, Chart, KeyFigure, Line, Report, Section, View
 from labrl.storage.atomic import write_json
 from labrl.storage.run_folder import RunFolder
 
@@ -92,6 +94,33 @@ def test_a_run_of_one_row_shows_it_and_its_ticks_differ(browser: Browser, tmp_pa
         band = window.page.locator("figure").first.locator(".band")
         assert band.count() == 1, "the interval is a bar"
     assert window.errors == []
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("count", [8, 9])
+def test_key_figures_fill_their_rows_however_many_they_are(
+    browser: Browser, tmp_path: Path, count: int, width: int
+) -> None:
+    """An eighth stood alone in a row of grey."""
+    figures = [KeyFigure(f"Figure {index}", str(index), "of all") for index in range(count)]
+    lines = [Line("a", "a", "#000000", {"x": View([0, 1], [0, 1])})]
+    sections = [Section("curves", "Curves", [Chart("Return", {"x": Axis("x")}, lines)])]
+    report = Report("A report", "", "finished", "", figures, [], sections)
+    (tmp_path / "report.html").write_text(render(report, tmp_path))
+    with opened(browser, tmp_path / "report.html", width=width) as window:
+        boxes = window.page.locator(".figures > div").all()
+        places = [box.bounding_box() for box in boxes]
+        whole = window.page.locator(".figures").bounding_box()
+        assert whole is not None
+        rows: dict[float, list[float]] = {}
+        for place in places:
+            assert place is not None
+            rows.setdefault(place["y"], []).append(place["width"])
+        for widths in rows.values():
+            assert sum(widths) == pytest.approx(whole["width"], abs=len(widths) + 3)
+        numbers = [len(widths) for widths in rows.values()]
+        if width == 1200:
+            assert max(numbers) - min(numbers) <= 1, "none stands alone below a full row"
 
 
 def test_a_seed_can_be_hidden_and_comes_back(browser: Browser, trial: Path) -> None:
