@@ -5,6 +5,7 @@ Nothing else reads the command line.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    _print_what_can_be()
     with _arguments(argv) as arguments:
         try:
             if "--version" in arguments:
@@ -160,6 +162,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--root", type=Path, default=Path("runs"), help="where to look (runs)")
     parser.add_argument("--json", action="store_true", help="everything that is known, as a JSON list")
+    _print_what_can_be()
     try:
         words = parser.parse_args(argv)
         from labrl.analysis.listing import as_plain, as_table, entries
@@ -228,6 +231,7 @@ def report(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help=out)
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
     parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
+    _print_what_can_be()
     try:
         words = parser.parse_args(argv)
         from labrl.lab.reporting import report_on
@@ -243,6 +247,13 @@ def report(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     return DONE
+
+
+def _print_what_can_be() -> None:
+    """In a locale without UTF-8 a sign that cannot be printed is a question mark, not the end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="replace")
 
 
 def _print_version() -> int:
