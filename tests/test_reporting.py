@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,19 @@ def test_bad_input_is_told_and_exits_2(
     write_experiment(tmp_path / "begun", [("0", {"status": "waiting"})])
     assert report(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_locale_without_utf8_is_no_end_of_a_report(tmp_path: Path) -> None:
+    """There was a UnicodeDecodeError."""
+    path = write_run(tmp_path / "a", [rising(10)], config=config_with(env__name="Grüße → ±"))
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    program = f"import sys; from labrl.cli import report; sys.exit(report([{str(path)!r}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **locale}, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"report: {path}" in done.stdout.decode()
+    assert "Grüße → ±" in (path / "report.html").read_text()
 
 
 def test_help_of_labrl_report_waits_for_nothing_heavy() -> None:

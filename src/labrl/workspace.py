@@ -142,7 +142,7 @@ def memory_available(sharers: int = 1) -> int | None:
 def _system_memory() -> tuple[int | None, int | None]:
     """Bytes of memory that are available, and there in all; None where unknown."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
         return kilobytes["MemAvailable"] * 1024, kilobytes["MemTotal"] * 1024
     except (OSError, KeyError, ValueError, IndexError):
@@ -161,9 +161,11 @@ def _system_memory() -> tuple[int | None, int | None]:
 def _cgroup_memory() -> tuple[int | None, int]:
     """Limit and use in bytes of the container that this process runs in; None: no limit."""
     try:
-        limit = int((_CGROUP / "memory.max").read_text())  # "max" where there is none
-        used = int((_CGROUP / "memory.current").read_text())
-        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        limit = int((_CGROUP / "memory.max").read_text(encoding="utf-8"))  # "max" where there is none
+        used = int((_CGROUP / "memory.current").read_text(encoding="utf-8"))
+        statistics = dict(
+            line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+        )
     except (OSError, ValueError):
         return None, 0
     # The system takes cached pages of files back when it needs them.

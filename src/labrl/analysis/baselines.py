@@ -68,7 +68,7 @@ def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
     """As measured before, else as published for the game, else None."""
     for path in _same_env(env):
         try:
-            facts = json.loads(path.read_text())
+            facts = json.loads(path.read_text(encoding="utf-8"))
             return Baseline(float(facts["mean"]), facts["std"], int(facts["episodes"]), "measured")
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not measured yet, or damaged: as if it were not there
@@ -109,5 +109,5 @@ def _solved() -> dict[str, float]:
 
 
 def _table(name: str) -> list[dict[str, str]]:
-    text = importlib.resources.files("labrl.analysis").joinpath("data", name).read_text()
+    text = importlib.resources.files("labrl.analysis").joinpath("data", name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

@@ -81,7 +81,11 @@ class Result:
 
 def cells() -> list[Cell]:
     """All published scores, in the order of the source."""
-    text = importlib.resources.files("labrl.analysis").joinpath("data", "slm_lab.csv").read_text()
+    text = (
+        importlib.resources.files("labrl.analysis")
+        .joinpath("data", "slm_lab.csv")
+        .read_text(encoding="utf-8")
+    )
     return [
         Cell(
             env_id=row["env"],

@@ -273,7 +273,7 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
     if not marker.exists():
         return Experiment(path, {}, _runs_below(path), [])
     try:
-        info = json.loads(marker.read_text())
+        info = json.loads(marker.read_text(encoding="utf-8"))
         trials = [
             (trial.get("number"), trial.get("folder"), trial.get("status"), trial.get("error"))
             for trial in info.get("trials", [])
@@ -382,7 +382,7 @@ def _no_run(path: Path) -> str:
 def _json(path: Path) -> dict[str, Any]:
     """What a file holds; empty where it is missing, damaged or holds something else."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -20,7 +20,7 @@ def listed() -> list[tuple[str, str, str]]:
     ):
         name = file.name.removesuffix(".yaml")
         if name not in BASES and file.name.endswith(".yaml"):
-            content = OmegaConf.create(file.read_text())
+            content = OmegaConf.create(file.read_text(encoding="utf-8"))
             assert isinstance(content, DictConfig)
             rows.append((name, "gymnasium", str(content.id)))
     rows += [(game, "atari", game) for game in games()]

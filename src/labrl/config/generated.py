@@ -111,7 +111,7 @@ def _agents() -> builtins.list[str]:
 def _defaults(agent: str) -> str:
     """The defaults list of an agent's file as it is written; empty for what is no agent of labrl's."""
     file = resources.files("labrl.configs").joinpath("agent", f"{agent}.yaml")
-    text = file.read_text() if file.is_file() else ""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = re.search(r"^defaults:\n((?:  - .*\n)*)", text, re.MULTILINE)
     return found[1] if found else ""
 

@@ -99,7 +99,7 @@ def _started(
         "parent": os.getpid(),
     }
     try:
-        with open(log, "a") as output:
+        with open(log, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "labrl.dashboards"],
                 stdin=subprocess.PIPE,
@@ -161,6 +161,6 @@ def _tell(
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}

@@ -255,7 +255,7 @@ def _known_id(state: Path) -> str | None:
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

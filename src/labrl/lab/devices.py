@@ -37,7 +37,7 @@ def available_cpus() -> int:
 def _cgroup_quota() -> float | None:
     """Cores granted by a container's processor quota, or None without one."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return None
     return None if quota == "max" else int(quota) / int(period)

@@ -137,7 +137,7 @@ def _best_score(session: SessionFolder) -> float:
     """The highest in the evaluation table, which a running session may be writing to."""
     best = -math.inf
     try:
-        with open(session.eval_csv, newline="") as file:
+        with open(session.eval_csv, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 try:
                     score = float(row.get("return_mean") or "nan")

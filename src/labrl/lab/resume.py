@@ -84,7 +84,7 @@ def _check_saved(run: RunFolder, left: Sequence[int]) -> None:
 
 def _was_saved(session: SessionFolder) -> bool:
     try:
-        result = json.loads(session.result.read_text())
+        result = json.loads(session.result.read_text(encoding="utf-8"))
         return result["status"] in ("finished", "pruned", "interrupted") and result["frame"] > 0
     except (OSError, ValueError, KeyError, TypeError):
         return False  # killed, perhaps before its first checkpoint
@@ -117,7 +117,7 @@ def _has_finished(session: SessionFolder, config: TrialConfig) -> bool:
     """Whether one of the budgets of `config` is spent."""
     limits = {"frame": config.env.config.max_frame, **_other_budgets(config)}
     try:
-        result = json.loads(session.result.read_text())
+        result = json.loads(session.result.read_text(encoding="utf-8"))
         spent = any(result.get(name, 0) >= limit for name, limit in limits.items())
         return result["status"] == "finished" and spent
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -60,7 +60,7 @@ def run_session(
     try:
         with session_log.warnings_kept(folder.log, aloud):
             session = restored_session(config, index, folder, num_threads, begin)
-            folder.networks.write_text(summary(session.agent.modules()))
+            folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
             session.run()
         if session.pruned:
             result.status, code = "pruned", 0

@@ -165,7 +165,7 @@ def _main(connection: Connection, log: Path, work: Callable[..., None], argument
     heed_no_signals()
     # However the session's process ends, and whatever this one is in the middle of.
     when_the_parent_ends(_leave)
-    file = log.open("a")
+    file = log.open("a", encoding="utf-8")
     faulthandler.register(signal.SIGUSR2, file, chain=False)  # where it is, if it hangs
     line = Line(connection)
     try:

@@ -80,7 +80,7 @@ class SharedWeights:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with open(self._folder / "lock", "w") as file:
+        with open(self._folder / "lock", "w", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

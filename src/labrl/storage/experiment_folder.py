@@ -44,7 +44,7 @@ def is_first_of_experiment(run: Path) -> bool:
     if experiment is None:
         return True
     try:
-        trials = json.loads((experiment / EXPERIMENT_MARKER).read_text())["trials"]
+        trials = json.loads((experiment / EXPERIMENT_MARKER).read_text(encoding="utf-8"))["trials"]
         return not trials or experiment / trials[0]["folder"] == run
     except (OSError, ValueError, KeyError, TypeError):
         return True
@@ -160,7 +160,7 @@ class ExperimentFolder:
     def info(self) -> dict[str, Any]:
         """The content of `experiment.json`; ConfigError where it is missing or damaged."""
         try:
-            content = json.loads(self.marker.read_text())
+            content = json.loads(self.marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(
                 f"{self.path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it)"

@@ -45,5 +45,5 @@ def claim(marker: Path, content: Mapping[str, Any]) -> None:
     """
     marker.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

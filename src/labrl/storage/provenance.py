@@ -124,7 +124,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 
 def _read(path: Path, parse: Callable[[str], Any], kind: type) -> Any:
     try:
-        content = parse(path.read_text())
+        content = parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, kind):
             raise ValueError(f"it holds {str(content)[:40] or 'nothing'}, not what labrl writes there")
         return content
@@ -272,7 +272,7 @@ def _addition(root: Path, name: str) -> str | None:
 
 def _processor() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:

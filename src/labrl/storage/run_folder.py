@@ -205,7 +205,7 @@ class RunFolder:
         """The content of `run.json`; ConfigError where it is missing or damaged."""
         marker = self.path / MARKER
         try:
-            content = json.loads(marker.read_text())
+            content = json.loads(marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(f"{self.path} holds no run of labrl (no {MARKER} in it)") from error
         except (OSError, ValueError) as error:

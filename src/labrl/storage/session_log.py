@@ -15,7 +15,7 @@ def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
     aloud: that must not keep it from being told where nobody listens otherwise.
     """
     logger = logging.getLogger("labrl")
-    handlers: list[logging.Handler] = [logging.FileHandler(log, delay=True)]
+    handlers: list[logging.Handler] = [logging.FileHandler(log, delay=True, encoding="utf-8")]
     handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     if aloud and not logger.hasHandlers():  # then the one above would be all
         handlers.append(logging.StreamHandler())
@@ -32,5 +32,5 @@ def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
 
 def append(log: Path, text: str) -> None:
     """Write `text` at the end of the file `log`, as lines of their own, if the disk lets it."""
-    with suppress(OSError), open(log, "a") as file:
+    with suppress(OSError), open(log, "a", encoding="utf-8") as file:
         file.write(text.rstrip() + "\n")

@@ -32,7 +32,7 @@ class Changed:
 def changed(run: Run) -> list[Changed] | None:
     """What differs from the defaults as they were when the run ended; None where that was not recorded."""
     try:
-        entries = json.loads((Path(run.path) / CHANGED).read_text())
+        entries = json.loads((Path(run.path) / CHANGED).read_text(encoding="utf-8"))
         return [Changed(entry["key"], entry.get("default"), entry.get("value")) for entry in entries]
     except (OSError, ValueError, KeyError, TypeError):
         return None

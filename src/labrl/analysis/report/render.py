@@ -73,7 +73,11 @@ def render(report: Report, folder: Path) -> str:
 
 
 def _asset(name: str) -> str:
-    return importlib.resources.files("labrl.analysis.report").joinpath("assets", name).read_text()
+    return (
+        importlib.resources.files("labrl.analysis.report")
+        .joinpath("assets", name)
+        .read_text(encoding="utf-8")
+    )
 
 
 def _charts(report: Report) -> list[Chart]:

@@ -139,7 +139,7 @@ def _sessions_of(run: RunFolder) -> int:
 
 def _ended_well(result: Path) -> bool:
     try:
-        return json.loads(result.read_text())["status"] in ("finished", "pruned")
+        return json.loads(result.read_text(encoding="utf-8"))["status"] in ("finished", "pruned")
     except (OSError, ValueError, KeyError):
         return False
 

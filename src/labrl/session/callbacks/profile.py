@@ -60,6 +60,6 @@ class Profile(Callback):
             folder.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(folder / "trace.json"))
             table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
-            (folder / "table.txt").write_text(table + "\n")
+            (folder / "table.txt").write_text(table + "\n", encoding="utf-8")
         except OSError as error:
             _log.warning("the profile cannot be written to %s: %s", folder, error)

@@ -164,7 +164,7 @@ class TrialPanel:
         found = []
         for index, path in enumerate(self._files):
             try:
-                found.append(SessionProgress(**json.loads(path.read_text())))
+                found.append(SessionProgress(**json.loads(path.read_text(encoding="utf-8"))))
             except (OSError, ValueError, TypeError):
                 found.append(SessionProgress(index, 0, self._max_frame, 0, None, None, 0.0, 0, "starting"))
             if index in self._ended and found[-1].status in ("starting", "running"):
