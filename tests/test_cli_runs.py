@@ -35,6 +35,7 @@ def files() -> list[Path]:
         ["seed=1,2"],
         ["env.num_envs=0"],
         ["env=gymnasium"],
+        ["env=gymnasium", "env.id=../x"],
         ["env=atari"],
         ["agent.batch_size=100"],
         ["env.max_frame=10"],

@@ -19,6 +19,9 @@ _log = logging.getLogger(__name__)
 EXTRAS = ("box2d", "mujoco")
 """Extras of labrl that bring the dependencies of Gymnasium's extras of the same name."""
 
+_ID = re.compile(r"(\w+(\.\w+)*:)?([\w-]+/)?[\w.-]+")
+"""A package that registers the id, a namespace, a name; only the name must be there."""
+
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
 
@@ -71,6 +74,11 @@ class EnvFactory:
         return env
 
     def _registered(self, env_id: str) -> gymnasium.Env[Any, Any]:
+        if not _ID.fullmatch(env_id):
+            raise ConfigError(
+                f"env.id={env_id}: this is no id. Ids are written <name>-v<version>, such as"
+                " env.id=CartPole-v1, some with a namespace before the name, such as env.id=ALE/Pong-v5"
+            )
         try:
             # The checker costs more than a step of CartPole does; labrl's own tests stand in for it.
             return gymnasium.make(
