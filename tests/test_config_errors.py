@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,12 @@ def refused(*overrides: str) -> str:
         ("env=cartpol", "Did you mean env=cartpole?"),
         ("meta=fast_atary", "meta=fast_atary: no such option. Did you mean meta=fast_atari?"),
         ("preset=ppo_cartpol", "Did you mean preset=ppo_cartpole?"),
+        (
+            "experiment=slm_lab/cartpol",
+            "no such option. Did you mean experiment=slm_lab/cartpole? Known: atari/v",
+        ),
+        ("experiment=slm_lab", "experiment=slm_lab: no such option. Did you mean experiment=slm_lab/"),
+        ("experiment=best", "<folder>/experiment/best.yaml, are found with --config-dir <folder>."),
         ("agent=3", "agent=3: agent must be one of a2c, c51, crossq,"),
         ("hydra.run.dirr=x", "hydra.run.dirr: no such key. Did you mean hydra.run.dir?"),
         ("callbacks.mine=1", "callbacks.mine: no such key. To add it there write +callbacks.mine=<value>."),
@@ -123,3 +130,17 @@ def test_a_mistake_that_other_keys_repeat_is_told_once() -> None:
     assert str(caught.value).splitlines() == [
         "env.max_frame must be a whole number, got 'abc' (for instance env.max_frame=1000000)"
     ]
+
+
+def test_recipes_of_ones_own_are_known_too_in_folders_or_not(tmp_path: Path) -> None:
+    for name in ("experiment/best", "mine/deep/one"):
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text("# @package _global_\nseed: 1\n")
+    for word, meant in {
+        "experiment=bets": "experiment=best? Known: best, atari/v4, ",
+        "+mine=deep/on": "mine=deep/one? Known: deep/one.",
+    }.items():
+        with pytest.raises(ConfigError, match="no such option") as caught:
+            compose([word], tmp_path)
+        assert f"Did you mean {meant}" in str(caught.value)

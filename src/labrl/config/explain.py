@@ -16,6 +16,9 @@ from omegaconf import OmegaConf
 
 from labrl.config.errors import ConfigError, did_you_mean, nearest
 
+RECIPES = "experiment"
+"""The group whose options lie in folders, and among which users have their own."""
+
 
 def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
     """`error`, raised while `overrides` were composed, as one that says what to type instead."""
@@ -24,7 +27,7 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     if isinstance(error, OverrideParseException):
         return _bad_syntax(str(error.override))
     if isinstance(error, MissingConfigException):
-        return _missing_option(error, loader)
+        return _missing_option(error, overrides, loader)
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return ConfigError(
@@ -97,19 +100,46 @@ def _not_an_option(overrides: Sequence[str], loader: ConfigLoader) -> ConfigErro
     return ConfigError("a group must be given the name of one of its options")
 
 
-def _missing_option(error: MissingConfigException, loader: ConfigLoader) -> ConfigError:
+def _missing_option(
+    error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader
+) -> ConfigError:
     path = error.missing_cfg_file
-    if not path or "/" not in path or not error.options:
+    if not path or "/" not in path:
         return ConfigError(_first_line(error))
-    group, _, option = path.rpartition("/")
-    if group == "env" or group.startswith("env/"):
-        group, _, option = path.partition("/")  # ids such as ALE/Pong-v5 have a slash of their own
-    guess = did_you_mean(_name_in(option) if group == "env" else option, error.options, prefix=f"{group}=")
+    group, option = _group_and_option(path, overrides)
+    options = list(error.options or [])
+    if group == RECIPES or "/" in option or not options:
+        options += _in_folders(group, loader)
+    if not options:
+        return ConfigError(_first_line(error))
+    guess = did_you_mean(_name_in(option) if group == "env" else option, options, prefix=f"{group}=")
     if group == "env":
         hint = " labrl-envs lists all; env=gymnasium env.id=<id> takes any id of Gymnasium."
     else:
-        hint = f" Known: {', '.join(error.options)}."
+        hint = f" Known: {', '.join(options)}."
+    if group == RECIPES:
+        hint += f" Your own, <folder>/{group}/{option}.yaml, are found with --config-dir <folder>."
     return ConfigError(f"{group}={option}: no such option.{guess}{hint}")
+
+
+def _group_and_option(path: str, overrides: Sequence[str]) -> tuple[str, str]:
+    """Of a file that is missing: as they were typed, for an option may have a slash of its own."""
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        if f"{one.key_or_group}/{one.get_value_string()}" == path:
+            return one.key_or_group, path.removeprefix(f"{one.key_or_group}/")
+    for group in ("env", RECIPES):  # ids such as ALE/Pong-v5, recipes such as slm_lab/cartpole
+        if path.startswith(f"{group}/"):
+            return group, path.removeprefix(f"{group}/")
+    group, _, option = path.rpartition("/")
+    return group, option
+
+
+def _in_folders(group: str, loader: ConfigLoader) -> list[str]:
+    """What `group` can be that lies in a folder of it: slm_lab/cartpole."""
+    folders = [one.removeprefix(f"{group}/") for one in _groups(loader, group)]
+    return [
+        f"{folder}/{name}" for folder in folders for name in loader.get_group_options(f"{group}/{folder}")
+    ]
 
 
 def _name_in(env_id: str) -> str:
