@@ -51,11 +51,23 @@ def refused(*overrides: str) -> str:
         ("callbacks.mine=1", "callbacks.mine: no such key. To add it there write +callbacks.mine=<value>."),
         ("+agent.horizn=4", "agent.horizn: no such key. Did you mean agent.horizon?"),
         ("+mine=4", "mine: no such key."),
+        ("+resum=latest", "+resum=latest: no such key. Did you mean +resume=latest?"),
+        ("+enjoi=latest", "+enjoi=latest: no such key. Did you mean +enjoy=latest?"),
+        ("resum=latest", "resum: no such key. Did you mean +resume?"),
         ("~env", "agent and env must each be chosen"),
     ],
 )
 def test_misspelt_words_name_the_nearest(override: str, message: str) -> None:
     assert message in refused(override)
+
+
+def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
+    message = refused("agent=dqn", "agent.horizon=5")
+    assert message.startswith(
+        "agent.horizon: no such key. agent=dqn has none; these have one: a2c, ppo, recurrent_a2c, "
+    )
+    assert "Did you mean" not in message
+    assert "agent=ppo has none; these have one: crossq, sac." in refused("agent.target_entropy=1")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,13 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "does not fit: agent.clip: no such key",
         ),
         ([], "there is nothing to search"),
-        (["search=dqn", "agent=ppo"], "no such key"),
+        (
+            ["search=ppo", "agent=dqn"],
+            "search=ppo: agent=dqn has no agent.horizon, agent.epochs, agent.gae_lambda, agent.clip, "
+            "agent.entropy_coef, which this space searches: take search=dqn, or its own agent",
+        ),
+        (["search=dqn", "agent=choice(dqn, reinforce)"], "search=dqn: agent=reinforce has no"),
+        (["search=dqn", "agent.clip=interval(0.1, 0.2)"], "does not fit: agent.clip: no such key"),
         ([LR, "meta.eval_frequency=1e6"], "set meta.eval_frequency=<less>"),
         (
             [LR, "env.max_frame=2e4", "search.pruner.grace_period=19999"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.errors import ConfigError
+from labrl.config.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -129,6 +130,7 @@ def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = N
     try:
         config = dataclass_of(TrialConfig, plain)
     except InvalidError as invalid:
+        _check_verbs(plain)
         raise ConfigError(invalid.without(_echoes(composed or cfg, invalid)).told()) from None
     if isinstance(config.env.config, dict):
         raise ConfigError(
@@ -140,6 +142,18 @@ def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = N
     if check is not None:
         check(config.agent.config, config.env.config)
     return config
+
+
+def _check_verbs(plain: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a key that nobody knows and that looks like `+resume` or another of its kind."""
+    from labrl.config.explain import VERBS
+    from labrl.config.schema import TrialConfig
+
+    known = {field.name for field in dataclasses.fields(TrialConfig)}
+    for name, value in plain.items():
+        meant = None if name in known else nearest(name, [*known, *VERBS])
+        if meant in VERBS:
+            raise ConfigError(f"+{name}={value}: no such key. Did you mean +{meant}={value}?")
 
 
 def _echoes(cfg: DictConfig | Mapping[str, Any], invalid: InvalidError) -> set[tuple[str | int, ...]]:

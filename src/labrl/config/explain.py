@@ -8,16 +8,20 @@ from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.default_element import ConfigDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.errors import ConfigError, did_you_mean, nearest
 
 RECIPES = "experiment"
 """The group whose options lie in folders, and among which users have their own."""
+
+VERBS = ("resume", "rerun", "enjoy", "force")
+"""Words that are typed with a plus and are no keys."""
 
 
 def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
@@ -157,11 +161,15 @@ def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> Co
         guess = did_you_mean(key, groups)
         return ConfigError(f"{key}: no such group.{guess or ' Known: ' + ', '.join(groups) + '.'}")
     hydra = key.startswith("hydra.")
-    keys = [known for known in _known_keys(overrides, loader) if known.startswith("hydra.") == hydra]
+    cfg = _chosen(overrides, loader)
+    keys = [known for known in _known_keys(cfg) if known.startswith("hydra.") == hydra]
     parent = key.rpartition(".")[0]
     below = [known for known in keys if known.rpartition(".")[0] == parent]
+    others = _agents_with(key, loader)
     if parent in keys and not below:
         hint = f" To add it there write +{key}=<value>."
+    elif cfg is not None and others:
+        hint = f" agent={cfg.hydra.runtime.choices.agent} has none; these have one: {', '.join(others)}."
     elif match := _nearest_key(key, keys, groups):
         hint = f" Did you mean {match}?"
     else:
@@ -174,6 +182,8 @@ def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | 
     """The full key most likely meant: a sibling, the same last word elsewhere, or any that looks alike."""
     parent, _, leaf = key.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
+    if not parent:
+        siblings |= {verb: f"+{verb}" for verb in VERBS}
     match = nearest(leaf, siblings)
     if match:
         return siblings[match]
@@ -183,8 +193,28 @@ def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | 
     return None if parent in keys else nearest(key, [*keys, *groups])
 
 
-def _known_keys(overrides: Sequence[str], loader: ConfigLoader) -> list[str]:
-    """Every full key of the configuration that the chosen groups make."""
+def _agents_with(key: str, loader: ConfigLoader) -> list[str]:
+    """The agents in whose files, or in those that they build on, `key` stands."""
+    group, _, inner = key.partition(".")
+    if group != "agent" or not inner:
+        return []
+    assert isinstance(loader, ConfigLoaderImpl)
+    repository = loader.repository
+
+    def stands_in(agent: str) -> bool:
+        file = repository.load_config(f"agent/{agent}")
+        if file is None:
+            return False
+        bases = [one.path for one in file.defaults_list or [] if isinstance(one, ConfigDefault) and one.path]
+        plain = OmegaConf.to_container(file.config, resolve=False)
+        assert isinstance(plain, dict)
+        return inner in _keys(plain) or any(stands_in(base) for base in bases if base != "_self_")
+
+    return [agent for agent in loader.get_group_options("agent") if stands_in(agent)]
+
+
+def _chosen(overrides: Sequence[str], loader: ConfigLoader) -> DictConfig | None:
+    """The configuration that the chosen groups make, before any key is set; None where they make none."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     chosen = [
         one.input_line
@@ -192,10 +222,14 @@ def _known_keys(overrides: Sequence[str], loader: ConfigLoader) -> list[str]:
         if one.input_line and not one.is_sweep_override() and loader.get_group_options(one.key_or_group)
     ]
     try:
-        cfg = loader.load_configuration("config", chosen, run_mode=RunMode.RUN)
+        return loader.load_configuration("config", chosen, run_mode=RunMode.RUN)
     except Exception:  # the suggestion is a courtesy: the first complaint stays the one that is told
-        return []
-    plain = OmegaConf.to_container(cfg, resolve=False)
+        return None
+
+
+def _known_keys(cfg: DictConfig | None) -> list[str]:
+    """Every full key of a configuration."""
+    plain = {} if cfg is None else OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     return list(_keys(plain))
 

@@ -68,8 +68,9 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
     typed = _without_seed(words)
     space = Space.of(asked.search.space, settings.params, typed)
     recipe = Recipe(space, _choices(cfg), _how(typed))
-    base = check_space(recipe, config_dir)
-    check_ready(cfg.hydra.runtime.choices["search"], recipe, config_dir)
+    ready = cfg.hydra.runtime.choices["search"]
+    base = check_space(recipe, config_dir, ready, asked.search.space)
+    check_ready(ready, recipe, config_dir)
     plan = _plan(asked, base, space, settings, cfg)
     shares = _shares(base, settings)
     with _experiment(cfg, words, plan.name) as experiment:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 from labrl.config.compose import compose, resolve, to_plain
@@ -17,11 +18,13 @@ from labrl.lab.search.recipe import Recipe
 from labrl.lab.trial import check
 
 
-def check_space(recipe: Recipe, config_dir: str | None) -> TrialConfig:
+def check_space(
+    recipe: Recipe, config_dir: str | None, ready: str = "none", keys: Collection[str] = ()
+) -> TrialConfig:
     """Compose what the space of a search can come to. Returns the configuration without any searched value.
 
-    Raises ConfigError for a key or an option that does not exist, and for a range with a value in it that
-    its key can never have.
+    ready: the option of `search`, of which the space has these `keys`. Raises ConfigError for a key or an
+    option that does not exist, and for a range with a value in it that its key can never have.
     """
     space = recipe.space
     default = to_plain(compose(recipe.configuration({}), config_dir))
@@ -29,24 +32,47 @@ def check_space(recipe: Recipe, config_dir: str | None) -> TrialConfig:
     check(config)
     corners = space.corners()
     first = {key: values[0] for key, values in corners.items()}
-    _check_together(recipe, first, config_dir)
+
+    def check_together(values: Mapping[str, Any]) -> None:
+        """Raises ConfigError where a searched key is not there beside these: `agent.clip` with agent=dqn."""
+        try:
+            compose(recipe.configuration(values), config_dir)
+        except ConfigError as error:
+            lacking = _lacking(recipe, values, keys, config_dir)
+            told = f"the search space does not fit: {error}"
+            raise ConfigError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
+
+    check_together(first)
     for key, values in corners.items():
         if not _is_key(default, key):
             for value in values:
                 compose(recipe.configuration({key: value}), config_dir)
-                _check_together(recipe, {**first, key: value}, config_dir)
+                check_together({**first, key: value})
             continue
         for value in values:
             _check_value(default, key, value, space.written[key])
     return config
 
 
-def _check_together(recipe: Recipe, values: Mapping[str, Any], config_dir: str | None) -> None:
-    """Raises ConfigError where a searched key is not there beside these: `agent.clip` with agent=dqn."""
-    try:
-        compose(recipe.configuration(values), config_dir)
-    except ConfigError as error:
-        raise ConfigError(f"the search space does not fit: {error}") from error
+def _lacking(
+    recipe: Recipe, values: Mapping[str, Any], keys: Collection[str], config_dir: str | None
+) -> list[str]:
+    """Those of the searched `keys` that are not there beside the groups which these values choose."""
+    groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
+    plain = to_plain(compose(recipe.configuration(groups), config_dir))
+    return [key for key in recipe.space.distributions if key in keys and not _is_key(plain, key)]
+
+
+def _not_its(ready: str, lacking: Sequence[str], values: Mapping[str, Any], recipe: Recipe) -> str:
+    """What to say where the ready space `ready` searches keys that the agent does not have."""
+    agent = str(values.get("agent", recipe.choices["agent"]))
+    fits = resources.files("labrl.configs").joinpath("search", f"{agent}.yaml").is_file()
+    instead = f"search={agent}, or " if fits else ""
+    return (
+        f"search={ready}: agent={agent} has no {', '.join(lacking)}, which this space searches: "
+        f"take {instead}its own agent by leaving out agent={agent}, or search keys of your own, as in "
+        "'agent.lr=tag(log, interval(1e-5, 1e-2))'"
+    )
 
 
 def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
