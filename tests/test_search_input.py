@@ -28,6 +28,19 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["agent.lrr=interval(0.1, 1)"], "agent.lrr: no such key. Did you mean agent.lr?"),
         (["agent.lr=interval(-1.0, 1.0)"], "agent.lr=interval(-1.0, 1.0): agent.lr must be"),
+        (["agent.lr=choice(1e-3, a)"], "agent.lr=choice(1e-3, a): agent.lr must be a finite number or"),
+        (
+            ["agent.network.torso.mlp.hidden=choice([64], [64, x])"],
+            "hidden[1] must be a whole number, got 'x'",
+        ),
+        (
+            ["agent.lr=choice(1e-3, {kind: liner, start: 1, end: 0, horizon: 9})"],
+            "agent.lr.kind must be one of",
+        ),
+        (["agent.normalize_advantage=choice(true, yes please)"], "agent.normalize_advantage must be true or"),
+        (["env.num_envs=choice(8, 4, 0)"], "env.num_envs must be at least 1, got 0"),
+        (["+agent.lrate=choice(1, 2)"], "+agent.lrate=choice(1, 2): agent.lrate: no such key."),
+        (["~agent.lr", "+agent.lr=choice(1e-3, a)"], "agent.lr must be a finite number or"),
         (["agent/network=choice(auto, mpl)"], "agent/network=mpl: no such option. Did you mean"),
         (["agent.lr=interval(2, 1)"], "agent.lr=interval(2, 1): the range is empty"),
         (
@@ -79,6 +92,16 @@ def test_a_database_that_does_not_answer_is_told_without_the_password(
     told = capsys.readouterr().err
     assert "hydra.sweeper.storage=postgresql://labrl:***@127.0.0.1:1/labrl: cannot be reached" in told
     assert "secret" not in told
+
+
+def test_what_contradicts_another_sample_only_is_not_refused() -> None:
+    words = [
+        "agent.lr=choice(1e-3, {kind: linear, start: 1e-3, end: 0, horizon: 1e4})",
+        "agent.network.torso.mlp.hidden=choice([64, 64], [32])",
+        "agent.horizon=choice(32, 100)",  # 800 steps are no whole minibatches of 256
+        "agent.gae_lambda=choice(0.9, ${agent.discount})",
+    ]
+    check_space(Recipe(Space.of({}, {}, words), {"agent": "ppo", "env": "cartpole"}, []), None)
 
 
 def test_a_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
