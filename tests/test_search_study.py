@@ -13,6 +13,7 @@ from search_cases import PLAN, TPE, history, next_of, play, study, write_eval
 from labrl.config.errors import ConfigError
 from labrl.config.search import NoPruner
 from labrl.lab.search.space import Space
+from labrl.lab.search.study import FACTS
 from labrl.storage.lock import FolderLock
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -249,6 +250,36 @@ def test_words_that_only_watch_may_differ_between_machines_and_after_a_resume(tm
     for counts in ("env=acrobot", "meta.eval_frequency=10", "meta.precision=bf16"):
         with pytest.raises(ConfigError, match="is another one"):
             study(tmp_path, space=with_words("env=pong", counts))
+
+
+def test_the_same_words_in_another_order_are_the_same_study(tmp_path: Path) -> None:
+    def with_words(*words: str) -> Space:
+        return Space.of({}, {}, ["x=interval(0.0, 1.0)", *words])
+
+    study(
+        tmp_path,
+        space=with_words("meta.eval_frequency=400", "env.max_frame=2000", "~agent.lr", "+agent.lr=1"),
+    )
+    study(
+        tmp_path,
+        space=with_words("~agent.lr", "+agent.lr=1", "env.max_frame=2000", "meta.eval_frequency=400"),
+    )
+    last = with_words(
+        "env.max_frame=1", "meta.eval_frequency=400", "~agent.lr", "+agent.lr=1", "env.max_frame=2000"
+    )
+    study(tmp_path, space=last)
+    other = with_words(
+        "env.max_frame=2000", "meta.eval_frequency=400", "~agent.lr", "+agent.lr=1", "env.max_frame=1"
+    )
+    with pytest.raises(ConfigError, match="is another one"):
+        study(tmp_path, space=other)
+
+
+def test_a_study_of_before_words_were_sorted_goes_on(tmp_path: Path) -> None:
+    space = Space.of({}, {}, ["x=interval(0.0, 1.0)", "meta.eval_frequency=4", "env.max_frame=2"])
+    begun = study(tmp_path, space=space)._study
+    begun.set_user_attr(FACTS, {**begun.user_attrs[FACTS], "fixed": list(space.fixed)})
+    study(tmp_path, space=space)
 
 
 def test_a_foreign_study_of_the_same_name_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Plan:
         """What another machine, or a later command, must agree with."""
         return {
             "space": self.space.as_json(),
-            "fixed": [word for word in self.space.fixed if _counts(word)],
+            "fixed": _by_key(word for word in self.space.fixed if _counts(word)),
             "objective": list(self.measures),
             "directions": list(self.directions),
             "frames": self.budget,
@@ -75,6 +75,12 @@ def _counts(word: str) -> bool:
     machine and after a resume."""
     key, _ = split_word(word)
     return key.startswith(SCORED) or not only_watches(key)
+
+
+def _by_key(words: Iterable[str]) -> list[str]:
+    """`words` in the order of their keys, for in which order they were typed means nothing; those of one
+    key stay in theirs."""
+    return sorted(words, key=lambda word: split_word(word)[0])
 
 
 @dataclass(frozen=True)
@@ -330,9 +336,10 @@ class Study:
             agreed = {**mine, "seed": seed, "random_return": self.plan.random_return}
             self._study.set_user_attr(FACTS, agreed)
             return agreed
-        differs = [key for key in mine if mine[key] != agreed.get(key)]
+        then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
+        differs = [key for key in mine if mine[key] != then.get(key)]
         if differs:
-            raise ConfigError(_other_study(name, self._storage.told, differs, mine, agreed))
+            raise ConfigError(_other_study(name, self._storage.told, differs, mine, then))
         return agreed
 
 
