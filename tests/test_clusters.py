@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_experiment import QUICK, frame, needs_proc, started, statuses, wait_for, worker_of
+from test_experiment import ONE_PROCESS, QUICK, frame, needs_proc, started, statuses, wait_for, worker_of
 
 from labrl.cli import main
 from labrl.config.compose import compose
@@ -81,6 +81,33 @@ def test_slurm_asks_for_what_the_trial_needs_and_comes_back_after_preemption() -
     assert chosen.signal_delay_s >= 60, "time enough to save"
     chosen = launcher("hydra/launcher=submitit_slurm", "meta.num_cpus=6", "meta.num_gpus=0.5")
     assert (chosen.cpus_per_task, chosen.gpus_per_node) == (6, 1)
+
+
+@needs_submitit
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_launch_that_slurm_refuses_leaves_nothing_and_asks_nothing_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], resumed: bool
+) -> None:
+    words = ["-m", *QUICK, "hydra.sweep.dir=e", "seed=0,1"]
+    asked = ["hydra/launcher=submitit_slurm", "meta.num_cpus=64", "meta.num_gpus=1"]
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert main([*words, *asked]) == 2
+    assert "hydra/launcher=submitit_slurm: there is no `srun` here" in capfd.readouterr().err
+    assert not Path("e").exists()
+
+    for name in ("srun", "sbatch"):
+        program = tmp_path / "bin" / name
+        program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2\nexit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "bin" / name))
+    if resumed:
+        assert main([*words, ONE_PROCESS]) == 0
+    assert main(["-m", "+resume=e", "seed=0,1,2", *asked] if resumed else [*words, *asked]) == 2
+    assert "the jobs were refused: sbatch: error: invalid partition specified: gpu." in capfd.readouterr().err
+    assert Path("e").exists() == resumed
+    assert len(list(Path().glob("e/*/run.json"))) == 2 * resumed
 
 
 @needs_submitit

@@ -4,6 +4,7 @@ another with it. They are there only where their extra is installed."""
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,19 @@ if HAS_SUBMITIT:
     class SubmititSlurm(SlurmLauncher):
         """Each trial a job of a SLURM array, put into the queue again when it is preempted or times out."""
 
+        elsewhere = True
+        """Whether trials run on other machines, of which this one's cores and GPUs say nothing."""
+
+        def check(self) -> None:
+            """Raises ConfigError where there is no SLURM."""
+            from labrl.config.errors import ConfigError
+
+            if shutil.which("srun") is None:
+                raise ConfigError(
+                    "hydra/launcher=submitit_slurm: there is no `srun` here, so this is no machine of a "
+                    "SLURM cluster. Start it on a login node; hydra/launcher=joblib takes this machine"
+                )
+
         def launch_orders(
             self, orders: Sequence[Any], on_start: Callable[[int], None], on_end: Callable[[int, Any], None]
         ) -> int | None:
@@ -41,6 +55,11 @@ if HAS_RAY:
 
     class RayTrials(RayLauncher):
         """Each trial a task of a Ray cluster."""
+
+        @property
+        def elsewhere(self) -> bool:
+            """Whether trials run on other machines: on those of a cluster that was there before."""
+            return self.ray_cfg.init.get("address") not in (None, "local")
 
         def launch_orders(
             self, orders: Sequence[Any], on_start: Callable[[int], None], on_end: Callable[[int, Any], None]

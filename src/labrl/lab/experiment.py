@@ -14,8 +14,15 @@ from labrl.lab import reporting
 from labrl.lab.experiment_summary import print_experiment, said_of
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, Outcome, recorded
 from labrl.lab.summary import say
-from labrl.storage.experiment_folder import ExperimentFolder, ExperimentKind, ExperimentStatus, TrialRecord
-from labrl.storage.run_folder import RunFolder
+from labrl.storage.experiment_folder import (
+    ExperimentFolder,
+    ExperimentKind,
+    ExperimentStatus,
+    TrialRecord,
+    names_in,
+    take_away,
+)
+from labrl.storage.run_folder import MARKER, RunFolder
 
 LOOK_SECONDS = 1.0
 """Between two looks at the run folders of trials that other machines may be running."""
@@ -39,8 +46,10 @@ class Experiment:
     ) -> Iterator[Experiment]:
         """An experiment in a new folder, or with `resumed` on in its own, kept from others meanwhile.
 
-        records: of all trials; facts: what was typed. Raises ConfigError where the folder is taken.
+        records: of all trials; facts: what was typed. A new folder is taken away again where the
+        launcher refuses its work with a ConfigError. Raises ConfigError where the folder is taken.
         """
+        before = names_in(path)
         if resumed:
             folder = ExperimentFolder.open(path)
         else:
@@ -50,8 +59,15 @@ class Experiment:
                 times = [*folder.info().get("resumes", []), {"command": sys.orig_argv}]
                 folder.set_status("running", resumes=times, **facts)
                 folder.replace_trials(records)
+            experiment = cls(folder)
             try:
-                yield cls(folder)
+                yield experiment
+            except ConfigError:  # of a launcher that took no trial
+                if resumed or experiment.outcomes or any(path.glob(f"*/{MARKER}")):
+                    folder.set_status("failed")
+                else:
+                    take_away(path, before)
+                raise
             except BaseException:
                 folder.set_status("failed")
                 raise

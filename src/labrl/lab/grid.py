@@ -53,13 +53,17 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
 
 
 def plan_grid(
-    trials: Sequence[list[str]], compose: Compose, machine: Machine, before: ExperimentFolder | None = None
+    trials: Sequence[list[str]],
+    compose: Compose,
+    machine: Machine | None,
+    before: ExperimentFolder | None = None,
 ) -> Plan:
     """Number the trials and find out what is left of them.
 
-    trials: the words of each; before: the experiment that is resumed, whose trials keep number and folder
-    and, where they have finished, are not run again. Raises ConfigError for what cannot be composed, for
-    a wrong value, for two trials that are the same or have one folder, and for more GPUs than there are.
+    trials: the words of each; machine: that runs them, None where others do; before: the experiment that is
+    resumed, whose trials keep number and folder and, where they have finished, are not run again. Raises
+    ConfigError for what cannot be composed, for a wrong value, for two trials that are the same or have one
+    folder, and for more GPUs than there are.
     """
     old = before.trials() if before else []
     kept = [record for record in old if before and before.trial_path(record).exists()]
@@ -82,8 +86,9 @@ def plan_grid(
             continue
         _check_values(cfg, words, trials)
         record.status, record.error = "waiting", None
-        need = Need.of(_meta(cfg), len(trials), machine.cores)
-        machine.check(need)
+        need = Need.of(_meta(cfg), len(trials), machine.cores if machine else None)
+        if machine:
+            machine.check(need)
         orders.append(Order(record.number, [*words, f"hydra.sweep.subdir={quoted(record.folder)}"], need))
     _check_folders(list(records.values()))
     return Plan([records[number] for number in sorted(records)], orders)

@@ -23,15 +23,17 @@ class Need:
     """GPUs, a fraction of one allowed; None: one that it shares with whoever is there."""
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any], num_trials: int, cores: int) -> Need:
-        """meta: the trial's `meta`, not checked yet; num_trials: of the experiment; cores: of the machine.
+    def of(cls, meta: Mapping[str, Any], num_trials: int, cores: int | None) -> Need:
+        """meta: the trial's `meta`, not checked yet; num_trials: of the experiment; cores: of the machine,
+        None where another one runs the trial.
 
         Without `meta.num_cpus` a trial takes a core for each session, and more where trials are few.
         """
         granted = _number(meta.get("num_cpus"))
         sessions = int(_number(meta.get("max_session")) or 1)
-        wanted = math.ceil(granted) if granted else max(sessions, cores // max(num_trials, 1))
-        return cls(max(1, min(wanted, cores)), _number(meta.get("num_gpus")))
+        spare = 1 if cores is None else cores // max(num_trials, 1)
+        wanted = max(1, math.ceil(granted) if granted else max(sessions, spare))
+        return cls(wanted if cores is None else min(wanted, cores), _number(meta.get("num_gpus")))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal
 
+from labrl.config.errors import ConfigError
 from labrl.lab.hydra_trial import HydraTrial
 from labrl.lab.outcome import FAILED, Outcome
 from labrl.lab.workers import Order
@@ -75,7 +76,7 @@ def run_jobs(
     """Submit a job for each trial and tell of each end by its number.
 
     launcher: the plugin's, with its settings. Returns None, or the exit code where a signal ended it: then
-    the jobs have been told to save and end.
+    the jobs have been told to save and end. Raises ConfigError where the cluster takes none of them.
     """
     jobs = _submit(launcher, cluster, orders)
     pending = dict(zip((order.number for order in orders), jobs, strict=True))
@@ -111,12 +112,25 @@ def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any])
 
 
 def _submit(launcher: Any, cluster: Literal["local", "slurm"], orders: Sequence[Order]) -> list[Any]:
+    from submitit.core.utils import FailedJobError
+
     executor = executor_of(cluster, launcher.params)
     trial = SubmittedTrial(HydraTrial.of(launcher.hydra_context, launcher.config, launcher.task_function))
     numbers, words = [order.number for order in orders], [list(order.words) for order in orders]
     with children_ignore_ctrl_c():
-        jobs: list[Any] = executor.map_array(trial, numbers, words)
+        try:
+            jobs: list[Any] = executor.map_array(trial, numbers, words)
+        except FailedJobError as error:
+            raise ConfigError(
+                f"hydra/launcher=submitit_{cluster}: the jobs were refused: {_last_line(error)}. What is "
+                "asked for them stands below hydra.launcher (labrl --cfg hydra)"
+            ) from error
     return jobs
+
+
+def _last_line(error: Exception) -> str:
+    """What sbatch said, without the command that it was."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), "for no reason given")
 
 
 def _outcome(job: Any, stopped: bool) -> Outcome:

@@ -34,7 +34,7 @@ def sweep_grid(
     path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     before = ExperimentFolder.open(path) if again else None
     compose = hydra_context.config_loader.load_sweep_config
-    machine = Machine()
+    machine = None if getattr(launcher, "elsewhere", False) else Machine()
     if hasattr(launcher, "check"):
         launcher.check()
     plan = plan_grid(combinations(words), lambda trial: compose(config, trial), machine, before)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -219,3 +220,24 @@ class ExperimentFolder:
                     "or here with kill <process>; its trials save their state, and then it can be resumed."
                 ) from holder
             yield
+
+
+def names_in(folder: Path) -> set[str] | None:
+    """What lies in a folder; None where there is none."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else None
+
+
+def take_away(folder: Path, before: set[str] | None) -> None:
+    """Remove what has come since into the folder of an experiment that was refused, and the folder if it has;
+    but no run. before: as `names_in` found it.
+    """
+    for path in folder.iterdir():
+        if path.name in (before or ()) or any(path.rglob(RUN_MARKER)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    if before is None:
+        with suppress(OSError):
+            folder.rmdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import shlex
@@ -31,7 +30,7 @@ from labrl.lab.search.storage import StudyStorage, silence
 from labrl.lab.search.study import Plan, Study
 from labrl.lab.shares import Machine, Need, Share
 from labrl.lab.summary import say
-from labrl.storage.experiment_folder import ExperimentFolder
+from labrl.storage.experiment_folder import ExperimentFolder, names_in, take_away
 from labrl.storage.marker import place
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
@@ -219,7 +218,7 @@ def _experiment(cfg: DictConfig, words: Sequence[str], study_name: str) -> Itera
     """
     folder = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     existed = ExperimentFolder(folder).marker.exists()
-    before = _names(folder)
+    before = names_in(folder)
     if existed:
         experiment = ExperimentFolder.open(folder)
         _check_same(experiment, study_name)
@@ -230,7 +229,7 @@ def _experiment(cfg: DictConfig, words: Sequence[str], study_name: str) -> Itera
             yield experiment
         except ConfigError:
             if not existed:
-                _take_away(folder, before)
+                take_away(folder, before)
             raise
         except BaseException:
             experiment.set_status("failed")
@@ -260,21 +259,6 @@ def _typed(cfg: DictConfig, words: Sequence[str]) -> dict[str, Any]:
         "config_dir": _config_dir(cfg),
         "command": sys.orig_argv,
     }
-
-
-def _names(folder: Path) -> set[str] | None:
-    """What lies in a folder; None where there is none."""
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else None
-
-
-def _take_away(folder: Path, before: set[str] | None) -> None:
-    """Remove the files that have come since, and the folder if it has. before: as `_names` found it."""
-    for path in folder.iterdir():
-        if path.is_file() and path.name not in (before or ()):
-            path.unlink()
-    if before is None:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 def _facts(storage: StudyStorage, study: Study) -> dict[str, Any]:
