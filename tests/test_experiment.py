@@ -18,7 +18,7 @@ import pytest
 from exact_cases import differences
 from test_trial_processes import needs_proc
 
-from labrl.cli import main
+from labrl.cli import main, replay, send_to_wandb
 from labrl.storage.experiment_folder import ExperimentFolder
 
 QUICK = [
@@ -251,7 +251,19 @@ def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
 def test_an_experiment_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=e"]) == 0
     assert main(["+resume=e"]) == 2
-    assert "e is an experiment: go on with all of it by labrl -m +resume=e" in capsys.readouterr().err
+    told = capsys.readouterr().err.replace("labrl: ", "")
+    assert "e is an experiment: go on with all of it by labrl -m +resume=e, or name one of its trials" in told
+    trials = "e is an experiment: name one of its trials\n  e/0_random_cartpole\n"
+    assert (main(["+enjoy=e"]), main(["+rerun=e"]), replay(["e"]), send_to_wandb(["e"])) == (2, 2, 2, 2)
+    assert capsys.readouterr().err.replace("labrl: ", "") == 4 * trials
+
+
+def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=runs/mine"]) == 0
+    assert main(["-m", "+resume=elsewhere/min"]) == 2
+    assert "Did you mean runs/mine?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

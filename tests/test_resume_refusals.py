@@ -84,6 +84,8 @@ def test_refused_and_left_as_it_is(
     ("words", "message"),
     [
         (["+resume=runs/two"], r"runs/two holds no run of labrl .* Did you mean runs/one\?"),
+        (["+resume=elsewhere/one"], r"holds no run of labrl .* Did you mean runs/one\?"),
+        (["+resume=on"], r"holds no run of labrl .* Did you mean runs/one\?"),
         (["+resume=elsewhere"], r"Runs lie in runs/, and `latest` is the newest there"),
         (["+resume=runs"], r"runs holds several runs: name one of them\n +runs/one"),
         (["+resume=runs/one/session_0"], r"is part of a run: name the run folder, runs/one"),

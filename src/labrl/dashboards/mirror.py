@@ -20,7 +20,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.schema import WandbConfig
 from labrl.config.validate import InvalidError, dataclass_of
 from labrl.dashboards.login import Mode, chosen
-from labrl.storage.experiment_folder import is_first_of_experiment
+from labrl.storage.experiment_folder import is_experiment, is_first_of_experiment, one_of_its_trials
 from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import RunFolder
 
@@ -75,6 +75,8 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
     changes: options of `WandbConfig` that differ from the run's own. Raises ConfigError where there is no
     such run, it still runs, an option is wrong, or there is no login.
     """
+    if is_experiment(folder):
+        raise ConfigError(f"{folder} is an experiment: {one_of_its_trials(folder)}")
     run = RunFolder.open(folder)
     options = {**read_config(run).get("wandb", {}), "mode": "online", **changes}
     try:

@@ -31,7 +31,9 @@ class Again:
     def asked_for(cls, words: Sequence[str], multirun: bool = False) -> Again | None:
         """What `words` go back to, or None. Raises ConfigError where they contradict, or no run is there."""
         request = request_of(words, multirun)
-        return None if request is None else cls(request, Past.of(find(request.which, request.edits)))
+        if request is None:
+            return None
+        return cls(request, Past.of(find(request.which, request.edits, request.kind == "resume")))
 
     @classmethod
     def on_trial(cls, run: RunFolder, force: bool) -> Again:

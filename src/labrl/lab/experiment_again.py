@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.consistency import quoted, split_word
-from labrl.config.errors import ConfigError, did_you_mean
-from labrl.lab.past import RUNS
+from labrl.config.errors import ConfigError
+from labrl.lab.past import RUNS, near
 from labrl.lab.request import request_of
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder
 from labrl.storage.run_folder import MARKER
@@ -72,8 +72,8 @@ def _named(path: Path) -> ExperimentFolder:
         raise ConfigError(f"{path} is one trial of an experiment: name the experiment, {path.parent}")
     if (path / MARKER).exists():
         raise ConfigError(f"{path} is a run of its own: leave out -m to go on with it: labrl +resume={path}")
-    names = [str(path.parent / marker.parent.name) for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")]
-    guess = did_you_mean(str(path), names) or f" Experiments lie in {RUNS}/; `latest` is the newest there."
+    folders = [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")]
+    guess = near(path, folders) or f" Experiments lie in {RUNS}/; `latest` is the newest there."
     raise ConfigError(f"{path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it).{guess}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.consistency import only_watches
-from labrl.config.errors import ConfigError, did_you_mean
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.config.errors import ConfigError, nearest
+from labrl.storage.experiment_folder import is_experiment, one_of_its_trials
 from labrl.storage.provenance import Command, read_command, read_config
 from labrl.storage.run_folder import MARKER, RunFolder
 
@@ -41,12 +42,23 @@ class Past:
         return words
 
 
-def find(which: str, edits: Sequence[str]) -> RunFolder:
+def find(which: str, edits: Sequence[str], resumes: bool = False) -> RunFolder:
     """The run folder `which`, or for `latest` the newest under ./runs that agrees with `edits`.
 
-    Of the edits only choices of a group count, such as env=pong. Raises ConfigError if there is none.
+    Of the edits only choices of a group count, such as env=pong. resumes: whether it is to go on, which an
+    experiment can too. Raises ConfigError if there is none.
     """
-    return _latest(choices(edits)) if which == "latest" else _named(Path(which).expanduser())
+    return _latest(choices(edits)) if which == "latest" else _named(Path(which).expanduser(), resumes)
+
+
+def near(path: Path, folders: Iterable[Path]) -> str:
+    """` Did you mean <folder>?` with that of `folders` whose path or name is like `path`'s, if any is."""
+    typed = {os.path.relpath(folder): folder.name for folder in folders}
+    match = nearest(os.path.relpath(path), typed)
+    if match is None:
+        by_name = {name: folder for folder, name in typed.items()}
+        match = by_name.get(nearest(path.name, by_name) or "")
+    return f" Did you mean {match}?" if match else ""
 
 
 def _latest(wanted: dict[str, str]) -> RunFolder:
@@ -69,22 +81,22 @@ def _runs() -> Iterable[RunFolder]:
             continue
 
 
-def _named(path: Path) -> RunFolder:
+def _named(path: Path, resumes: bool) -> RunFolder:
     if (path / MARKER).exists():
         return RunFolder.open(path)
     if (path.parent / MARKER).exists():
         raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
-    if (path / EXPERIMENT_MARKER).exists():
-        raise ConfigError(
-            f"{path} is an experiment: go on with all of it by labrl -m +resume={path}, "
-            "or name one of its trials"
-        )
+    if is_experiment(path):
+        whole = f"go on with all of it by labrl -m +resume={path}, or " if resumes else ""
+        raise ConfigError(f"{path} is an experiment: {whole}{one_of_its_trials(path)}")
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if trials:
         listed = "\n".join(f"  {trial}" for trial in trials)
         raise ConfigError(f"{path} holds several runs: name one of them\n{listed}")
-    names = [str(path.parent / run.path.name) for run in _runs()]
-    guess = did_you_mean(str(path), names) or f" Runs lie in {RUNS}/, and `latest` is the newest there."
+    guess = (
+        near(path, [run.path for run in _runs()])
+        or f" Runs lie in {RUNS}/, and `latest` is the newest there."
+    )
     raise ConfigError(f"{path} holds no run of labrl (no {MARKER} in it).{guess}")
 
 

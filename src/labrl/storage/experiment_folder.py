@@ -20,6 +20,9 @@ from labrl.storage.marker import check_free, claim, now, place
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 from labrl.storage.run_folder import REPORT_FILES
 
+SHOWN_TRIALS = 8
+"""Of an experiment, where a message lists them."""
+
 FORMAT_VERSION = 1
 """Of the experiment folder: raised whenever an older labrl could no longer read what is written."""
 
@@ -220,6 +223,19 @@ class ExperimentFolder:
                     "or here with kill <process>; its trials save their state, and then it can be resumed."
                 ) from holder
             yield
+
+
+def is_experiment(folder: Path) -> bool:
+    """Whether `folder` belongs to an experiment."""
+    return (folder / EXPERIMENT_MARKER).exists()
+
+
+def one_of_its_trials(folder: Path) -> str:
+    """What to say where a run is wanted and the `folder` of an experiment was given."""
+    trials = sorted(marker.parent for marker in folder.glob(f"*/{RUN_MARKER}"))
+    shown = "".join(f"\n  {trial}" for trial in trials[:SHOWN_TRIALS])
+    more = f"\n  and {len(trials) - SHOWN_TRIALS} more" if len(trials) > SHOWN_TRIALS else ""
+    return f"name one of its trials{shown}{more}" if trials else "none of its trials has begun"
 
 
 def names_in(folder: Path) -> set[str] | None:
