@@ -83,6 +83,15 @@ def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.
     assert rows[-1][2].endswith("env.id=<id>")
 
 
+def test_labrl_envs_refuses_what_no_name_has(capsys: pytest.CaptureFixture[str]) -> None:
+    for part, hint in {
+        "cartpol3": "Did you mean cartpole?",
+        "nosuchgame": "labrl-envs alone lists all.",
+    }.items():
+        assert list_envs([part]) == 2
+        assert capsys.readouterr() == ("", f"labrl: no environment has {part} in its name. {hint}\n")
+
+
 def test_labrl_envs_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
     assert list_envs(["pinball"]) == 0
     assert capsys.readouterr().out.split() == ["video_pinball", "atari", "video_pinball"]

@@ -130,6 +130,10 @@ def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFi
     [
         (["--root", "nowhere"], "nowhere is not there"),
         (["agent.lx=3"], "no run has the key agent.lx.*Did you mean agent.lr"),
+        (
+            ["status=finishd"],
+            "no such status. Did you mean status=finished.*Known: running, finished, pruned, ",
+        ),
         (["stats=failed"], "Did you mean status"),
     ],
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from labrl.config.errors import ConfigError
+from labrl.config.errors import ConfigError, did_you_mean
 from labrl.lab.job import Job, refused
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun
@@ -102,10 +102,16 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("part", nargs="?", default="", help="only names with this in them, e.g. pinball")
     try:
         part = parser.parse_args(argv).part
-        rows = [row for row in listed() if part in row[0]]
+        known = listed()
+        rows = [row for row in known if part in row[0]]
+        if not rows:
+            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs alone lists all."
+            raise ConfigError(f"no environment has {part} in its name.{guess}")
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
         for name, kind, identity in rows:
             print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {identity}")
+    except ConfigError as error:
+        return refused(error, full_error=False)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SystemExit as end:
@@ -167,6 +173,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
         words = parser.parse_args(argv)
         from labrl.analysis.listing import as_plain, as_table, entries
 
+        _check_statuses(words.filters)
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
@@ -182,6 +189,21 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else DONE
     return DONE
+
+
+def _check_statuses(filters: Sequence[str]) -> None:
+    """Raises ConfigError for a filter by a status that no run can have."""
+    from fnmatch import fnmatch
+    from typing import get_args
+
+    from labrl.storage.run_folder import RunStatus
+
+    known = get_args(RunStatus)
+    for word in filters:
+        key, _, value = word.partition("=")
+        if key == "status" and not any(fnmatch(status, value) for status in known):
+            guess = did_you_mean(value, known, prefix="status=")
+            raise ConfigError(f"{word}: there is no such status.{guess} Known: {', '.join(known)}.")
 
 
 def replay(argv: Sequence[str] | None = None) -> int:
