@@ -121,6 +121,9 @@ def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFi
         ("1", "run", 10.0),
         ("0", "run", 0.0),
     ]
+    for status in ("killed", "fail*", "pruned"):
+        assert list_runs([f"status={status}"]) == 0
+    capsys.readouterr()
     assert list_runs(["nobody"]) == 0
     assert capsys.readouterr().err == "labrl: no run in runs agrees with nobody\n"
 

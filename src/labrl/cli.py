@@ -198,7 +198,10 @@ def _check_statuses(filters: Sequence[str]) -> None:
 
     from labrl.storage.run_folder import RunStatus
 
-    known = get_args(RunStatus)
+    known = (
+        *get_args(RunStatus),
+        "killed",
+    )  # as labrl.analysis calls one that runs no more and ended in no way
     for word in filters:
         key, _, value = word.partition("=")
         if key == "status" and not any(fnmatch(status, value) for status in known):
