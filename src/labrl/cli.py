@@ -198,10 +198,8 @@ def _check_statuses(filters: Sequence[str]) -> None:
 
     from labrl.storage.run_folder import RunStatus
 
-    known = (
-        *get_args(RunStatus),
-        "killed",
-    )  # as labrl.analysis calls one that runs no more and ended in no way
+    # the last is what the listing calls a run that is gone and did not end in any way
+    known = (*get_args(RunStatus), "killed")
     for word in filters:
         key, _, value = word.partition("=")
         if key == "status" and not any(fnmatch(status, value) for status in known):

@@ -148,9 +148,8 @@ def _check_value(
         OmegaConf.update(changed, key, override.value(), merge=True)
         plain = to_plain(changed)
     except (OmegaConfBaseException, ConfigError):
-        to_plain(
-            compose(recipe.configuration({key: value}), config_dir)
-        )  # which says what is wrong, if it is
+        # composing says what is wrong, if it is
+        to_plain(compose(recipe.configuration({key: value}), config_dir))
         return
     _check_own(plain, key, recipe.space.written[key])
 
