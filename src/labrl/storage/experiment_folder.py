@@ -244,16 +244,22 @@ def names_in(folder: Path) -> set[str] | None:
 
 
 def take_away(folder: Path, before: set[str] | None) -> None:
-    """Remove what has come since into the folder of an experiment that was refused, and the folder if it has;
-    but no run. before: as `names_in` found it.
+    """Remove what a refused experiment has put into its folder, and the folder if it has made that.
+
+    before: as `names_in` found it. What has come since and bears none of our names is somebody else's.
     """
     for path in folder.iterdir():
-        if path.name in (before or ()) or any(path.rglob(RUN_MARKER)):
+        if path.name in (before or ()):
             continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+        if path.is_file() and (path.name in (EXPERIMENT_MARKER, ".lock") or path.name.startswith("study.db")):
             path.unlink()
+        elif path.name == ".submitit" or (path.is_dir() and not _files_besides_log(path)):
+            shutil.rmtree(path, ignore_errors=True)
     if before is None:
         with suppress(OSError):
             folder.rmdir()
+
+
+def _files_besides_log(trial: Path) -> bool:
+    """Whether the folder of a trial holds more than what its process said before it began."""
+    return any(path.is_file() and path.name != "trial.log" for path in trial.rglob("*"))
