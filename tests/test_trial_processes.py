@@ -22,6 +22,8 @@ ENDLESS += ["meta.report=false", "meta.videos=false"]
 @contextmanager
 def labrl(folder: Path, *words: str, path: Path = Path()) -> Iterator[subprocess.Popen[str]]:
     """The command in a process group of its own, as a terminal starts it; path: of modules of one's own."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # the tests run under nohup, and labrl heeds that
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     command = [sys.executable, "-m", "labrl", f"hydra.run.dir={folder}", *words]
     process = subprocess.Popen(
         command,
@@ -107,7 +109,7 @@ def test_environment_workers_outlast_a_signal_to_all_until_the_session_has_saved
     with labrl(folder, *ENDLESS, "env.vectorization=async", "env.num_envs=2") as process:
         wait_for(lambda: frame(folder, 0), process)
         os.killpg(process.pid, number)
-        said, _ = process.communicate()
+        said, _ = process.communicate(timeout=60)
     assert process.returncode == 143, said
     assert "Traceback" not in said
     assert statuses(folder) == ["interrupted"]
