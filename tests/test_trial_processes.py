@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from labrl.processes import SIGNALS
+
 ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
 ENDLESS += ["meta.report=false", "meta.videos=false"]
 
@@ -22,8 +24,9 @@ ENDLESS += ["meta.report=false", "meta.videos=false"]
 @contextmanager
 def labrl(folder: Path, *words: str, path: Path = Path()) -> Iterator[subprocess.Popen[str]]:
     """The command in a process group of its own, as a terminal starts it; path: of modules of one's own."""
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # the tests run under nohup, and labrl heeds that
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_IGN:  # by nohup, or a script's `&`, which labrl heeds
+            signal.signal(number, signal.SIG_DFL)
     command = [sys.executable, "-m", "labrl", f"hydra.run.dir={folder}", *words]
     process = subprocess.Popen(
         command,
