@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +27,35 @@ def test_of_many_that_claim_a_folder_at_once_exactly_one_gets_it(tmp_path: Path)
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(claim, range(64))) == 1
+
+
+def test_a_marker_is_never_found_empty(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for number in range(5):
+                with contextlib.suppress(FileNotFoundError):
+                    json.loads((tmp_path / str(number) / "run.json").read_text(encoding="utf-8"))
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        for number in range(200):
+            folder = RunFolder.create(tmp_path / str(number % 5))
+            assert [path.name for path in folder.path.iterdir()] == ["run.json"]
+            (folder.path / "run.json").rename(tmp_path / "before")
+        done.set()
+        watching.result()
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert RunFolder.create(tmp_path / "run").status == "running"
+    with pytest.raises(ConfigError, match="already holds a run"):
+        RunFolder.create(tmp_path / "run")
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:

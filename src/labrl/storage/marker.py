@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +45,22 @@ def claim(marker: Path, content: Mapping[str, Any]) -> None:
     the folder cannot be written.
     """
     marker.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    # Written elsewhere first: nobody may find it empty, nor a kill leave it so.
+    whole = marker.with_name(f".{marker.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        _write_new(whole, text)
+        try:
+            os.link(whole, marker)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            _write_new(marker, text)
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        file.write(text)
