@@ -51,6 +51,14 @@ def torchrun(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def saved_once(run: Path, *words: str) -> subprocess.Popen[str]:
+    """A training of two ranks in the folder `run` that has written its first checkpoint."""
+    process = torchrun(*words, f"hydra.run.dir={run}")
+    while process.poll() is None and not newest_checkpoint(run):
+        time.sleep(0.05)
+    return process
+
+
 def remembered(folder: Path) -> list[Any]:
     """What the newest checkpoint holds of the ranks from 1."""
     checkpoint = CheckpointStore(folder / "session_0" / "checkpoints", keep_last=1).latest()
@@ -136,9 +144,7 @@ def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp
     words = [*small(agent, env), "meta.report=false", "env.num_envs=4"]
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     assert torchrun(*words, f"hydra.run.dir={unbroken}").wait(300) == 0
-    process = torchrun(*words, f"hydra.run.dir={broken}")
-    while process.poll() is None and not newest_checkpoint(broken):
-        time.sleep(0.05)
+    process = saved_once(broken, *words)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=120)[0]
     assert "to go on: torchrun --nproc-per-node 2 -m labrl" in output, output
@@ -151,10 +157,8 @@ def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp
 @pytest.mark.slow
 def test_ranks_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e7", f"hydra.run.dir={run}"]
-    process = torchrun(*words)
-    while process.poll() is None and not newest_checkpoint(run):
-        time.sleep(0.05)
+    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e7"]
+    process = saved_once(run, *words)
     process.kill()
     for _ in range(600):
         if json.loads((run / "run.json").read_text())["status"] != "running":
@@ -166,10 +170,8 @@ def test_ranks_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_death_of_a_rank_ends_the_run_with_a_message(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e6", f"hydra.run.dir={run}"]
-    process = torchrun(*words)
-    while process.poll() is None and not newest_checkpoint(run):
-        time.sleep(0.05)
+    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e6"]
+    process = saved_once(run, *words)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ranks = {_environment(int(pid)).get("RANK"): int(pid) for pid in children}
     os.kill(ranks["1"], signal.SIGKILL)

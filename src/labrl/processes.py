@@ -35,7 +35,7 @@ def signals_raise() -> Iterator[None]:
         return
     ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
-        signal.signal(number, _stop)
+        signal.signal(number, raise_stopped)
     try:
         yield
     finally:
@@ -43,7 +43,8 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def raise_stopped(number: int, frame: FrameType | None) -> None:
+    """A handler of signals. Raises Stopped."""
     raise Stopped
 
 

@@ -10,10 +10,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from labrl.analysis.columns import widths_that_fit
 from labrl.analysis.groups import told, value_at
 from labrl.analysis.runs import Run, find_runs, load_experiment
 from labrl.config.errors import ConfigError, did_you_mean
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.storage.experiment_folder import is_experiment
 
 KEYS = ("status", "agent", "env", "name")
 """What a filter may name besides the keys of the configuration."""
@@ -83,20 +84,14 @@ def as_table(found: Iterable[Entry], width: int | None = None) -> str:
     What does not fit is left out by columns, and then in the middle of the folders' names.
     """
     cells = [dict(zip(COLUMNS, _cells(entry), strict=True)) for entry in found]
-    columns = list(COLUMNS)
-    for column in ("", *_DISPENSABLE):
-        columns = [name for name in columns if name != column]
-        widths = {name: max(len(name), *(len(row[name]) for row in cells)) for name in columns}
-        total = sum(widths.values()) + 2 * (len(columns) - 1)
-        if width is None or total <= width:
-            break
-    else:
-        assert width is not None
+    widths = widths_that_fit(cells, COLUMNS, _DISPENSABLE, width)
+    total = sum(widths.values()) + 2 * (len(widths) - 1)
+    if width is not None and total > width:
         widths["folder"] = max(12, width - (total - widths["folder"]))
     lines = []
     for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]:
         parts = []
-        for name in columns:
+        for name in widths:
             text = _shortened(row[name], widths[name])
             parts.append(text.rjust(widths[name]) if name in _RIGHT else text.ljust(widths[name]))
         lines.append("  ".join(parts).rstrip())
@@ -153,7 +148,7 @@ def _experiment_of(path: Path, root: Path) -> Path | None:
     for parent in path.parents:
         if parent == root or root not in parent.parents:
             return None
-        if (parent / EXPERIMENT_MARKER).exists():
+        if is_experiment(parent):
             return parent
     return None
 

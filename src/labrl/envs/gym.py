@@ -17,6 +17,7 @@ from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, se
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
+from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
 from labrl.observations import array_dtype, flat_space, packed
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from labrl.envs.screen import WatchedGymnasium
 
 
-LONGEST_EVALUATION = 27_000
-"""Steps of an evaluation's episode in an environment without a time limit: as many as of an Atari game."""
+LONGEST_EVALUATION = ENDLESS
+"""Steps of an evaluation's episode in an environment without a time limit."""
 
 
 @dataclass(kw_only=True)

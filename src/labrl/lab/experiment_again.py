@@ -11,7 +11,7 @@ from labrl.config.consistency import quoted, split_word
 from labrl.config.errors import ConfigError
 from labrl.lab.past import RUNS, near
 from labrl.lab.request import request_of
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, is_experiment
 from labrl.storage.run_folder import MARKER
 
 
@@ -66,9 +66,9 @@ def _latest() -> ExperimentFolder:
 
 
 def _named(path: Path) -> ExperimentFolder:
-    if (path / EXPERIMENT_MARKER).exists():
+    if is_experiment(path):
         return ExperimentFolder.open(path)
-    if (path.parent / EXPERIMENT_MARKER).exists():
+    if is_experiment(path.parent):
         raise ConfigError(f"{path} is one trial of an experiment: name the experiment, {path.parent}")
     if (path / MARKER).exists():
         raise ConfigError(f"{path} is a run of its own: leave out -m to go on with it: labrl +resume={path}")

@@ -12,12 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from labrl.processes import children_ignore_ctrl_c, exit_code_of, how_it_ended, stop_with_the_parent
+from labrl.processes import (
+    children_ignore_ctrl_c,
+    exit_code_of,
+    how_it_ended,
+    raise_stopped,
+    stop_with_the_parent,
+)
 
 Job = TypeVar("Job")
 """What the caller knows a task by."""
@@ -155,7 +160,7 @@ def _result(worker: _Worker[Any]) -> Any:
 def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str]) -> None:
     """Entry point of a process: do tasks until there are no more, or the one who gives them is gone."""
     os.environ.update(environment)
-    signal.signal(signal.SIGTERM, _raise_interruption)  # while no session listens
+    signal.signal(signal.SIGTERM, raise_stopped)  # while no session listens
     stop_with_the_parent()
     perform: Callable[[Any], Any] | None = None
     try:
@@ -172,7 +177,3 @@ def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str
         return
     except KeyboardInterrupt:
         sys.exit(exit_code_of(signal.SIGTERM))
-
-
-def _raise_interruption(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

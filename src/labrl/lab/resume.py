@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -83,11 +82,8 @@ def _check_saved(run: RunFolder, left: Sequence[int]) -> None:
 
 
 def _was_saved(session: SessionFolder) -> bool:
-    try:
-        result = json.loads(session.result.read_text(encoding="utf-8"))
-        return result["status"] in ("finished", "pruned", "interrupted") and result["frame"] > 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # killed, perhaps before its first checkpoint
+    result = session.read_result()  # none of one that was killed, perhaps before its first checkpoint
+    return result.get("status") in ("finished", "pruned", "interrupted") and result.get("frame", 0) > 0
 
 
 def _check_budget(past: Past, config: TrialConfig, reached: Mapping[int, int]) -> None:
@@ -116,12 +112,9 @@ def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
 def _has_finished(session: SessionFolder, config: TrialConfig) -> bool:
     """Whether one of the budgets of `config` is spent."""
     limits = {"frame": config.env.config.max_frame, **_other_budgets(config)}
-    try:
-        result = json.loads(session.result.read_text(encoding="utf-8"))
-        spent = any(result.get(name, 0) >= limit for name, limit in limits.items())
-        return result["status"] == "finished" and spent
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # to be found out by its checkpoint
+    result = session.read_result()  # where there is none, to be found out by its checkpoint
+    spent = any(result.get(name, 0) >= limit for name, limit in limits.items())
+    return result.get("status") == "finished" and spent
 
 
 def _other_budgets(config: TrialConfig) -> dict[str, float]:

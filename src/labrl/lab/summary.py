@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from labrl.analysis.columns import widths_that_fit
 from labrl.lab.result import SessionResult, TrialResult
 from labrl.session.callbacks.progress import Terminal
 from labrl.storage.run_folder import RunFolder
@@ -48,7 +48,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     console = console or Terminal()
     table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
     rows = [dict(zip(COLUMNS, _row(session), strict=True)) for session in result.sessions]
-    columns = _that_fit(rows, console.width)
+    columns = list(widths_that_fit(rows, COLUMNS, _DISPENSABLE, console.width))
     for name in columns:
         text = name in ("#", "status")
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=text)
@@ -80,17 +80,6 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     say(f"run folder: {result.folder}", console)
 
 
-def _that_fit(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """The columns for which `width` characters are enough, or those that nobody can do without."""
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in COLUMNS}
-    columns = list(COLUMNS)
-    for name in _DISPENSABLE:
-        if sum(widths[column] + 2 for column in columns) - 2 <= width:
-            break
-        columns.remove(name)
-    return columns
-
-
 def how_to_resume(folder: Path) -> str:
     """The command that goes on with a run, as one types it into a shell."""
     ranks = RunFolder(folder).info().get("ranks", 1)
@@ -110,4 +99,4 @@ def say(line: str, console: Console | None = None) -> None:
 
 def _saved(result: TrialResult) -> bool:
     """Whether there is something to go on from."""
-    return any(result.folder.glob("session_*/checkpoints/frame_*"))
+    return any(session.checkpoint_frames() for session in RunFolder(result.folder).sessions())

@@ -302,9 +302,8 @@ def _exit_code(process: BaseProcess) -> int:
 
 def _reached(folder: SessionFolder) -> dict[str, Any]:
     """What is known of how far a session came, in the words of its result; from what it last showed."""
-    with contextlib.suppress(OSError, ValueError):
-        known: dict[str, Any] = json.loads(folder.result.read_text(encoding="utf-8"))
-        return known
+    if result := folder.read_result():
+        return result
     with contextlib.suppress(OSError, ValueError, TypeError):
         shown = SessionProgress(**json.loads(folder.progress.read_text(encoding="utf-8")))
         wanted = {"frame": shown.frame, "episodes": shown.episode, "wall": shown.wall}

@@ -20,6 +20,12 @@ from labrl.storage.marker import check_free, claim, now, place
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 from labrl.storage.run_folder import REPORT_FILES
 
+TRIAL_LOG = "trial.log"
+"""In the run folder of a search's trial: what it printed, and the traceback where it crashed."""
+
+STUDY_FILE = "study.db"
+"""The SQLite storage of a search that is told of no other."""
+
 SHOWN_TRIALS = 8
 """Of an experiment, where a message lists them."""
 
@@ -39,7 +45,7 @@ TrialStatus = Literal["waiting", "running", "finished", "failed", "interrupted",
 
 def experiment_of(run: Path) -> Path | None:
     """The folder of the experiment that the trial in folder `run` belongs to, or None."""
-    return next((parent for parent in run.parents if (parent / EXPERIMENT_MARKER).exists()), None)
+    return next((parent for parent in run.parents if is_experiment(parent)), None)
 
 
 def is_first_of_experiment(run: Path) -> bool:
@@ -251,7 +257,7 @@ def take_away(folder: Path, before: set[str] | None) -> None:
     for path in folder.iterdir():
         if path.name in (before or ()):
             continue
-        if path.is_file() and (path.name in (EXPERIMENT_MARKER, ".lock") or path.name.startswith("study.db")):
+        if path.is_file() and (path.name in (EXPERIMENT_MARKER, ".lock") or path.name.startswith(STUDY_FILE)):
             path.unlink()
         elif path.name == ".submitit" or (path.is_dir() and not _files_besides_log(path)):
             shutil.rmtree(path, ignore_errors=True)
@@ -262,4 +268,4 @@ def take_away(folder: Path, before: set[str] | None) -> None:
 
 def _files_besides_log(trial: Path) -> bool:
     """Whether the folder of a trial holds more than what its process said before it began."""
-    return any(path.is_file() and path.name != "trial.log" for path in trial.rglob("*"))
+    return any(path.is_file() and path.name != TRIAL_LOG for path in trial.rglob("*"))

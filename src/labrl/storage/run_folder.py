@@ -112,6 +112,14 @@ class SessionFolder:
         """How far the session is, as JSON; at most a second old while it runs."""
         return self.path / "progress.json"
 
+    def read_result(self) -> dict[str, Any]:
+        """What `result.json` says; empty until the session has ended, and where it is damaged."""
+        try:
+            content = json.loads(self.result.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
     def lock(self) -> FolderLock:
         """Held by the session's own process, which may outlive the one that started it."""
         return FolderLock(self.path)

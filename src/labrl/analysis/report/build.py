@@ -29,7 +29,7 @@ from labrl.analysis.statistics import trial_statistics
 from labrl.analysis.tables import comparison_rows
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_atomic
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.storage.experiment_folder import is_experiment
 from labrl.storage.run_folder import MARKER
 
 REPORT = "report.html"
@@ -55,7 +55,7 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
     ConfigError where there is no run, or the files cannot be written.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
-    if (path / EXPERIMENT_MARKER).exists():
+    if is_experiment(path):
         return build_experiment(load_experiment(path), out)
     if (path / MARKER).exists():
         return build_run(load_run(path), out)

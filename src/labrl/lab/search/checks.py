@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import compose, resolve, to_plain
@@ -37,16 +37,16 @@ def check_space(
     corners = space.corners()
     first = {key: values[0] for key, values in corners.items()}
 
-    def check_together(values: Mapping[str, Any]) -> None:
-        """Raises ConfigError where a searched key is not there beside these: `agent.clip` with agent=dqn."""
+    def together(values: Mapping[str, Any]) -> DictConfig:
+        """Raises ConfigError where a searched key is not there beside others: `agent.clip` with agent=dqn."""
         try:
-            compose(recipe.configuration(values), config_dir)
+            return compose(recipe.configuration(values), config_dir)
         except ConfigError as error:
             lacking = _lacking(recipe, values, keys, config_dir)
             told = f"the search space does not fit: {error}"
             raise ConfigError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
 
-    check_together(first)
+    together(first)
     for key, values in corners.items():
         is_key = _is_key(default, key)
         for value in values:
@@ -54,9 +54,8 @@ def check_space(
                 _check_value(recipe, default, key, value, config_dir)
                 continue
             compose(recipe.configuration({key: value}), config_dir)
-            check_together({**first, key: value})
+            composed = together({**first, key: value})
             if key.startswith("+"):
-                composed = compose(recipe.configuration({**first, key: value}), config_dir)
                 _check_own(to_plain(composed), key, space.written[key])
     return config
 

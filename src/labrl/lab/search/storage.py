@@ -17,9 +17,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from labrl.config.errors import ConfigError
-
-DEFAULT_FILE = "study.db"
-"""Of the SQLite storage in the experiment folder."""
+from labrl.storage.experiment_folder import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120
@@ -36,7 +34,7 @@ class StudyStorage:
 
         Raises ConfigError where it cannot be reached, with the reason and what to do.
         """
-        self.url = url or f"sqlite:///{folder / DEFAULT_FILE}"
+        self.url = url or f"sqlite:///{folder / STUDY_FILE}"
         self.is_shared = url is not None
         kind, separator, rest = self.url.partition("://")
         self._kind = kind.partition("+")[0]

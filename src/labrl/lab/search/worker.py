@@ -23,11 +23,9 @@ from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
 from labrl.lab.trial import run_trial
 from labrl.session.callbacks.search import CHANNEL
+from labrl.storage.experiment_folder import TRIAL_LOG
 from labrl.storage.provenance import Command
 from labrl.storage.run_folder import MARKER, RunFolder
-
-LOG = "trial.log"
-"""In the run folder: what the trial printed, and the traceback where it crashed."""
 
 PATIENCE = 60.0
 """Seconds for sessions of a killed search to save and end, before their trial is resumed."""
@@ -63,7 +61,7 @@ def perform(task: Task) -> Outcome:
         os.environ[CHANNEL] = task.channel
     try:
         task.folder.mkdir(parents=True, exist_ok=True)
-        with _printing_to(task.folder / LOG):
+        with _printing_to(task.folder / TRIAL_LOG):
             try:
                 result = _resumed(task) if task.resume else None
                 return _outcome(task.folder, result or _fresh(task))
