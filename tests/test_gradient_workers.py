@@ -157,6 +157,15 @@ def test_narrow_weights_are_shared_by_all_workers_and_follow_the_network() -> No
     workers.close()
 
 
+@pytest.mark.parametrize(("size", "shares"), [(1, 1), (16, 1), (31, 1), (32, 2), (64, 2)])
+def test_few_rows_are_left_to_one_worker_where_weights_are_narrow(size: int, shares: int) -> None:
+    workers = GradientWorkers(wide_network(), 2, NARROW)
+    rows = workers.map(lambda replica, share: share, size)
+    assert len(rows) == shares
+    assert sum(share.stop - share.start for share in rows) == size
+    workers.close()
+
+
 def test_weights_that_may_meet_float32_stay_as_they_are() -> None:
     workers = GradientWorkers(wide_network(nn.Sequential), 1, NARROW)
 
@@ -237,13 +246,19 @@ def test_all_workers_are_in_the_mode_of_the_network(num_workers: int) -> None:
     for training in (False, True):
         seen.clear()
         module.train(training)
-        workers.map(loss, num_workers)
+        workers.map(loss, len(WIDE_INPUTS))
         workers.backward(loss, len(WIDE_INPUTS))
         assert seen == [training] * 2 * num_workers
     workers.close()
 
 
-def test_in_bfloat16_all_cores_work_on_each_product_in_place_of_several_workers() -> None:
+@pytest.mark.parametrize(
+    ("capability", "num_workers", "threads"), [("amx_bf16", 1, [2, 1]), ("avx512_bf16", 2, [1, 1, 1, 1])]
+)
+def test_all_cores_work_on_each_product_only_where_products_wait_for_the_weights(
+    capability: str, num_workers: int, threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
     seen: list[int] = []
 
     def loss(net: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
@@ -257,7 +272,7 @@ def test_in_bfloat16_all_cores_work_on_each_product_in_place_of_several_workers(
     trained.map(loss, len(WIDE_INPUTS))
     after = torch.get_num_threads()
     torch.set_num_threads(before)
-    assert (trained.num_workers, seen, after) == (1, [NARROW.num_threads, 1], 1)
+    assert (trained.num_workers, seen, after) == (num_workers, threads, 1)
     trained.close()
 
 

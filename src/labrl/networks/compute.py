@@ -16,10 +16,10 @@ from labrl.networks.ranks import ALONE, Ranks
 from labrl.workspace import Workspace
 
 
-def _cpu_has_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 in hardware; emulated, it is slower than float32."""
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+def _cpu_has(*capabilities: str) -> bool:
+    """Whether the processor has one of these, as torch names them."""
+    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(found.get(name) for name in capabilities)
 
 
 def _check_gpus(device: str, num_gpus: float) -> None:
@@ -85,7 +85,9 @@ class Compute:
         granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
         chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")
         if precision == "auto":
-            has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else _cpu_has_bf16()
+            # Emulated, it is slower than float32.
+            in_hardware = _cpu_has("avx512_bf16", "amx_bf16", "bf16")
+            has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else in_hardware
             precision = "bf16" if has_bf16 else "fp32"
         return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
 
@@ -94,6 +96,11 @@ class Compute:
         """Whether weights are worth keeping in bfloat16 beside float32: a GPU casts them in no time, and
         compiled code casts them where it uses them."""
         return self.precision == torch.bfloat16 and self.device.type == "cpu" and not self.compiled
+
+    @property
+    def waits_for_weights(self) -> bool:
+        """Whether matrix products are so fast that an update waits for the weights: by AMX, in bfloat16."""
+        return self.narrows and _cpu_has("amx_bf16")
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """The context in which networks are evaluated."""

@@ -34,9 +34,10 @@ class Trained(Generic[Network]):
         """num_workers: who share a minibatch; new_optimizer: makes the optimizer of the flat weights."""
         self.network = network.to(compute.device)
         self._compute = compute
-        # Products in bfloat16 are so fast that an update waits for the weights: all cores go through them
-        # once together, where each worker would go through all of them. (Acting is too short for it.)
-        self._within_products = compute.narrows and num_workers > 1
+        # All cores go through the weights once together, where each worker would go through all of them.
+        # (Acting is too short for it.) But they meet at every operation, so that whatever else keeps one of
+        # them busy keeps all of them waiting.
+        self._within_products = compute.waits_for_weights and num_workers > 1
         self._workers = GradientWorkers(self.network, 1 if self._within_products else num_workers, compute)
         self.flat = self._workers.flat
         self.weights = self.flat.vector
