@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
-from labrl.networks.batch_renorm import BatchRenorm, BatchRenormConfig
+from labrl.networks.batch_renorm import (
+    BatchRenorm,
+    BatchRenormConfig,
+    RenormalizedCNN,
+    RenormalizedConfig,
+    RenormalizedMLP,
+)
+from labrl.networks.inputs import build_torso
 from labrl.networks.spaces import Spaces
 
 
@@ -63,6 +73,59 @@ def test_evaluation_changes_nothing_and_does_not_depend_on_the_minibatch() -> No
     assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
 
 
+def test_of_maps_each_place_is_a_row() -> None:
+    own, other = BatchRenorm(BatchRenormConfig(), 5), nn.BatchNorm2d(5, eps=1e-3, momentum=0.01)
+    maps = [minibatch(0)[:, :, None, None].expand(-1, -1, 3, 4) + torch.arange(4) for _ in range(2)]
+    for x in maps:
+        x.requires_grad_()
+    outputs = [layer(x) for layer, x in zip((own, other), maps, strict=True)]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    for y in outputs:
+        (y**3).sum().backward()
+    torch.testing.assert_close(maps[0].grad, maps[1].grad, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(own.variance, other.running_var)
+    torch.testing.assert_close(own.eval()(maps[0]), other.eval()(maps[0]), rtol=1e-4, atol=1e-5)
+
+
+IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "kinds"),
+    [
+        (VECTOR, {RenormalizedMLP}),
+        (gym.spaces.Box(0, 255, (4, 20, 20), np.uint8), {RenormalizedMLP}),
+        (IMAGE, {RenormalizedCNN}),
+        (gym.spaces.Dict(picture=IMAGE, mark=VECTOR), {RenormalizedCNN, RenormalizedMLP}),
+    ],
+)
+def test_the_torso_fits_what_is_seen(space: gym.Space, kinds: set[type[nn.Module]]) -> None:
+    target = "labrl.networks.batch_renorm.RenormalizedTorso"
+    torso = build_torso(Component(target, RenormalizedConfig(hidden=[16], features=8)), space)
+    assert {type(part) for part in torso.modules()} & {RenormalizedMLP, RenormalizedCNN} == kinds
+    renorms = [part for part in torso.modules() if isinstance(part, BatchRenorm)]
+    assert renorms, "something is normalized"
+    assert all(int(part.minibatches) == 0 for part in renorms), "building has counted as a minibatch"
+
+
+def test_features_of_images_are_those_of_the_minibatch_normalized() -> None:
+    torch.manual_seed(0)
+    torso = RenormalizedCNN(RenormalizedConfig(features=8, initialization="orthogonal"), IMAGE)
+    IMAGE.seed(0)
+    images = torch.as_tensor(torso.layout(np.stack([IMAGE.sample() for _ in range(16)])))
+    features = torso(images)
+    torch.testing.assert_close(features.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
+    alive = features.std(0) > 0  # one that is 0 for all images stays so
+    assert alive.sum() > 2
+    torch.testing.assert_close(
+        features.std(0, correction=0)[alive], torch.ones(int(alive.sum())), rtol=0, atol=0.3
+    )
+    features.square().sum().backward()
+    torso.eval()
+    torch.testing.assert_close(torso(images)[:2], torso(images[:2]))
+
+
 RENORMALIZED = ("agent/network=renormalized",)
 BEHIND_A_MEMORY = ("agent/network=gru", "agent/network@agent.network.torso=renormalized")
 OF_THE_CRITICS = ("agent.network.critic_torso={_target_: labrl.networks.batch_renorm.RenormalizedMLP}",)
@@ -78,9 +141,7 @@ def test_an_agent_that_would_act_by_the_statistics_of_few_environments_is_refuse
 ) -> None:
     env = "pendulum" if agent in ("td3", "ddpg") else "cartpole"
     config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *words]))
-    with pytest.raises(
-        ConfigError, match=r"agent\.network\.torso: .*RenormalizedMLP.*minibatch.*agent=crossq"
-    ):
+    with pytest.raises(ConfigError, match=r"agent\.network\.torso: .*Renormalized.*minibatch.*agent=crossq"):
         config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))
 
 

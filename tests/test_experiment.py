@@ -8,17 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from exact_cases import differences
-from test_trial_processes import needs_proc
+from test_trial_processes import needs_proc, wait_for
 
 from labrl.cli import main, replay, send_to_wandb
+from labrl.lab.devices import available_cpus
 from labrl.storage.experiment_folder import ExperimentFolder
 
 QUICK = [
@@ -32,6 +31,7 @@ QUICK = [
     "meta.tensorboard=false",
 ]
 ONE_PROCESS = "hydra/launcher=basic"
+two_at_once = pytest.mark.skipif(available_cpus() < 2, reason="two trials at once need two cores")
 
 
 @pytest.fixture(autouse=True)
@@ -82,12 +82,6 @@ def started(*words: str) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
 
 
 def worker_of(trial: Path) -> int:
@@ -145,6 +139,7 @@ def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
 
 
 @needs_proc
+@two_at_once
 def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
     words = [*QUICK[:-1], "meta.tensorboard=false", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
@@ -164,6 +159,7 @@ def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
 
 
 @needs_proc
+@two_at_once
 @pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
 def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: Path) -> None:
     every, endless = "meta.log_frequency=20000", "env.max_frame=1e9"

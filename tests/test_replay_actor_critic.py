@@ -329,7 +329,7 @@ def test_critics_side_by_side_are_the_perceptrons_that_they_are_made_of() -> Non
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_images_are_learned_from(name: str, action: gym.Space, precision: str) -> None:
-    small = "agent.network.torso.hidden=[16]" if name == "crossq" else "agent.network.torso.cnn.features=16"
+    small = f"agent.network.torso.{'features' if name == 'crossq' else 'cnn.features'}=16"
     agent, clock, _ = build(config_of(name, small), action, IMAGE, num_threads=2, precision=precision)
     assert play(agent, clock, World(IMAGE, 4), 11) == 4
     assert np.isfinite(agent.metrics()["grad_norm_critic"])

@@ -1,9 +1,10 @@
-"""Batch renormalization (Ioffe, 2017, arXiv:1702.03275), and a torso that is made with it."""
+"""Batch renormalization (Ioffe, 2017, arXiv:1702.03275), and torsos that are made with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -11,7 +12,16 @@ from torch import Tensor, nn
 
 from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from labrl.networks.spaces import choices_of
-from labrl.networks.torso import Activation, Initialization, initialized, vectors
+from labrl.networks.torso import (
+    Activation,
+    AutoTorso,
+    ImageTorso,
+    Initialization,
+    NatureCNN,
+    NatureCNNConfig,
+    initialized,
+    vectors,
+)
 
 
 @dataclass(kw_only=True)
@@ -53,9 +63,16 @@ class BatchRenorm(nn.Module):
         self.register_buffer("minibatches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, num_features], in training at least two rows. Returns the same shape, float32."""
-        config = self._config
+        """x: [batch, num_features], in training at least two rows, or maps of images, [batch, num_features,
+        height, width], each place of which is a row. Returns the same shape, float32."""
         x = x.float()  # statistics of many small differences, whatever autocast has made of the layer before
+        if x.dim() == 2:
+            return self._rows(x)
+        places = x.movedim(1, -1)
+        return self._rows(places.reshape(-1, x.shape[1])).view(places.shape).movedim(-1, 1)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        config = self._config
         if not self.training:
             scale = self.weight * torch.rsqrt(self.variance + config.eps)
             return torch.addcmul(self.bias - self.mean * scale, x, scale)
@@ -91,7 +108,7 @@ class RenormalizedMLPConfig:
     initialization: Initialization = "uniform"
     """How weights begin."""
     renorm: BatchRenormConfig = field(default_factory=BatchRenormConfig)
-    """Of the observation and of what each layer gives."""
+    """Of vectors, and of what each layer gives."""
 
 
 class RenormalizedMLP(nn.Module):
@@ -116,3 +133,58 @@ class RenormalizedMLP(nn.Module):
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
             x = norm(self.activation(layer(x)))
         return x
+
+
+@dataclass(kw_only=True)
+class RenormalizedConfig(RenormalizedMLPConfig):
+    """A normalized torso that fits the observation space: the layers of a perceptron are for vectors."""
+
+    features: PositiveInt = 512
+    """Of images: units after the convolutions."""
+
+
+class RenormalizedCNN(ImageTorso):
+    """The Nature CNN with batch renormalization of what each layer gives."""
+
+    Config = RenormalizedConfig
+    smallest = NatureCNN.smallest
+    batch_statistics = True
+
+    def __init__(self, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.check(config, observation_space)
+        plain = NatureCNN(
+            NatureCNNConfig(features=config.features, initialization=config.initialization), observation_space
+        )
+        self.channels_first = plain.channels_first
+        self.first = plain.first
+        layers: list[nn.Module] = []
+        num_features = self.first.out_channels
+        for part in (*plain.convolutions, *plain.linear):  # type: ignore[misc]  # both are nn.Sequential
+            layers.append(part)
+            if isinstance(part, nn.ReLU):
+                layers.append(BatchRenorm(config.renorm, num_features))
+            else:
+                num_features = getattr(part, "out_channels", getattr(part, "out_features", num_features))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
+        return self.layers(self.first_convolution(self.first, observation))
+
+
+class RenormalizedTorso(AutoTorso):
+    """A normalized CNN for images that are large enough, a normalized perceptron for everything else."""
+
+    Config = RenormalizedConfig  # type: ignore[assignment]
+    batch_statistics = True
+
+    @classmethod
+    def for_images(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
+        """The torso for an image."""
+        return RenormalizedCNN(config, observation_space)
+
+    @classmethod
+    def for_vectors(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
+        """The torso for whatever is none, or too small."""
+        return RenormalizedMLP(config, observation_space)

@@ -166,10 +166,8 @@ class Inputs(nn.Module):
         """Of the numbers, with which a row begins."""
         self._shapes: list[tuple[int, ...]] = []
         for part, inner in zip(self.images.values(), images.values(), strict=True):
-            pixels = layout_of(part)(np.zeros((1, *(inner.shape or ())), np.uint8))
-            self._shapes.append(pixels.shape[1:])
-            with torch.no_grad():
-                size += part(torch.as_tensor(pixels)).shape[1]
+            self._shapes.append(layout_of(part)(np.zeros((1, *(inner.shape or ())), np.uint8)).shape[1:])
+            size += num_features(part, inner)
         self.joint: nn.Module = nn.Identity()
         if others:
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)

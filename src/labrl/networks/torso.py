@@ -303,17 +303,25 @@ class AutoTorso:
         is_bytes = isinstance(observation_space, gym.spaces.Box) and observation_space.dtype == np.uint8
         if is_bytes and len(observation_space.shape or ()) == 4:
             raise ConfigError(
-                "agent.network.torso: AutoTorso reads vectors and images of three axes, and these are stacks "
-                f"of pictures in colour, {observation_space.shape}. Set env.grayscale=true for a game of the "
-                "ALE, or agent.network.torso._target_ to a torso of your own."
+                f"agent.network.torso: {cls.__name__} reads vectors and images of three axes, and these are "
+                f"stacks of pictures in colour, {observation_space.shape}. Set env.grayscale=true for a game "
+                "of the ALE, or agent.network.torso._target_ to a torso of your own."
             )
 
     def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> nn.Module:  # type: ignore[misc]
         """The torso that fits `observation_space`."""
         if isinstance(observation_space, gym.spaces.Dict):
-            joint = Component("labrl.networks.torso.MLP", config.mlp)
-            image = Component("labrl.networks.torso.AutoTorso", config)
-            return Inputs(InputsConfig(joint=joint, image=image), observation_space)
-        if is_image(observation_space) and min(image_shape(observation_space)[:2]) >= NatureCNN.smallest:
-            return NatureCNN(config.cnn, observation_space)
+            own = Component(f"{cls.__module__}.{cls.__qualname__}", config)
+            return Inputs(InputsConfig(joint=own, image=own), observation_space)
+        large = is_image(observation_space) and min(image_shape(observation_space)[:2]) >= NatureCNN.smallest
+        return (cls.for_images if large else cls.for_vectors)(config, observation_space)
+
+    @classmethod
+    def for_images(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
+        """The torso for an image."""
+        return NatureCNN(config.cnn, observation_space)
+
+    @classmethod
+    def for_vectors(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
+        """The torso for whatever is none, or too small."""
         return MLP(config.mlp, observation_space)
