@@ -5,10 +5,9 @@ Nothing else reads the command line.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from labrl.lab.job import Job, refused
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun
 from labrl.processes import Stopped
+from labrl.steady_output import steady_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,28 +32,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    _print_what_can_be()
     with _arguments(argv) as arguments:
+        asks = "--version" in arguments
+        return _ended("labrl", lambda: _print_version() if asks else _run(arguments), trains=not asks)
+
+
+def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> int:
+    """Run what a command does. Returns its exit code, whatever ended it.
+
+    trains: What it prints is not all that it makes, so it has not failed where that cannot be printed.
+    """
+    with steady_output() as output:
         try:
-            if "--version" in arguments:
-                return _print_version()
-            return _run(arguments, full_error)
+            code = command()
         except ConfigError as error:
-            return refused(error, full_error)
+            code = refused(error, _full_error())
         except KeyboardInterrupt as stop:
-            print("labrl: interrupted", file=sys.stderr)
-            return stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
+            print(f"{name}: interrupted", file=sys.stderr)
+            code = stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
         except SystemExit as end:
             # How Hydra ends --help, argparse a wrong flag, and an interrupted trial an experiment.
-            return end.code if isinstance(end.code, int) else DONE if end.code is None else WRONG_INPUT
-        except BrokenPipeError:
-            # `labrl --cfg job | head` stopped reading; without this the interpreter complains at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return DONE
+            code = end.code if isinstance(end.code, int) else DONE if end.code is None else WRONG_INPUT
+        output.flush()
+        if output.refusal is not None:
+            print(f"{name}: not all could be printed: {output.refusal.strerror}", file=sys.stderr)
+            code = code if trains else code or FAILED
+    return code
 
 
-def _run(arguments: list[str], full_error: bool) -> int:
+def _full_error() -> bool:
+    """Whether tracebacks are asked for."""
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+def _run(arguments: list[str]) -> int:
     """Let Hydra compose and call a `Job` for each trial. Raises ConfigError for what it cannot compose."""
     import hydra
     from hydra._internal.utils import get_args
@@ -81,11 +93,11 @@ def _run(arguments: list[str], full_error: bool) -> int:
             arguments = ["--config-dir", again.config_dir, *arguments]
         words = get_args(arguments)
     prepare(words.config_dir)
-    job = Job(words.config_dir, full_error, again)
+    job = Job(words.config_dir, _full_error(), again)
     with _raising_hydra(), _arguments(arguments):
         try:
             hydra.main(config_path=CONFIG_MODULE, config_name="config")(job)()
-        except (ConfigError, BrokenPipeError):
+        except ConfigError:
             raise
         except Exception as error:
             raise explain(error, words.overrides, words.config_dir) from error
@@ -100,7 +112,8 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="labrl-envs", description="List what labrl env=<name> can be.")
     parser.add_argument("part", nargs="?", default="", help="only names with this in them, e.g. pinball")
-    try:
+
+    def command() -> int:
         part = parser.parse_args(argv).part
         known = listed()
         rows = [row for row in known if part in row[0]]
@@ -110,13 +123,9 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
         for name, kind, identity in rows:
             print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {identity}")
-    except ConfigError as error:
-        return refused(error, full_error=False)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else DONE
-    return DONE
+        return DONE
+
+    return _ended(parser.prog, command)
 
 
 def send_to_wandb(argv: Sequence[str] | None = None) -> int:
@@ -137,18 +146,15 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--project", help="another project than the run's own")
     parser.add_argument("--entity", help="another user or team")
     parser.add_argument("--wait", type=float, default=3600.0, help="seconds for the uploads of each (3600)")
-    try:
+
+    def command() -> int:
         words = vars(parser.parse_args(argv))
         folders = words.pop("folders")
         changes = {key: value for key, value in words.items() if value is not None}
         arrived = [send(folder, changes, print) for folder in folders]
-    except ConfigError as error:
-        return refused(error, full_error=False)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else DONE
-    return DONE if all(arrived) else FAILED
+        return DONE if all(arrived) else FAILED
+
+    return _ended(parser.prog, command)
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
@@ -168,8 +174,8 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--root", type=Path, default=Path("runs"), help="where to look (runs)")
     parser.add_argument("--json", action="store_true", help="everything that is known, as a JSON list")
-    _print_what_can_be()
-    try:
+
+    def command() -> int:
         words = parser.parse_args(argv)
         from labrl.analysis.listing import as_plain, as_table, entries
 
@@ -182,13 +188,9 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
             print(as_table(found, width))
         else:
             print(f"labrl: no run in {words.root} agrees with {' '.join(words.filters)}", file=sys.stderr)
-    except ConfigError as error:
-        return refused(error, full_error=False)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else DONE
-    return DONE
+        return DONE
+
+    return _ended(parser.prog, command)
 
 
 def _check_statuses(filters: Sequence[str]) -> None:
@@ -223,19 +225,15 @@ def replay(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "words", nargs="*", metavar="word", help="episode=best|last|<frame>, session=<number>, render=human"
     )
-    try:
+
+    def command() -> int:
         given = parser.parse_args(argv)
         request = replay_request(given.run, given.words)
         from labrl.lab.replay import replay as replay_episode
 
         return replay_episode(request)
-    except ConfigError as error:
-        return refused(error, os.environ.get("HYDRA_FULL_ERROR") == "1")
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else DONE
-    return DONE
+
+    return _ended(parser.prog, command)
 
 
 def report(argv: Sequence[str] | None = None) -> int:
@@ -254,29 +252,15 @@ def report(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help=out)
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
     parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
-    _print_what_can_be()
-    try:
+
+    def command() -> int:
         words = parser.parse_args(argv)
         from labrl.lab.reporting import report_on
 
         report_on(words.places, words.out, words.by, words.format)
-    except ConfigError as error:
-        return refused(error, os.environ.get("HYDRA_FULL_ERROR") == "1")
-    except KeyboardInterrupt:
-        print("labrl-report: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else DONE
-    return DONE
+        return DONE
 
-
-def _print_what_can_be() -> None:
-    """In a locale without UTF-8 a sign that cannot be printed is a question mark, not the end."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(errors="replace")
+    return _ended(parser.prog, command)
 
 
 def _print_version() -> int:

@@ -1,0 +1,80 @@
+"""Output that nobody takes any more ends no training, and a command that only prints says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = ["-m", "labrl", "agent=random", "env.max_frame=512", "meta.tensorboard=false", "seed=1"]
+PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
+
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+
+
+def python(
+    words: list[str], folder: Path, stdout: int, stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        text=True,
+        timeout=120,
+        check=False,
+        stdout=stdout,
+        stderr=stderr,
+    )
+
+
+def status(folder: Path) -> str:
+    (run,) = folder.glob("runs/*/run.json")
+    return str(json.loads(run.read_text())["status"])
+
+
+@needs_full
+def test_training_goes_on_where_its_log_has_no_room(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = python(TRAIN, tmp_path, stdout=full.fileno())
+    assert (ended.returncode, status(tmp_path)) == (0, "finished")
+    assert ended.stderr == "labrl: not all could be printed: No space left on device\n"
+
+
+def test_training_goes_on_where_its_terminal_is_gone(tmp_path: Path) -> None:
+    """Closed windows take away the terminal of what was started with `&` and `disown`."""
+    import pty
+
+    terminal, inside = pty.openpty()
+    os.close(terminal)
+    ended = python(TRAIN, tmp_path, stdout=inside, stderr=inside)
+    os.close(inside)
+    assert (ended.returncode, status(tmp_path)) == (0, "finished")
+
+
+def test_training_goes_on_where_its_reader_has_read_enough(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = python(TRAIN, tmp_path, stdout=writing)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr, status(tmp_path)) == (0, "", "finished")
+
+
+@needs_full
+def test_a_list_that_cannot_be_printed_has_failed(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = python(PRINT, tmp_path, stdout=full.fileno())
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "labrl-envs: not all could be printed: No space left on device\n",
+    )
+
+
+def test_a_list_of_which_the_head_is_read_has_not(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = python(PRINT, tmp_path, stdout=writing)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
