@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page
 from report_cases import write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
+from labrl.analysis.plots.colours import DASHES
 from labrl.analysis.report.build import build
 from labrl.analysis.report.render import render
 from labrl.analysis.report.sections import Axis, Chart, KeyFigure, Line, Report, Section, View
@@ -90,9 +91,26 @@ def test_a_run_of_one_row_shows_it_and_its_ticks_differ(browser: Browser, tmp_pa
             levels = figure.locator("svg text[text-anchor=end]").all_text_contents()
             assert len(levels) == len(set(levels)) > 1
             dots = figure.locator("svg .dots").first
-            assert float(dots.evaluate("node => getComputedStyle(node).strokeWidth.replace('px', '')")) >= 5
+            assert dots.evaluate("node => node.getBBox().height") >= 5
         band = window.page.locator("figure").first.locator(".band")
         assert band.count() == 1, "the interval is a bar"
+    assert window.errors == []
+
+
+def test_values_that_stand_alone_differ_in_shape_where_lines_would_in_their_dash(
+    browser: Browser, tmp_path: Path
+) -> None:
+    lines = [
+        Line(str(dash), str(dash), "#000000", {"x": View([0], [place])}, dash=dash)
+        for place, dash in enumerate(DASHES)
+    ]
+    sections = [Section("curves", "Curves", [Chart("Return", {"x": Axis("x")}, lines)])]
+    report = Report("A report", "", "finished", "", [KeyFigure("a", "1", "")], [], sections)
+    (tmp_path / "report.html").write_text(render(report, tmp_path))
+    with opened(browser, tmp_path / "report.html") as window:
+        paths = window.page.locator("svg .dots").evaluate_all("nodes => nodes.map(n => n.getAttribute('d'))")
+    shapes = {path[path.index("m") :] for path in paths}
+    assert len(shapes) == len(DASHES)
     assert window.errors == []
 
 

@@ -67,7 +67,7 @@ def render(report: Report, folder: Path) -> str:
         most_warnings=MOST_WARNINGS,
         tone=TONES.get(report.status, "warn"),
         css=Markup(_asset("report.css")),
-        script=Markup(_asset("report.js")),
+        script=Markup(_asset("scales.js") + _asset("report.js")),
         charts=Markup(_json([_spec(chart, index, most) for index, chart in enumerate(charts)])),
     )
 

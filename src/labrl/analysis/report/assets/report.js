@@ -1,6 +1,7 @@
-// Curves that zoom, tell their values and can be hidden. Reads the JSON in #charts; needs nothing else.
+// Curves that zoom, tell their values and can be hidden. Reads the JSON in #charts; needs scales.js before it.
 "use strict";
 (() => {
+  const { decades, nearest, spot, tickTexts, ticks, told } = scales;
   const SVG = "http://www.w3.org/2000/svg";
   const MARGIN = { top: 6, right: 10, bottom: 34, left: 54 };
   const specs = JSON.parse(document.getElementById("charts").textContent);
@@ -19,57 +20,6 @@
     if (parent) parent.appendChild(node);
     return node;
   };
-
-  function told(value) {
-    if (value === null || value === undefined) return "–";
-    const size = Math.abs(value);
-    if (size >= 1e7) return Number((value / 1e6).toPrecision(4)) + "M";
-    if (size >= 1e5) return Number((value / 1e3).toPrecision(4)) + "k";
-    if (size !== 0 && size < 1e-3) return value.toExponential(2);
-    return String(Number(value.toPrecision(size >= 1e3 ? 5 : 4)));
-  }
-
-  // Of ticks together, so that all have the same unit, and as many digits as tell them apart.
-  function tickTexts(marks) {
-    const largest = Math.max(...marks.map(Math.abs));
-    const [size, letter] = largest >= 1e6 ? [1e6, "M"] : largest >= 1e4 ? [1e3, "k"] : [1, ""];
-    const told = (mark, more) => {
-      const value = Number((mark / size).toPrecision(5 + more));
-      if (value === 0) return "0";
-      return (Math.abs(value) < 1e-4 ? value.toExponential(more) : String(value)) + letter;
-    };
-    let texts = [];
-    for (let more = 0; more < 10; more++) {
-      texts = marks.map((mark) => told(mark, more));
-      if (new Set(texts).size === marks.length) break;
-    }
-    return texts;
-  }
-
-  function ticks(low, high, wanted) {
-    const rough = (high - low) / Math.max(wanted, 1);
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const rest = rough / power;
-    const step = (rest >= 7.5 ? 10 : rest >= 3.5 ? 5 : rest >= 1.5 ? 2 : 1) * power;
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
-    return found;
-  }
-  function decades(low, high) {
-    const found = [];
-    for (let e = Math.ceil(low - 1e-9); e <= high + 1e-9; e++) found.push(e);
-    return found.length > 1 ? found.filter((_, i) => i % Math.ceil(found.length / 7) === 0) : ticks(low, high, 3);
-  }
-
-  // Where in the rising list `xs` the value nearest to x stands.
-  function nearest(xs, x) {
-    let low = 0, high = xs.length - 1;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (xs[middle] < x) low = middle; else high = middle;
-    }
-    return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
-  }
 
   class Chart {
     constructor(figure, spec) {
@@ -212,18 +162,19 @@
           }
           const shape = line.mark === "cross"
             ? make("path", { d: `M${this.x(x) - 3},${this.y(view.y[i]) - 3}l6,6m0,-6l-6,6`, style: `stroke:${colour};stroke-width:1.6;fill:none` }, group)
-            : make("circle", { cx: this.x(x), cy: this.y(view.y[i]), r: line.size || 4, style: `fill:${colour};opacity:.85` }, group);
+            : make("path", { d: spot(line.dash, this.x(x), this.y(view.y[i]), 4), style: `fill:${colour};opacity:.85` }, group);
           make("title", {}, shape).textContent = `${(line.labels && line.labels[i]) || line.name}: ${told(view.y[i])}`;
         });
         return group;
       }
-      let d = "", dots = "", pen = false, points = 0, single = 0;
+      let d = "", pen = false, points = 0;
+      const alone = [];
       view.x.forEach((x, i) => {
         const y = view.y[i];
         if (!this.usable(y)) { pen = false; return; }
         d += `${pen ? "L" : "M"}${this.x(x).toFixed(1)},${this.y(y).toFixed(1)}`;
         if (!pen && !this.usable(view.y[i + 1])) {  // one value between two gaps is a dot
-          d += "h.01"; dots += `M${this.x(x).toFixed(1)},${this.y(y).toFixed(1)}h.01`; single++;
+          d += "h.01"; alone.push([this.x(x), this.y(y)]);
         }
         pen = true; points++;
       });
@@ -232,9 +183,10 @@
       const style = `stroke:${colour};stroke-width:${line.role === "center" ? 2.2 : thin ? 1 : 1.4};` +
         `stroke-dasharray:${(line.dash || []).join(" ") || "none"};opacity:${thin ? 0.5 : 1}`;
       make("path", { class: "line", d, style }, group);
-      if (dots) {
-        const wide = single > 20 ? 3 : thin ? 5 : 7;
-        make("path", { class: "dots", d: dots, style: `stroke:${colour};stroke-width:${wide};opacity:${thin ? 0.5 : 1}` }, group);
+      if (alone.length) {
+        const r = alone.length > 20 ? 1.5 : thin ? 2.5 : 3.5;
+        const d = alone.map(([x, y]) => spot(line.dash, x, y, r)).join("");
+        make("path", { class: "dots", d, style: `fill:${colour};opacity:${thin ? 0.5 : 1}` }, group);
       }
       return group;
     }
