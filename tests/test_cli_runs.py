@@ -39,6 +39,7 @@ def files() -> list[Path]:
         ["env=atari"],
         ["agent.batch_size=100"],
         ["env.max_frame=10"],
+        ["meta.max_session=1000000"],
         ["+callbacks.mine._target_=pathlib.Path"],
         ["transforms.reward={_target_: builtins.dict}"],
         ["hydra/launcher=slrm"],
@@ -56,6 +57,19 @@ def test_wrong_input_exits_2_without_a_traceback_and_writes_nothing(
     assert "Traceback" not in said
     assert files() == []
     assert not list(Path().glob("runs/*"))
+
+
+def test_no_more_sessions_are_begun_than_memory_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thousand processes took all memory, and the system ended other people's."""
+    monkeypatch.setattr("labrl.lab.trial.memory_available", lambda: 1 << 30)
+    assert main(["meta.max_session=7", *QUICK]) == 2
+    said = capsys.readouterr().err
+    assert "meta.max_session=7:" in said
+    assert "at most 6" in said
+    assert files() == []
+    assert main(["meta.max_session=1", *QUICK]) == 0
 
 
 def test_hydra_full_error_shows_the_traceback(

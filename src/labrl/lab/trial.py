@@ -40,6 +40,10 @@ from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import forget_shared_weights
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
+from labrl.workspace import memory_available
+
+SESSION_BYTES = 150 << 20
+"""What the process of a session takes at the least: torch, and a small environment and network."""
 
 
 def check(config: TrialConfig) -> None:
@@ -80,6 +84,7 @@ def check(config: TrialConfig) -> None:
             f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false."
         )
     check_launch(config)
+    _check_room(meta.max_session)
     if meta.distributed:
         _check_distributed(config)
     if meta.async_unroll is not None and not hasattr(agent, "adopt"):
@@ -140,6 +145,17 @@ def _check_offline(config: TrialConfig) -> None:
                 f"would go through {now[name].target if name in now else 'null'}, so that one agent would "
                 f"learn from both. Set transforms.{name} as it is there."
             )
+
+
+def _check_room(num_sessions: int) -> None:
+    """Raises ConfigError for more sessions than memory holds: the system would end them, or others."""
+    room = memory_available()
+    if num_sessions > 1 and room is not None and num_sessions * SESSION_BYTES > room:
+        raise ConfigError(
+            f"meta.max_session={num_sessions}: the sessions of a trial run at once, each as a process of "
+            f"{SESSION_BYTES >> 20} MB and more, and {room / 2**30:.1f} GB are free here. Set it to at most "
+            f"{max(room // SESSION_BYTES, 1)}, or run seeds one after the other: labrl -m seed=0,1,2"
+        )
 
 
 def _check_distributed(config: TrialConfig) -> None:
