@@ -18,8 +18,8 @@ from labrl.workspace import Workspace
 
 DISCOUNT = 0.9
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-STACK = gym.spaces.Box(0, 255, (3, 5, 4), np.uint8)
-"""Three frames of 5 x 4 pixels."""
+STACK = gym.spaces.Box(0, 255, (2, 5, 4), np.uint8)
+"""Two frames of 5 x 4 pixels."""
 NUMBER = gym.spaces.Discrete(1000)
 ACTIONS = gym.spaces.Discrete(7)
 
@@ -97,7 +97,7 @@ class NaiveReplay:
 
     def __init__(self, space: gym.Space, num_envs: int, capacity: int, n_step: int) -> None:
         self.live, self.n_step = capacity // num_envs, n_step
-        self.stack = 3 if space is STACK else 1
+        self.stack = STACK.shape[0] if space is STACK else 1
         # As ReplayConfig.capacity says: a sixteenth more frames than transitions, and what a few steps need.
         self.frames = self.live + -(-self.live // 16) + (2 * n_step + 3) * self.stack
         self.limited = space is STACK

@@ -64,6 +64,17 @@ def test_actions_for_the_environment_lie_in_its_space() -> None:
     assert categorical.to_env(categorical.mode(logits)).tolist() == [6]
 
 
+def test_a_component_with_one_value_is_no_obstacle_to_squashing() -> None:
+    """Its reach of 0 made the densities infinite, and the first update not finite."""
+    fixed = gym.spaces.Box(np.array([-1, 3], np.float32), np.array([1, 3], np.float32))
+    free = gym.spaces.Box(-1, 1, (2,))
+    parameters, action = torch.randn(5, 4), torch.randn(5, 2)
+    found = SquashedGaussian(fixed).log_prob_entropy(parameters, action)
+    for one, other in zip(found, SquashedGaussian(free).log_prob_entropy(parameters, action), strict=True):
+        torch.testing.assert_close(one, other)
+    assert SquashedGaussian(fixed).to_env(action.numpy())[:, 1].tolist() == [3.0] * 5
+
+
 def test_a_space_without_a_distribution_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"PPO acts in Discrete, MultiDiscrete, MultiBinary and Box.*Text"):
         distribution_for(gym.spaces.Text(3), "PPO")

@@ -25,7 +25,7 @@ from labrl.envs.make import describe, make_env
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.networks.inputs import Inputs, InputsConfig, SideBySide, build_torso, check_reads
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import NatureCNN
+from labrl.networks.torso import AutoTorsoConfig, NatureCNN
 from labrl.observations import array_dtype, example, flat_space
 from labrl.step import Step
 from labrl.storage.tree import flatten, restore
@@ -150,6 +150,20 @@ def test_numbers_keep_their_digits_beside_pictures_in_bfloat16() -> None:
         torso(torch.as_tensor(torso.layout(seen)))  # type: ignore[operator]
     assert joined[0][1].dtype == torch.float32
     np.testing.assert_array_equal(joined[0][0][:, -5:-3].detach().numpy(), seen["mark"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_numbers_are_read_beside_pictures_of_any_number_of_bytes(count: int) -> None:
+    """One row of 9 x 9 x 3 bytes and two numbers could not be read: 251 bytes are no whole numbers."""
+    space = spaces.Dict(picture=spaces.Box(0, 255, (9, 9, 3), np.uint8), mark=spaces.Box(-1, 1, (2,)))
+    torso = build_torso(Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig()), space)
+    seen = batch(space, count)
+    rows = torch.as_tensor(torso.layout(seen))  # type: ignore[operator]
+    assert torso(rows).shape == (count, 64)
+    joined = []
+    torso.joint.register_forward_hook(lambda module, inputs, output: joined.append(inputs[0]))  # type: ignore[union-attr]
+    torso(rows)
+    np.testing.assert_array_equal(joined[0][:, -2:].detach().numpy(), seen["mark"])
 
 
 def test_inputs_without_pictures_are_one_vector() -> None:

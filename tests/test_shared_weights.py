@@ -14,6 +14,7 @@ from labrl.cli import main
 from labrl.networks.gradient import GradientWorkers
 from labrl.session.shared_weights import FOLDER, SharedWeights
 from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.tables import CsvTable
 
 TRIAL = ["env.num_envs=2", "agent.horizon=32", "agent.batch_size=64", "meta.progress=false", "seed=1"]
 TRIAL += ["meta.max_session=2", "env.max_frame=1024", "meta.log_frequency=512", "meta.tensorboard=false"]
@@ -38,6 +39,35 @@ def test_shared_weights_are_one_memory_for_all_and_their_workers(tmp_path: Path)
         sums = workers.map(lambda replica, share: replica.weight.detach().sum(), size=2)
         for found in sums:
             torch.testing.assert_close(found, (initial + 1).sum())
+
+
+def test_an_optimizer_of_a_part_follows_shared_weights(tmp_path: Path) -> None:
+    """The optimizer of the value function went on with weights that nobody read any more."""
+    module, workers = network(1)
+    (piece,) = workers.flat.parts(module, [module])
+    SharedWeights(tmp_path, "shared", workers.flat)
+    before = module.weight.detach().clone()
+    with torch.no_grad():
+        piece.add_(1.0)
+    torch.testing.assert_close(module.weight.detach(), before + 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["agent=a2c", "agent.network.shared=false", "agent.value_lr=1e-3"],
+        ["agent=sarsa"],
+    ],
+    ids=["two optimizers", "sarsa"],
+)
+def test_agents_that_learn_from_what_they_just_played_learn_together(
+    words: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    common = [word for word in TRIAL if not word.startswith("agent.")]
+    assert main([*words, *common, "meta.distributed=shared", f"hydra.run.dir={run}"]) == 0
+    norms = [row["weight_norm"] for row in CsvTable(run / "session_0" / "train.csv").read_rows()]
+    assert norms[0] != norms[-1]
 
 
 def test_synced_weights_add_up_what_each_session_changed(tmp_path: Path) -> None:

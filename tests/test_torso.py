@@ -15,7 +15,7 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
-from labrl.networks.inputs import build_torso, num_features
+from labrl.networks.inputs import SideBySide, build_torso, num_features
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import (
     MLP,
@@ -64,6 +64,24 @@ def test_every_activation_acts_on_each_element_by_itself(activation: str) -> Non
     batch = torch.linspace(-1, 1, 12).reshape(4, 3)
     assert torch.allclose(mlp(batch)[:1], mlp(batch[:1]), atol=1e-6)
     assert torch.equal(mlp(batch), mlp(batch))
+
+
+def test_bytes_are_shares_of_255_unless_they_count_something() -> None:
+    """As they are, they drove nearly every hyperbolic tangent to its limit."""
+    pixels, few = spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 1, (4,), np.uint8)
+    mlp = MLP(MLPConfig(hidden=[16]), pixels)
+    seen = np.stack([pixels.sample() for _ in range(8)])
+    shares = torch.as_tensor(seen.reshape(8, -1) / np.float32(255))
+    expected = torch.tanh(mlp.layers[0](shares))
+    torch.testing.assert_close(mlp(torch.as_tensor(seen)), expected)
+    assert mlp.layers_in_numpy() is None
+    counts = MLP(MLPConfig(hidden=[16]), few)
+    ones = torch.ones(2, 4, dtype=torch.uint8)
+    torch.testing.assert_close(counts(ones), torch.tanh(counts.layers[0](ones.float())))
+    side_by_side = SideBySide(spaces.Dict(ram=spaces.Box(0, 255, (3,), np.uint8), few=few))
+    rows = np.zeros(1, [("ram", np.uint8, 3), ("few", np.uint8, 4)])
+    rows["ram"], rows["few"] = 255, 1
+    assert side_by_side(rows).tolist() == [[1.0] * 7]
 
 
 def test_observations_that_are_no_arrays_are_refused_by_name() -> None:

@@ -25,7 +25,7 @@ from labrl.config.types import NonNegativeSchedule, PositiveFloat, PositiveInt, 
 from labrl.memory.rollout import Rollout
 from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
-from labrl.networks.gradient import joined
+from labrl.networks.gradient import FlatParameters, joined
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
@@ -98,6 +98,11 @@ class Sarsa:
         self._mask: NDArray[np.bool_] | None = None
         self._next_action: NDArray[np.int64] | None = None
         self._metrics = dict.fromkeys(self.METRICS, math.nan)
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All that is learned, for sessions that train it together (`meta.distributed`)."""
+        return self._trained.flat
 
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:

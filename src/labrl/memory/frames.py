@@ -22,15 +22,17 @@ class FrameShape:
     """How the observations of a space are made of frames.
 
     Bytes of three axes or more with a first axis shorter than the next two are a stack of frames, the
-    newest last, as the ALE gives them ([stack, height, width]). Everything else is one frame, and so is an
-    observation of several inputs, stacks among them too.
+    newest last, as the ALE gives them ([stack, height, width]). Everything else is one frame, and so are
+    an observation of several inputs, stacks among them too, and a first axis of three or a multiple of it,
+    which may be colours: those do not move on by one frame a step.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
         self.observation: tuple[int, ...] = space.shape or ()
         self.is_image = has_image(space)
         shape = self.observation
-        is_stack = len(shape) >= 3 and space.dtype == np.uint8 and shape[0] < min(shape[1:3])
+        is_image = len(shape) >= 3 and space.dtype == np.uint8
+        is_stack = is_image and shape[0] < min(shape[1:3]) and shape[0] % 3 > 0
         self.stack: int = shape[0] if is_stack else 1
         """Frames in an observation, >= 1."""
         self.frame: tuple[int, ...] = shape[1:] if is_stack else shape

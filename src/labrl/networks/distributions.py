@@ -271,7 +271,8 @@ class SquashedGaussian(RescaledGaussian):
 
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
-        self._log_reach = float(np.log(self._reach).sum())
+        # A bound that is both the lowest and the highest value leaves nothing to choose.
+        self._log_reach = float(np.log(self._reach[self._reach > 0]).sum())
         nodes, weights = np.polynomial.hermite_e.hermegauss(self.NODES)
         self._nodes = torch.tensor(nodes, dtype=torch.float32)
         self._weights = torch.tensor(weights / weights.sum(), dtype=torch.float32)

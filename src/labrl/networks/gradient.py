@@ -36,6 +36,7 @@ class FlatParameters:
         self.shared = False
         """Whether others may write the weights at any time."""
         self._bound: list[list[nn.Parameter]] = []
+        self._pieces: list[tuple[nn.Parameter, slice]] = []
         self._bind(module, copy_values=True)
         for parameter, place in zip(trained, _views(trained, self.vector.grad), strict=True):
             parameter.grad = place
@@ -57,6 +58,8 @@ class FlatParameters:
             for parameter, place in zip(trained, _views(trained, memory), strict=True):
                 if parameter.dtype == memory.dtype:  # a narrow copy follows when it is refreshed
                     parameter.data = place
+        for piece, where in self._pieces:
+            piece.data = memory[where]
 
     def parts(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
         """The parameters of some modules inside `module`, in as few pieces as they lie in; with gradients."""
@@ -76,6 +79,7 @@ class FlatParameters:
             piece = nn.Parameter(self.vector.data[first:end])
             piece.grad = self.vector.grad[first:end]
             pieces.append(piece)
+            self._pieces.append((piece, slice(first, end)))
         return pieces
 
     def replica(self, module: Network, same_buffers: bool = False) -> Network:

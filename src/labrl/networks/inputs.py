@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component, accepted_settings
 from labrl.config.errors import ConfigError
-from labrl.networks.spaces import choices_of, is_image, sees_images
+from labrl.networks.spaces import choices_of, is_image, sees_images, unit_of
 from labrl.observations import example
 
 MLP_TARGET = "labrl.networks.torso.MLP"
@@ -104,22 +104,22 @@ class SideBySide:
     """Inputs that are no images as one vector of real numbers, choices one-hot."""
 
     def __init__(self, space: gym.spaces.Dict) -> None:
-        self._parts = [(name, choices_of(inner)) for name, inner in space.spaces.items()]
+        self._parts = [(name, choices_of(inner), unit_of(inner)) for name, inner in space.spaces.items()]
         size = sum(gym.spaces.flatdim(inner) for inner in space.spaces.values())
         self.space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         """Of the vector."""
 
     def __call__(self, observation: NDArray) -> NDArray[np.float32]:
         """A batch with a field for each input -> [batch, size]"""
-        columns = [_numbers(observation[name], choices) for name, choices in self._parts]
+        columns = [_numbers(observation[name], choices, unit) for name, choices, unit in self._parts]
         return np.concatenate(columns, axis=1, dtype=np.float32)
 
 
-def _numbers(values: NDArray, choices: list[tuple[int, int]]) -> NDArray:
+def _numbers(values: NDArray, choices: list[tuple[int, int]], unit: float) -> NDArray:
     """[batch, *input] -> [batch, numbers]"""
     rows = values.reshape(len(values), -1)
     if not choices:
-        return rows
+        return rows if unit == 1 else rows * np.float32(unit)
     return np.concatenate(
         [rows[:, i, None] == np.arange(first, first + n) for i, (first, n) in enumerate(choices)], axis=1
     )
@@ -208,7 +208,9 @@ class Inputs(nn.Module):
             begin = end
         if self._numbers is None:
             return torch.cat(features, dim=1)
-        numbers = observation[:, : self._num_bytes].contiguous().view(torch.float32)
+        # A copy even of one row, which counts as contiguous whatever number of bytes follows it.
+        bytes_of = observation[:, : self._num_bytes].clone(memory_format=torch.contiguous_format)
+        numbers = bytes_of.view(torch.float32)
         # Positions need more than bfloat16's three digits.
         with torch.autocast(observation.device.type, enabled=False):
             return self.joint(torch.cat([*(part.float() for part in features), numbers], dim=1))

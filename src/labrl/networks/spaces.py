@@ -48,6 +48,13 @@ def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
     return []
 
 
+def unit_of(space: gym.Space[Any]) -> float:
+    """What a number in an observation counts: a 255th where it is any byte, as of pixels and RAM, else 1."""
+    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
+        return 1.0
+    return 1 / 255 if (space.low == 0).all() and (space.high == 255).all() else 1.0
+
+
 def has_bounds(space: gym.spaces.Box) -> bool:
     """Whether a box is bounded on every side; the largest numbers of a type are no bounds."""
     with np.errstate(over="ignore"):

@@ -24,7 +24,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
 from labrl.networks.in_numpy import ACTIVATIONS, Affine
 from labrl.networks.inputs import Inputs, InputsConfig, check_reads
-from labrl.networks.spaces import Spaces, choices_of, is_image
+from labrl.networks.spaces import Spaces, choices_of, is_image, unit_of
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -60,15 +60,19 @@ def initialized(layer: Layer, kind: Initialization) -> Layer:
     return orthogonal(layer, 2**0.5) if kind == "orthogonal" else layer
 
 
-def vectors(observation: Tensor, choices: list[tuple[int, int]]) -> Tensor:
-    """Observations as rows of numbers, one-hot where `choices` make them. [batch, *obs] -> [batch, size]"""
+def vectors(observation: Tensor, choices: list[tuple[int, int]], unit: float = 1.0) -> Tensor:
+    """Observations as rows of numbers, one-hot where `choices` make them. [batch, *obs] -> [batch, size]
+
+    unit: what they are multiplied by.
+    """
     if choices:
         columns = observation.long().reshape(len(observation), -1).unbind(1)
         pairs = zip(columns, choices, strict=True)
         observation = torch.cat([nn.functional.one_hot(c - first, n) for c, (first, n) in pairs], dim=1)
     if observation.dim() != 2:
         observation = observation.reshape(len(observation), -1)
-    return observation if observation.dtype == torch.float32 else observation.float()
+    numbers = observation if observation.dtype == torch.float32 else observation.float()
+    return numbers if unit == 1 else numbers * unit
 
 
 @dataclass(kw_only=True)
@@ -89,13 +93,16 @@ IN_PLACE = {"ReLU": torch.relu_, "Tanh": torch.tanh_}
 
 
 class MLP(nn.Module):
-    """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded."""
+    """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded.
+
+    Bytes, of RAM or of images that are too small for convolutions, are read as shares of 255.
+    """
 
     Config = MLPConfig
 
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
-        self._choices = choices_of(observation_space)
+        self._choices, self._unit = choices_of(observation_space), unit_of(observation_space)
         activation: nn.Module = getattr(nn, config.activation)()
         # What a layer gives is nobody else's, so the two most common ones act where it lies.
         self.activate: Callable[[Tensor], Tensor] = IN_PLACE.get(config.activation, activation.forward)
@@ -113,13 +120,13 @@ class MLP(nn.Module):
         """The same for a `Chain`; None where a layer does more than one can."""
         activate = ACTIVATIONS.get(self._activation)
         on_cpu = all(weight.device.type == "cpu" for weight, _ in self._weights)
-        if self._choices or self._normed or activate is None or not on_cpu:
+        if self._choices or self._unit != 1 or self._normed or activate is None or not on_cpu:
             return None
         return [(weight, bias, activate) for weight, bias in self._weights]
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
-        observation = vectors(observation, self._choices)
+        observation = vectors(observation, self._choices, self._unit)
         activation = self.activate
         if self._normed:
             for (weight, bias), norm in zip(self._weights, self.norms, strict=True):
