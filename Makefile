@@ -71,7 +71,7 @@ $(VENV)/.installed-run: pyproject.toml $(VENV)/.installed-torch
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
 	@echo 'Installing the tools of development'
-	@$(PIP) install -c $(PINS) -e '.[box2d,dev,offline,search,submitit]'
+	@$(PIP) install -c $(PINS) -e '.[bench,box2d,dev,offline,search,submitit]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-run
