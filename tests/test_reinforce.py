@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from on_policy_cases import CHOICES, SWITCHES, assert_same_future, build, kept_from, noise, play
 from test_a2c import Recorded
 
+from labrl.cli import main
 from labrl.step import Step
 
 ONE = gym.spaces.Box(0, 1, (1,), np.float32)
@@ -132,3 +134,25 @@ def test_a_restored_agent_has_the_same_future(steps: int, baseline: str) -> None
     assert_same_future(
         lambda: build("reinforce", f"agent.baseline={baseline}", "agent.episodes=4"), noise(), steps
     )
+
+
+def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("labrl.memory.episodes.memory_available", lambda: 1000)
+    words = [
+        "agent=reinforce",
+        "env=cartpole",
+        "env.num_envs=16",
+        "env.max_frame=8000",
+        "meta.progress=false",
+    ]
+    words += [
+        "agent.episodes=500",
+        "meta.tensorboard=false",
+        "meta.report=false",
+        f"hydra.run.dir={tmp_path}/run",
+    ]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert "16 episodes of up to 128 steps are under way" in said.out + said.err

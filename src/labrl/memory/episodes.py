@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.memory.rollout import Rollout
+from labrl.workspace import memory_available
 
 
 class Episodes(Rollout):
@@ -52,8 +53,9 @@ class Episodes(Rollout):
         """Forget the episodes that have ended, and keep the beginnings of the others."""
         self._first[:] = self._end
         gone = int(self._first.min())
-        for array in self._arrays.values():
-            array[: self.t - gone] = array[gone : self.t].copy()
+        if gone:
+            for array in self._arrays.values():
+                array[: self.t - gone] = array[gone : self.t].copy()
         self.t -= gone
         self._first -= gone
         self._end -= gone
@@ -88,7 +90,15 @@ class Episodes(Rollout):
         return array[: self.t].swapaxes(0, 1)[self._whole().T]
 
     def _make_room(self, rows: int) -> None:
+        """Raises MemoryError before the system would end the process."""
         while self.horizon < rows:
+            more, free = sum(array.nbytes for array in self._arrays.values()), memory_available()
+            if free is not None and more > free:
+                raise MemoryError(
+                    f"{self.num_envs} episodes of up to {self.t:,} steps are under way, whose storage needs "
+                    f"{more / 2**30:.1f} GB more, and {free / 2**30:.1f} are free: learn from steps "
+                    "(agent.horizon) in place of whole episodes, or set env.num_envs lower"
+                )
             for name, array in self._arrays.items():
                 self._arrays[name] = np.concatenate([array, np.zeros_like(array)])
             self.horizon *= 2
