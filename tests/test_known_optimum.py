@@ -100,6 +100,18 @@ def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entrop
     assert actions.std() == pytest.approx(0.1, abs=0.03)
 
 
+@pytest.mark.parametrize("agent", ["sac", "crossq"])
+def test_a_fixed_temperature_gives_the_best_probabilities_of_choices(agent: str) -> None:
+    """Of choices that pay 0, 1 and 2 they are proportional to exp(r / temperature)."""
+    words = [*LEARNING, FALLING, "agent.temperature=0.8", "agent.target_entropy=null"]
+    words += ["agent.target.tau=0.05"] if agent == "sac" else ["agent.policy_delay=1"]
+    player, clock, _ = build(config_of(agent, *words), gym.spaces.Discrete(3), Bandit.SPACE, num_envs=8)
+    play(player, clock, Bandit(8), 550)
+    drawn = player._explore(player._outputs(np.ones((4000, 1), np.float32)))
+    best = np.exp(np.arange(3) / 0.8)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 4000, best / best.sum(), atol=0.05)
+
+
 @pytest.mark.parametrize("kind", ["box", "choice"])
 def test_the_temperature_brings_the_entropy_to_its_target(kind: str) -> None:
     action, target = (ACTION, -1.0) if kind == "box" else (gym.spaces.Discrete(3), 0.5)
