@@ -29,8 +29,8 @@ def q_network(**options: Any) -> QNetwork:
     return QNetwork(config, Spaces(observation, TWO, 4), num_actions=2, num_outputs=3)
 
 
-def actor_critic(log_std: float | None, shared: bool | None = None) -> ActorCritic:
-    config = ActorCriticConfig(torso=torso(activation="ReLU"), shared=shared)
+def actor_critic(log_std: float | None, **options: Any) -> ActorCritic:
+    config = ActorCriticConfig(torso=torso(activation="ReLU"), **options)
     return ActorCritic(config, Spaces(BOX, TWO, 4), num_outputs=4, log_std_init=log_std)
 
 
@@ -43,8 +43,10 @@ def actor_critic(log_std: float | None, shared: bool | None = None) -> ActorCrit
         q_network(noisy=0.5),
         actor_critic(None),
         actor_critic(-0.3),
+        q_network(dueling=True, head=[5], head_activation="Tanh"),
+        actor_critic(-0.3, policy_head=[5, 4], value_head=[3]),
     ],
-    ids=["values", "a head", "dueling", "noisy", "policy", "gaussian"],
+    ids=["values", "a head", "dueling", "noisy", "policy", "gaussian", "tanh", "a policy's head"],
 )
 def test_it_gives_the_same_before_and_after_an_update(network: QNetwork | ActorCritic) -> None:
     flat = FlatParameters(network)
@@ -67,7 +69,10 @@ def test_the_network_itself_computes_what_is_no_chain_of_layers() -> None:
     assert q_network(torso=torso(layer_norm=True)).in_numpy() is None
     assert q_network(torso=torso(activation="GELU")).in_numpy() is None
     assert q_network(observation=discrete).in_numpy() is None
+    assert q_network(head=[5], head_layer_norm=True).in_numpy() is None
+    assert q_network(dueling=True, head=[5], head_activation="GELU").in_numpy() is None
     assert actor_critic(None, shared=True).in_numpy() is None
+    assert actor_critic(None, policy_head=[5], head_activation="GELU").in_numpy() is None
 
 
 def test_the_network_itself_computes_many_rows() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -16,17 +16,9 @@ from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
 from labrl.networks.inputs import SideBySide, build_torso, num_features
+from labrl.networks.layers import Activation, Initialization
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import (
-    MLP,
-    Activation,
-    AutoTorsoConfig,
-    Initialization,
-    MLPConfig,
-    NatureCNN,
-    NatureCNNConfig,
-    check_torso,
-)
+from labrl.networks.torso import MLP, AutoTorsoConfig, MLPConfig, NatureCNN, NatureCNNConfig, check_torso
 
 ONE_ARRAY = [
     spaces.Box(-1, 1, (3,)),
@@ -104,6 +96,47 @@ def test_weights_begin_as_they_are_asked_to(kind: Initialization) -> None:
             bound = weight.shape[1] ** -0.5
             assert 0.9 * bound < float(weight.abs().max()) <= bound
             assert bias.any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "variance"), [("xavier", 2 / (64 * 49 + 512)), ("kaiming", 2 / (64 * 49))], ids=str
+)
+@pytest.mark.parametrize("shape", ["uniform", "normal"])
+def test_weights_have_the_variance_of_the_papers(kind: str, shape: str, variance: float) -> None:
+    torch.manual_seed(0)
+    named: Initialization = f"{kind}_{shape}"  # type: ignore[assignment]
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    layer = NatureCNN(NatureCNNConfig(initialization=named), space).linear[0]  # type: ignore[index]
+    weight = layer.weight.detach()  # type: ignore[union-attr, operator]
+    assert float(weight.var()) == pytest.approx(variance, rel=0.01)
+    assert float(weight.abs().max() / weight.std()) == pytest.approx(3**0.5, rel=0.01) or shape == "normal"
+    assert not layer.bias.any()  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN])
+def test_convolutions_have_the_activation_that_is_asked_for(cnn: Any) -> None:
+    """Features of a Softsign lie within 1 of 0, on both sides; those of a ReLU do not."""
+    torch.manual_seed(0)
+    space = spaces.Box(0, 255, (4, 40, 40), np.uint8)
+    image = torch.as_tensor(np.random.default_rng(0).integers(0, 256, (2, 40, 40, 4), np.uint8))
+    for_all = [cnn(cnn.Config(activation=name), space)(image) for name in ("Softsign", "ReLU")]
+    assert float(for_all[0].detach().min()) < 0 < float(for_all[0].detach().max()) < 1
+    assert float(for_all[1].detach().min()) == 0
+
+
+def test_what_convolutions_make_can_be_normalized() -> None:
+    torch.manual_seed(0)
+    cnn = NatureCNN(NatureCNNConfig(layer_norm=True), spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    normed: list[torch.Tensor] = []
+    norms = [part for part in cnn.modules() if isinstance(part, nn.GroupNorm | nn.LayerNorm)]
+    for part in norms:  # a copy, for the activation acts where these numbers lie
+        part.register_forward_hook(lambda module, inputs, output: normed.append(output.clone()))
+    cnn(torch.as_tensor(np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)))
+    assert [part.shape[1:] for part in normed] == [(32, 20, 20), (64, 9, 9), (64, 7, 7), (512,)]
+    for part in normed:
+        std, mean = torch.std_mean(part.detach().flatten(1), dim=1, correction=0)
+        torch.testing.assert_close(mean, torch.zeros(3), atol=1e-4, rtol=0)
+        torch.testing.assert_close(std, torch.ones(3), atol=1e-2, rtol=0)
 
 
 def test_convolutions_alone_give_their_flattened_maps() -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component
+from labrl.config.types import PositiveInt
 from labrl.networks.compute import in_float32
-from labrl.networks.in_numpy import Chain, InNumpy
+from labrl.networks.in_numpy import Affine, Chain, InNumpy
 from labrl.networks.inputs import build_torso, layout_of, num_features
+from labrl.networks.layers import Activation, orthogonal
 from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import orthogonal
+from labrl.networks.torso import MLP, MLPConfig
 
 
 @dataclass(kw_only=True)
@@ -26,6 +30,14 @@ class ActorCriticConfig:
     """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
     shared: bool | None = None
     """Whether policy and value function share one torso; null: they do for images only."""
+    policy_head: list[PositiveInt] = field(default_factory=list)
+    """Units of each layer between the torso and the policy's outputs."""
+    value_head: list[PositiveInt] = field(default_factory=list)
+    """Units of each layer between the torso and the value."""
+    head_activation: Activation = "Tanh"
+    """After each of these layers: an activation of torch.nn by its name."""
+    head_layer_norm: bool = False
+    """Whether their outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
@@ -33,24 +45,48 @@ def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
     return sees_images(spaces.observation) if config.shared is None else config.shared
 
 
+def _layers(units: list[int], num_features: int, config: ActorCriticConfig) -> list[MLP]:
+    """The layers of a head before its last, none where there are no units."""
+    if not units:
+        return []
+    layers = MLPConfig(hidden=units, activation=config.head_activation, layer_norm=config.head_layer_norm)
+    return [MLP(layers, gym.spaces.Box(-np.inf, np.inf, (num_features,), np.float32))]
+
+
 class PolicyHead(nn.Module):
     """Features to the parameters of a distribution; a Gaussian's deviations do not depend on the state."""
 
-    def __init__(self, num_features: int, num_outputs: int, log_std_init: float | None) -> None:
+    def __init__(
+        self, num_features: int, num_outputs: int, log_std_init: float | None, config: ActorCriticConfig
+    ) -> None:
         super().__init__()
         self.log_std: nn.Parameter | None = None
         if log_std_init is not None:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((1, num_outputs), log_std_init))
+        self.hidden = nn.ModuleList(_layers(config.policy_head, num_features, config))
+        num_features = [num_features, *config.policy_head][-1]
         # A small gain makes the first policy nearly uniform (Andrychowicz et al., 2021, arXiv:2006.05990).
         self.linear = orthogonal(nn.Linear(num_features, num_outputs), 0.01)
 
+    def layers_in_numpy(self) -> list[Affine] | None:
+        """The layers of the policy for a `Chain`; None where one does more than it can."""
+        hidden = [layers.layers_in_numpy() for layers in self.hidden]  # type: ignore[operator]
+        if None in hidden:
+            return None
+        return [*chain.from_iterable(hidden), (self.linear.weight, self.linear.bias, None)]
+
     def forward(self, features: Tensor) -> Tensor:
         """features: [batch, num_features]. Returns parameters [batch, num_outputs], float32."""
-        outputs = in_float32(self.linear.forward, features)
+        outputs = in_float32(self._outputs, features)
         if self.log_std is None:
             return outputs
         return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=1)
+
+    def _outputs(self, features: Tensor) -> Tensor:
+        for layers in self.hidden:
+            features = layers.forward(features)
+        return self.linear.forward(features)
 
 
 class ActorCritic(nn.Module):
@@ -78,9 +114,11 @@ class ActorCritic(nn.Module):
             self.value_torso = build_torso(config.torso, spaces.observation)
         self.layout = layout_of(self.policy_torso)
         size = num_features(self.policy_torso, spaces.observation)
-        self.policy_head = PolicyHead(size, num_outputs, log_std_init)
+        self.policy_head = PolicyHead(size, num_outputs, log_std_init, config)
         if has_value:
-            self.value_head = orthogonal(nn.Linear(size, 1), 1.0)
+            hidden = _layers(config.value_head, size, config)
+            last = orthogonal(nn.Linear([size, *config.value_head][-1], 1), 1.0)
+            self.value_head: nn.Module = nn.Sequential(*hidden, last) if hidden else last
 
     def policy(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns distribution parameters [batch, num_outputs]."""
@@ -93,16 +131,16 @@ class ActorCritic(nn.Module):
     def in_numpy(self) -> InNumpy | None:
         """`policy` by NumPy, None where it is more than a chain of layers or not alone on its torso."""
         layers = getattr(self.policy_torso, "layers_in_numpy", lambda: None)()
-        if layers is None or self.shared:
+        head, log_std = self.policy_head.layers_in_numpy(), self.policy_head.log_std
+        if layers is None or head is None or self.shared:
             return None
-        head, log_std = self.policy_head.linear, self.policy_head.log_std
-        chain = Chain([*layers, (head.weight, head.bias, None)])
+        policy = Chain([*layers, *head])
         if log_std is None:
-            return chain
+            return policy
         spread = log_std.detach().numpy()
 
         def gaussian(observation: NDArray) -> NDArray | None:
-            mean = chain(observation)
+            mean = policy(observation)
             return (
                 None if mean is None else np.concatenate([mean, np.broadcast_to(spread, mean.shape)], axis=1)
             )

@@ -11,17 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
 from labrl.networks.spaces import choices_of
-from labrl.networks.torso import (
-    Activation,
-    AutoTorso,
-    ImageTorso,
-    Initialization,
-    NatureCNN,
-    NatureCNNConfig,
-    initialized,
-    vectors,
-)
+from labrl.networks.torso import AutoTorso, ImageTorso, NatureCNN, NatureCNNConfig, vectors
 
 
 @dataclass(kw_only=True)
@@ -121,7 +113,7 @@ class RenormalizedMLP(nn.Module):
     def __init__(self, config: RenormalizedMLPConfig, observation_space: gym.Space) -> None:
         super().__init__()
         self._choices = choices_of(observation_space)
-        self.activation: nn.Module = getattr(nn, config.activation)()
+        self.activation = activation_layer(config.activation)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
@@ -153,8 +145,10 @@ class RenormalizedCNN(ImageTorso):
     def __init__(self, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self.check(config, observation_space)
+        kind, between = config.initialization, config.activation
         plain = NatureCNN(
-            NatureCNNConfig(features=config.features, initialization=config.initialization), observation_space
+            NatureCNNConfig(features=config.features, initialization=kind, activation=between),
+            observation_space,
         )
         self.channels_first = plain.channels_first
         self.first = plain.first
@@ -162,7 +156,7 @@ class RenormalizedCNN(ImageTorso):
         num_features = self.first.out_channels
         for part in (*plain.convolutions, *plain.linear):  # type: ignore[misc]  # both are nn.Sequential
             layers.append(part)
-            if isinstance(part, nn.ReLU):
+            if isinstance(part, type(activation_layer(between))):
                 layers.append(BatchRenorm(config.renorm, num_features))
             else:
                 num_features = getattr(part, "out_channels", getattr(part, "out_features", num_features))

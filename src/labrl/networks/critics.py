@@ -41,7 +41,7 @@ class PolicyNetwork(nn.Module):
         self.torso: nn.Module = build_torso(torso, observation_space)
         self.layout = layout_of(self.torso)
         size = num_features(self.torso, observation_space)
-        self.outputs = Stream(size, [], num_outputs, None)
+        self.outputs = Stream(size, [], num_outputs)
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns [batch, num_outputs], float32."""
@@ -101,7 +101,7 @@ class Critics(nn.Module):
         if self._continuous and not self._joint:
             num_inputs, hidden = num_inputs + action_size, config.action_head
         num_outputs = 1 if self._continuous else int(spaces.action.n)  # type: ignore[attr-defined]
-        heads = [Stream(num_inputs, hidden, num_outputs, None) for _ in range(count)]
+        heads = [Stream(num_inputs, hidden, num_outputs) for _ in range(count)]
         self.perceptrons: Perceptrons | None = None
         if _is_vector(space) and all(type(part) is MLP and not part.norms for part in torsos):
             layers = [[*t.layers, *h.layers] for t, h in zip(torsos, heads, strict=True)]

@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
-import torch
 from torch import Tensor, nn
 
 from labrl.config.types import PositiveInt
-from labrl.networks.torso import ImageTorso, Initialization, image_shape, initialized
+from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
+from labrl.networks.torso import ImageTorso, image_shape
 
 
 @dataclass(kw_only=True)
@@ -22,15 +22,18 @@ class ImpalaCNNConfig:
     """Maps of each section."""
     features: PositiveInt | None = 256
     """Units of the fully connected layer after the sections; null: none, for a head that has its own."""
+    activation: Activation = "ReLU"
+    """Around the convolutions of a block and after the last layers: an activation of torch.nn by its name."""
     initialization: Initialization = "orthogonal"
     """How weights begin; residual blocks begin as the identity."""
 
 
 class Residual(nn.Module):
-    """x + conv(ReLU(conv(ReLU(x))))."""
+    """x + conv(ReLU(conv(ReLU(x)))), or with another activation."""
 
-    def __init__(self, channels: int, kind: Initialization) -> None:
+    def __init__(self, channels: int, kind: Initialization, between: Activation = "ReLU") -> None:
         super().__init__()
+        self.activate: nn.Module = getattr(nn, between)()  # not in place: x is added
         self.first = initialized(nn.Conv2d(channels, channels, 3, padding=1), kind)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         for zero in (self.second.weight, self.second.bias):
@@ -38,7 +41,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, h, w] -> the same shape."""
-        return x + self.second(torch.relu(self.first(torch.relu(x))))
+        return x + self.second(self.activate(self.first(self.activate(x))))
 
 
 class ImpalaCNN(ImageTorso):
@@ -51,21 +54,26 @@ class ImpalaCNN(ImageTorso):
         super().__init__()
         self.check(config, observation_space)
         height, width, channels, self.channels_first = image_shape(observation_space)
-        kind = config.initialization
+        kind, between = config.initialization, config.activation
         sizes = [channels, *config.channels]
         self.convolutions = nn.ModuleList(
             initialized(nn.Conv2d(before, after, 3, padding=1), kind) for before, after in pairwise(sizes)
         )
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.MaxPool2d(3, stride=2, padding=1), Residual(n, kind), Residual(n, kind))
+            nn.Sequential(
+                nn.MaxPool2d(3, stride=2, padding=1), Residual(n, kind, between), Residual(n, kind, between)
+            )
             for n in config.channels
         )
         for _ in config.channels:
             height, width = (height + 1) // 2, (width + 1) // 2
+        self.activate = activation_layer(between)
         self.linear: nn.Module = nn.Identity()
         if config.features is not None:
             flat = height * width * config.channels[-1]
-            self.linear = nn.Sequential(initialized(nn.Linear(flat, config.features), kind), nn.ReLU())
+            self.linear = nn.Sequential(
+                initialized(nn.Linear(flat, config.features), kind), activation_layer(between)
+            )
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
@@ -74,4 +82,4 @@ class ImpalaCNN(ImageTorso):
         x = self.blocks[0](self.first_convolution(first, observation))
         for convolution, block in zip(others, list(self.blocks)[1:], strict=True):
             x = block(convolution(x))
-        return self.linear(torch.relu(x).flatten(1))
+        return self.linear(self.activate(x).flatten(1))

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from labrl.config.types import PositiveFloat, PositiveInt
 from labrl.networks.compute import in_float32
 from labrl.networks.in_numpy import ACTIVATIONS, Affine, Chain, InNumpy
 from labrl.networks.inputs import build_torso, layout_of, num_features
+from labrl.networks.layers import Activation, activation
 from labrl.networks.noisy import NoisyLinear
 from labrl.networks.spaces import Spaces
 
@@ -28,6 +28,10 @@ class QNetworkConfig:
     """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
     head: list[PositiveInt] = field(default_factory=list)
     """Units of each layer between torso and outputs; in a dueling network of both streams."""
+    head_activation: Activation = "ReLU"
+    """After each of these layers: an activation of torch.nn by its name."""
+    head_layer_norm: bool = False
+    """Whether their outputs are normalized before the activation (arXiv:1607.06450)."""
     dueling: bool = False
     """Whether the state's value and the actions' advantages have a stream each."""
     noisy: PositiveFloat | None = None
@@ -35,9 +39,17 @@ class QNetworkConfig:
 
 
 class Stream(nn.Module):
-    """Fully connected layers with ReLU between them; the last is computed in float32."""
+    """Fully connected layers with activations between them; the last is computed in float32."""
 
-    def __init__(self, num_inputs: int, hidden: list[int], num_outputs: int, noisy: float | None) -> None:
+    def __init__(
+        self,
+        num_inputs: int,
+        hidden: list[int],
+        num_outputs: int,
+        noisy: float | None = None,
+        between: Activation = "ReLU",
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         sizes = list(pairwise([num_inputs, *hidden, num_outputs]))
         self.num_noise = sum(inputs + outputs for inputs, outputs in sizes) if noisy is not None else 0
@@ -50,11 +62,15 @@ class Stream(nn.Module):
         # The same without look-ups and calls of modules, as dear as the products of a small network.
         self._hidden = [(layer, layer.weight, layer.bias) for layer in layers]
         self._last = self._hidden.pop()
+        self.norms = nn.ModuleList(nn.LayerNorm(n) for n in hidden if layer_norm)
+        self._between, self._activate, self._normed = between, activation(between), layer_norm
 
-    def layers_in_numpy(self) -> list[Affine]:
-        """The same for a `Chain`, without noise."""
-        relu = ACTIVATIONS["ReLU"]
-        hidden: list[Affine] = [(weight, bias, relu) for _, weight, bias in self._hidden]
+    def layers_in_numpy(self) -> list[Affine] | None:
+        """The same for a `Chain`, without noise; None where a layer does more than one can."""
+        activate = ACTIVATIONS.get(self._between)
+        if self._hidden and (activate is None or self._normed):
+            return None
+        hidden: list[Affine] = [(weight, bias, activate) for _, weight, bias in self._hidden]
         return [*hidden, (*self._last[1:], None)]
 
     def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
@@ -62,13 +78,13 @@ class Stream(nn.Module):
 
         Returns [batch, num_outputs].
         """
-        for layer, weight, bias in self._hidden:
+        for i, (layer, weight, bias) in enumerate(self._hidden):
             if noise is None:
                 x = nn.functional.linear(x, weight, bias)
             else:
                 x = layer(x, noise[..., : layer.num_noise])
                 noise = noise[..., layer.num_noise :]
-            x = torch.relu_(x)
+            x = self._activate(self.norms[i](x) if self._normed else x)
         return in_float32(lambda features: self._outputs(features, noise), x)
 
     def _outputs(self, x: Tensor, noise: Tensor | None) -> Tensor:
@@ -90,18 +106,20 @@ class QNetwork(nn.Module):
         self.layout = layout_of(self.torso)
         size = num_features(self.torso, spaces.observation)
         self._shape = (-1, num_actions, num_outputs)
-        self.advantage = Stream(size, config.head, num_actions * num_outputs, config.noisy)
-        self.value = Stream(size, config.head, num_outputs, config.noisy) if config.dueling else None
+        options = config.noisy, config.head_activation, config.head_layer_norm
+        self.advantage = Stream(size, config.head, num_actions * num_outputs, *options)
+        self.value = Stream(size, config.head, num_outputs, *options) if config.dueling else None
         self.num_noise = self.advantage.num_noise + (self.value.num_noise if self.value is not None else 0)
         """Noise variables of all layers; 0 without noise."""
 
     def in_numpy(self) -> InNumpy | None:
         """`forward` without noise by NumPy, None where the torso is more than a chain of layers."""
         layers = getattr(self.torso, "layers_in_numpy", lambda: None)()
-        if layers is None:
+        advantages = self.advantage.layers_in_numpy()
+        if layers is None or advantages is None:
             return None
         if self.value is None:
-            actions = Chain([*layers, *self.advantage.layers_in_numpy()])
+            actions = Chain([*layers, *advantages])
 
             def plain(observation: NDArray) -> NDArray | None:
                 outputs = actions(observation)
@@ -110,7 +128,7 @@ class QNetwork(nn.Module):
             return plain
 
         torso = Chain(layers)
-        streams = Chain(self.advantage.layers_in_numpy()), Chain(self.value.layers_in_numpy())
+        streams = Chain(advantages), Chain(self.value.layers_in_numpy() or [])
 
         def dueling(observation: NDArray) -> NDArray | None:
             if (features := torso(observation)) is None:

@@ -7,10 +7,10 @@ layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,40 +24,15 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
 from labrl.networks.in_numpy import ACTIVATIONS, Affine
 from labrl.networks.inputs import Inputs, InputsConfig, check_reads
+from labrl.networks.layers import (
+    Activation,
+    Initialization,
+    activation,
+    activation_layer,
+    initialized,
+    normalization,
+)
 from labrl.networks.spaces import Spaces, choices_of, is_image, unit_of
-
-Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
-
-
-# fmt: off
-Activation = Literal[
-    "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid",
-    "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh",
-    "Tanhshrink",
-]
-# fmt: on
-"""Activations of torch.nn that act on each element by itself, draw nothing and learn nothing."""
-
-
-def orthogonal(layer: Layer, gain: float) -> Layer:
-    """Orthogonal weights (Saxe et al., 2014, arXiv:1312.6120) and zero biases."""
-    nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-Initialization = Literal["orthogonal", "uniform"]
-"""Orthogonal weights with gain sqrt(2) and zero biases, or all uniform within 1 / sqrt(inputs), as in torch.
-
-Features are smaller in the second case, so that a step of Adam changes values less: learning action values is
-steadier.
-"""
-
-
-def initialized(layer: Layer, kind: Initialization) -> Layer:
-    """A layer that a ReLU or its like follows, which torch has made uniform."""
-    return orthogonal(layer, 2**0.5) if kind == "orthogonal" else layer
 
 
 def vectors(observation: Tensor, choices: list[tuple[int, int]], unit: float = 1.0) -> Tensor:
@@ -89,9 +64,6 @@ class MLPConfig:
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
-IN_PLACE = {"ReLU": torch.relu_, "Tanh": torch.tanh_}
-
-
 class MLP(nn.Module):
     """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded.
 
@@ -103,9 +75,7 @@ class MLP(nn.Module):
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self._choices, self._unit = choices_of(observation_space), unit_of(observation_space)
-        activation: nn.Module = getattr(nn, config.activation)()
-        # What a layer gives is nobody else's, so the two most common ones act where it lies.
-        self.activate: Callable[[Tensor], Tensor] = IN_PLACE.get(config.activation, activation.forward)
+        self.activate = activation(config.activation)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
@@ -127,13 +97,13 @@ class MLP(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
         observation = vectors(observation, self._choices, self._unit)
-        activation = self.activate
+        activate = self.activate
         if self._normed:
             for (weight, bias), norm in zip(self._weights, self.norms, strict=True):
-                observation = activation(norm(linear(observation, weight, bias)))
+                observation = activate(norm(linear(observation, weight, bias)))
             return observation
         for weight, bias in self._weights:
-            observation = activation(linear(observation, weight, bias))
+            observation = activate(linear(observation, weight, bias))
         return observation
 
 
@@ -205,8 +175,12 @@ class NatureCNNConfig:
 
     features: PositiveInt | None = 512
     """Units of the fully connected layer after the convolutions; null: none, for a head that has its own."""
+    activation: Activation = "ReLU"
+    """After each layer: an activation of torch.nn by its name."""
     initialization: Initialization = "orthogonal"
     """How weights begin."""
+    layer_norm: bool = False
+    """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
 class NatureCNN(ImageTorso):
@@ -221,21 +195,26 @@ class NatureCNN(ImageTorso):
         height, width, channels, self.channels_first = image_shape(observation_space)
         kind = config.initialization
         self.first = initialized(nn.Conv2d(channels, 32, 8, stride=4), kind)
+        second = initialized(nn.Conv2d(32, 64, 4, stride=2), kind)
+        third = initialized(nn.Conv2d(64, 64, 3, stride=1), kind)
         self.convolutions = nn.Sequential(
-            nn.ReLU(inplace=True),
-            initialized(nn.Conv2d(32, 64, 4, stride=2), kind),
-            nn.ReLU(inplace=True),
-            initialized(nn.Conv2d(64, 64, 3, stride=1), kind),
-            nn.ReLU(inplace=True),
-            nn.Flatten(),
-        )
+            *self._after(self.first, config), second, *self._after(second, config), third,
+            *self._after(third, config), nn.Flatten(),
+        )  # fmt: skip
         self.linear: nn.Module = nn.Identity()
         if config.features is not None:
             with torch.no_grad():
                 flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
-            self.linear = nn.Sequential(
-                initialized(nn.Linear(flat, config.features), kind), nn.ReLU(inplace=True)
-            )
+            linear = initialized(nn.Linear(flat, config.features), kind)
+            self.linear = nn.Sequential(linear, *self._after(linear, config))
+
+    @staticmethod
+    def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
+        """What follows a layer."""
+        activate = activation_layer(config.activation)
+        if not config.layer_norm:
+            return [activate]
+        return [normalization(layer), activate]
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""

@@ -1,0 +1,92 @@
+"""Layers between torso and outputs: as many as are asked for, with the activation and the norm that are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, linear
+
+from labrl import train
+from labrl.config.component import Component
+from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import MLPConfig
+
+SPACES = Spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 1)
+TORSO = Component("labrl.networks.torso.MLP", MLPConfig(hidden=[8]))
+OBSERVATION = torch.linspace(-1, 1, 12).view(4, 3)
+
+
+def weights(module: nn.Module, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Those of the one layer of the module with weights of `shape`."""
+    (found,) = [
+        m for m in module.modules() if getattr(m, "weight", None) is not None and m.weight.shape == shape
+    ]
+    return found.weight, found.bias  # type: ignore[return-value]
+
+
+def outputs(module: nn.Module, features: Tensor, sizes: list[int], normed: bool, activate: Any) -> Tensor:
+    """Of fully connected layers with outputs of `sizes`, by hand."""
+    for size in sizes:
+        features = linear(features, *weights(module, (size, features.shape[1])))
+        if size != sizes[-1]:
+            features = activate(layer_norm(features, (size,)) if normed else features)
+    return features
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_policy_and_value_have_layers_of_their_own(shared: bool, normed: bool) -> None:
+    torch.manual_seed(0)
+    config = ActorCriticConfig(
+        torso=TORSO, shared=shared, policy_head=[7, 5], value_head=[6], head_activation="SiLU",
+        head_layer_norm=normed,
+    )  # fmt: skip
+    network = ActorCritic(config, SPACES, num_outputs=2, log_std_init=None)
+    parameters, value = network(OBSERVATION)
+    policy_features, value_features = network.policy_torso(OBSERVATION), network.value_torso(OBSERVATION)
+    silu = nn.functional.silu
+    expected = outputs(network.policy_head, policy_features, [7, 5, 2], normed, silu)
+    torch.testing.assert_close(parameters, expected)
+    torch.testing.assert_close(
+        value, outputs(network.value_head, value_features, [6, 1], normed, silu).squeeze(1)
+    )
+    (parameters.sum() + value.sum()).backward()
+    assert all(p.grad is not None and p.grad.any() for p in network.parameters())
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_streams_of_action_values_have_the_activation_that_is_asked_for(normed: bool) -> None:
+    torch.manual_seed(0)
+    config = QNetworkConfig(torso=TORSO, head=[7, 5], head_activation="Softsign", head_layer_norm=normed)
+    network = QNetwork(config, SPACES, num_actions=2, num_outputs=1)
+    by_hand = outputs(
+        network.advantage, network.torso(OBSERVATION), [7, 5, 2], normed, nn.functional.softsign
+    )
+    torch.testing.assert_close(network(OBSERVATION).squeeze(2), by_hand)
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ("ppo", ["policy_head=[8]", "value_head=[16,8]"]),
+        ("a2c", ["policy_head=[8]", "value_head=[8]", "shared=false"]),
+        ("reinforce", ["policy_head=[8]"]),
+        ("recurrent_ppo", ["policy_head=[8]", "value_head=[8]", "head_layer_norm=true"]),
+        ("sarsa", ["head=[8]", "head_activation=GELU"]),
+        ("rainbow", ["head=[8]", "head_activation=Tanh", "head_layer_norm=true"]),
+    ],
+)
+def test_agents_learn_with_them(agent: str, words: list[str], tmp_path: Path) -> None:
+    own = ["agent.value_lr=1e-3"] if agent == "a2c" else []
+    given = [f"agent.network.{word}" for word in words]
+    result = train([f"agent={agent}", "env=cartpole", "meta=dev", *own, *given, f"hydra.run.dir={tmp_path}"])
+    assert result.sessions[0].opt_step > 0
+    assert re.search(r"weight +8 x \d+", (tmp_path / "session_0/networks.txt").read_text())
