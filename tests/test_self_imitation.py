@@ -16,12 +16,14 @@ from labrl.agents.reinforce import Reinforce
 from labrl.agents.self_imitation import _remembered, imitation_losses
 from labrl.config.errors import ConfigError
 from labrl.networks.spaces import Spaces
+from labrl.step import Episode, Step
 
 WORDS = (
     "agent.self_imitation.batch_size=8",
     "agent.self_imitation.memory.capacity=200",
     "agent.self_imitation.updates=2",
 )
+SMALL = "agent.network.torso.mlp.hidden=[16]"
 PPO = ("agent.horizon=8", "agent.batch_size=16", "agent.epochs=1")
 
 
@@ -84,6 +86,48 @@ def test_priorities_follow_what_was_underrated() -> None:
     assert given
     assert all((error >= 0).all() for error in given)
     assert any((error == 0).any() for error in given)
+
+
+class Lock:
+    """Opens, and pays 1, after the right one of three actions six times in a row; a wrong one is the end."""
+
+    SPACE, LENGTH = gym.spaces.Box(0, 1, (6,), np.float32), 6
+
+    def __init__(self, num_envs: int) -> None:
+        self._at = np.zeros(num_envs, np.int64)
+        self.paid: list[bool] = []
+        """Whether it opened, for each episode that has ended."""
+
+    @property
+    def observation(self) -> np.ndarray:
+        return np.eye(self.LENGTH, dtype=np.float32)[self._at]
+
+    def step(self, action: np.ndarray) -> Step:
+        seen, right = self.observation, action == 2
+        opened = right & (self._at == self.LENGTH - 1)
+        over = opened | ~right
+        self._at = np.where(over, 0, self._at + 1)
+        self.paid += opened[over].tolist()
+        following = np.where(over[:, None], seen, self.observation)
+        episodes = [Episode(int(i), 0, 0, float(opened[i]), 1, False) for i in np.flatnonzero(over)]
+        reward, no = opened.astype(np.float32), np.zeros(len(action), np.bool_)
+        return Step(self.observation, following, reward, over, no, over, episodes)
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+def test_a_rare_success_is_repeated_which_the_agent_without_it_forgets(name: str) -> None:
+    """By chance the lock opens once in 729 episodes; the best policy opens it in each."""
+    words = ("agent.horizon=16", "agent.lr=3e-3", "agent.discount=0.95", "agent.entropy_coef=0.01", SMALL)
+    own = ("agent.batch_size=64", "agent.epochs=1") if name == "ppo" else ("agent/optimizer=adam",)
+    imitation = ("agent.self_imitation.batch_size=64", "agent.self_imitation.updates=4")
+    opened = []
+    for agent, more in [(name, ()), (f"sil_{name}", imitation)]:
+        player, clock, _ = build(agent, *words, *own, *more, observation=Lock.SPACE)
+        world = Lock(4)
+        play(player, clock, world, 800)
+        opened.append(np.mean(world.paid[-100:]))
+    assert opened[0] < 0.1
+    assert opened[1] > 0.9
 
 
 @pytest.mark.parametrize("steps", [3, 16, 33])
