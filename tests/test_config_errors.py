@@ -49,6 +49,10 @@ def refused(*overrides: str) -> str:
         ("agent=3", "agent=3: agent must be one of a2c, c51, crossq,"),
         ("hydra.run.dirr=x", "hydra.run.dirr: no such key. Did you mean hydra.run.dir?"),
         ("callbacks.mine=1", "callbacks.mine: no such key. To add it there write +callbacks.mine=<value>."),
+        (
+            "agent.self_imitation.updates=3",
+            "no such key. First choose one: agent/self_imitation=none, agent/self_imitation=replay.",
+        ),
         ("+agent.horizn=4", "agent.horizn: no such key. Did you mean agent.horizon?"),
         ("+mine=4", "mine: no such key."),
         ("+resum=latest", "+resum=latest: no such key. Did you mean +resume=latest?"),
@@ -59,6 +63,15 @@ def refused(*overrides: str) -> str:
 )
 def test_misspelt_words_name_the_nearest(override: str, message: str) -> None:
     assert message in refused(override)
+
+
+def test_a_key_below_what_another_word_took_away_names_that_word() -> None:
+    assert "agent.lr=null has left no keys there: take one" in refused("agent.lr=null", "agent.lr.start=3")
+
+
+def test_a_plus_before_a_key_that_exists_is_shown_to_be_too_much() -> None:
+    message = refused("env=lunar_lander", "+wandb.mode=online")
+    assert message == "+wandb.mode: there is such a key; write it without the plus, wandb.mode=<value>"
 
 
 def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:

@@ -145,3 +145,12 @@ def test_a_session_that_is_killed_while_it_calls_keeps_no_other_from_being_heard
         session.send(100)
         assert session.recv() is False
     assert heard == [7]
+
+
+def test_a_search_of_one_trial_says_that_it_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`meta=fast_atari` asks for one."""
+    words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=1"]
+    assert main([*words, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra.sweeper.n_jobs=1"]) == 0
+    assert "meta.max_trial=1: one trial is compared with none" in capsys.readouterr().out

@@ -49,6 +49,11 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
                 f"To put something of another kind there, take the old one away: ~{key} '+{key}=...'"
             )
         return _unknown_key(unknown[1], overrides, loader)
+    present = re.match(r"Could not append to config. An item is already at '([^']*)'", message)
+    if present:
+        return ConfigError(
+            f"+{present[1]}: there is such a key; write it without the plus, {present[1]}=<value>"
+        )
     several = re.match(r"Ambiguous value for argument '([^=]*)=(.*)'", message)
     if several:
         key, values = several.groups()
@@ -166,8 +171,13 @@ def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> Co
     parent = key.rpartition(".")[0]
     below = [known for known in keys if known.rpartition(".")[0] == parent]
     others = _agents_with(key, loader)
-    if parent in keys and not below:
-        hint = f" To add it there write +{key}=<value>."
+    emptied = _emptied(key, overrides, loader)
+    if emptied is not None:
+        hint = f" {emptied} has left no keys there: take one of the two words away."
+    elif parent in keys and not below:
+        options = loader.get_group_options(parent.replace(".", "/"))
+        choices = ", ".join(f"{parent.replace('.', '/')}={option}" for option in options)
+        hint = f" First choose one: {choices}." if options else f" To add it there write +{key}=<value>."
     elif cfg is not None and others:
         hint = f" agent={cfg.hydra.runtime.choices.agent} has none; these have one: {', '.join(others)}."
     elif match := _nearest_key(key, keys, groups):
@@ -176,6 +186,15 @@ def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> Co
         hint = f" Known there: {', '.join(below)}." if below else ""
     node = "hydra" if key.startswith("hydra.") else "job"
     return ConfigError(f"{key}: no such key.{hint} (labrl --cfg {node} prints every key.)")
+
+
+def _emptied(key: str, overrides: Sequence[str], loader: ConfigLoader) -> str | None:
+    """The word, if there is one, that has put a value where `key` would have a group of keys."""
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        above, chooses = key.startswith(f"{one.key_or_group}."), loader.get_group_options(one.key_or_group)
+        if above and not chooses and not isinstance(one.value(), dict):
+            return one.input_line
+    return None
 
 
 def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | None:

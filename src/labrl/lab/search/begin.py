@@ -283,5 +283,7 @@ def _announce(study: Study, storage: StudyStorage, workers: int, experiment: Exp
         f"searching {len(plan.space.distributions)} keys for the best {' and '.join(plan.measures)}: "
         f"{study.total} trials{already}, {workers} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
+    if study.total == 1:
+        say("meta.max_trial=1: one trial is compared with none; for a search set meta.max_trial=20 or so")
     say(f"experiment folder: {experiment.path}")
     say(f"to watch: optuna-dashboard {shlex.quote(storage.told)}")
