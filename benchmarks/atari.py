@@ -48,7 +48,7 @@ def section(runs: Mapping[str, Run], pictures: Path) -> str:
     for name, run in runs.items():
         found = _row(name, run)
         if name not in rows or found["frames"] >= int(rows[name]["frames"]):
-            rows[name] = found
+            rows[name] = found | record.source(run, name, pictures)
             _draw(name, run, pictures)
     if not rows:
         return ""

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from labrl.analysis.intervals import Estimate
 from labrl.analysis.published import Cell, Result
+from labrl.analysis.runs import Run
 from labrl.analysis.tables import as_csv
 from labrl.storage.atomic import write_atomic
 
@@ -29,6 +32,18 @@ def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write `rows`, each with a `name`, in their order."""
     file.parent.mkdir(exist_ok=True)
     write_atomic(file, as_csv(list(rows)))
+
+
+def source(run: Run, name: str, folder: Path) -> dict[str, str]:
+    """Columns that say where numbers come from; keeps the run's configuration as `folder`/configs/`name`.yaml.
+
+    commit: of labrl, with a plus where its files were changed; '' where nobody knows.
+    """
+    configs = folder / "configs"
+    configs.mkdir(parents=True, exist_ok=True)
+    write_atomic(configs / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(run.config)))
+    code = run.provenance.get("git", {}).get("labrl") or {}
+    return {"commit": f"{code.get('commit') or ''}{'+' if code.get('dirty') else ''}"}
 
 
 def as_row(result: Result) -> dict[str, Any]:

@@ -25,7 +25,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 PREFACE = """# Results beside SLM Lab's
 
 Written by `make results`, which trains what is missing and goes on where it stopped; `docs/results/` keeps
-the figures of runs that lie elsewhere. A cell is one agent on one environment at the frames, the number of
+the figures of runs that lie elsewhere, with the commit and, as `configs/<cell>.yaml`, the whole configuration
+of each since that is recorded. A cell is one agent on one environment at the frames, the number of
 environments and the frequency of checkpoints with which SLM Lab publishes it
 (`experiment=slm_lab/<environment>`): 4 sessions, the preset of the agent and the environment. SLM Lab
 searched for the values of its cells. Ours were chosen by hand, without a study that could be kept: DQN, SAC
@@ -85,16 +86,19 @@ def command(words: Sequence[str], folder: Path) -> list[str]:
 
 def results(root: Path) -> list[Result]:
     """What there is of every cell, below `root` or on record; puts it on record."""
-    file = PAGE.with_suffix("") / "cells.csv"
-    rows = record.read(file)
-    found = [
-        record.newer(
-            record.from_row(cell, rows[cell.name]) if cell.name in rows else None,
-            judged(cell, _run_in(root / cell.name)),
-        )
-        for cell in cells()
-    ]
-    record.write(file, (record.as_row(result) for result in found if result.verdict != "not run"))
+    folder = PAGE.with_suffix("")
+    rows = record.read(folder / "cells.csv")
+    found, written = [], []
+    for cell in cells():
+        run, row = _run_in(root / cell.name), rows.get(cell.name)
+        known, present = None if row is None else record.from_row(cell, row), judged(cell, run)
+        result = record.newer(known, present)
+        found.append(result)
+        if run is not None and result is present and result.verdict != "not run":
+            written.append(record.as_row(result) | record.source(run, cell.name, folder))
+        elif row is not None:
+            written.append(record.as_row(result) | {"commit": row.get("commit", "")})
+    record.write(folder / "cells.csv", written)
     return found
 
 

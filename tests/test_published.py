@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from run_cases import config_with, rows_of, write_run
 
-from benchmarks import results
+from benchmarks import record, results
 from labrl.analysis.published import ENVS, Cell, as_markdown, cells, judged, summary
 from labrl.analysis.runs import load_run
 from labrl.config.compose import compose, to_plain
@@ -144,8 +146,13 @@ def test_what_was_measured_stays_on_the_page_without_its_run(
 
     page = four_at("first", 480.0)
     assert "| sarsa | 430.9 | 480.0 [" in page
+    (row,) = record.read(tmp_path / "results" / "cells.csv").values()
+    assert re.fullmatch(r"[0-9a-f]{40}\+?|", row["commit"])
+    kept = yaml.safe_load((tmp_path / "results" / "configs" / "cartpole_sarsa.yaml").read_text())
+    assert kept == load_run(tmp_path / "first" / sarsa.name).config
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page
+    assert record.read(tmp_path / "results" / "cells.csv") == {"cartpole_sarsa": row}
     assert four_at("begun anew", 460.0, session_status="interrupted") == page
     assert "| sarsa | 430.9 | 490.0 [" in four_at("run again", 490.0)
 
