@@ -35,7 +35,7 @@ def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def source(run: Run, name: str, folder: Path) -> dict[str, str]:
-    """Columns that say where numbers come from; keeps the run's configuration as `folder`/configs/`name`.yaml.
+    """Columns that say where numbers come from; keeps its configuration, `folder`/configs/`name`.yaml.
 
     commit: of labrl, with a plus where its files were changed; '' where nobody knows.
     """
