@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from typing import Any
 
 import gymnasium
@@ -208,6 +209,7 @@ def test_spaces_are_known_without_a_vector_environment() -> None:
             r"env\.import_module=no_such_package cannot",
         ),
         (gymnasium_env("CartPole-v1", kwargs={"gravty": 1}), r"env\.kwargs=.*gravty"),
+        (gymnasium_env("FrozenLake-v1", kwargs={"map_name": "9x9"}), r"do not fit .*KeyError: '9x9'"),
         (gymnasium_env("../x"), r"env\.id=\.\./x: this is no id\. .* such as env\.id=CartPole-v1"),
         (gymnasium_env("a b"), r"env\.id=a b: this is no id\."),
         (gymnasium_env(""), r"env\.id=: this is no id\."),
@@ -221,6 +223,19 @@ def test_a_wrong_environment_is_refused_in_words(component: Component, says: str
         describe(component)
     with pytest.raises(ConfigError, match=says):
         make_env(component, seed=0, num_threads=1)
+
+
+def test_an_old_version_is_warned_of_once_and_not_beside_a_refusal(request: pytest.FixtureRequest) -> None:
+    for version in (1, 2):
+        gymnasium.register(f"LabrlOld-v{version}", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+    request.addfinalizer(lambda: [gymnasium.registry.pop(f"LabrlOld-v{version}") for version in (1, 2)])
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("default")
+        make_env(gymnasium_env("LabrlOld-v1"), seed=0, num_threads=1, num_envs=3).close()
+        assert [warning.category for warning in heard] == [DeprecationWarning]
+        with pytest.raises(ConfigError, match=r"Did you mean env\.id=LabrlOld-v2"):
+            describe(gymnasium_env("LabrlOld-v0"))
+        assert len(heard) == 1
 
 
 @pytest.mark.parametrize("named", [True, False])

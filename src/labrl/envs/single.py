@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ EXTRAS = ("box2d", "mujoco")
 
 _ID = re.compile(r"(\w+(\.\w+)*:)?([\w-]+/)?[\w.-]+")
 """A package that registers the id, a namespace, a name; only the name must be there."""
+
+_told: set[str] = set()
+"""Warnings of environments that were told, so that each is told once."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -80,20 +84,29 @@ class EnvFactory:
                 " env.id=CartPole-v1, some with a namespace before the name, such as env.id=ALE/Pong-v5"
             )
         try:
-            # The checker costs more than a step of CartPole does; labrl's own tests stand in for it.
-            return gymnasium.make(
-                env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
-            )
+            with warnings.catch_warnings(record=True) as heard:
+                # The checker costs more than a step of CartPole does; labrl's own tests stand in for it.
+                env = gymnasium.make(
+                    env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
+                )
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
             raise ConfigError(_unknown(env_id, problem)) from problem
         except (error.DependencyNotInstalled, ImportError) as problem:
             raise ConfigError(_missing(env_id, self.extra, problem)) from problem
-        except TypeError as problem:
+        except Exception as problem:  # an environment says in its own way that it cannot take something
             if self.kwargs:
+                reason = (
+                    str(problem) if isinstance(problem, TypeError) else f"{type(problem).__name__}: {problem}"
+                )
                 raise ConfigError(
-                    f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {problem}"
+                    f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}"
                 ) from problem
             raise
+        for warning in heard:  # where it is refused, the message says it all
+            if str(warning.message) not in _told:
+                _told.add(str(warning.message))
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return env
 
 
 class FreshPerEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
