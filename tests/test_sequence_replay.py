@@ -110,6 +110,18 @@ def test_every_sequence_that_is_there_with_its_targets_may_be_drawn_and_no_other
                 memory.sample(4, 0)
 
 
+@pytest.mark.parametrize("ends", [0.0, 1.0])
+def test_the_smallest_memory_always_has_a_sequence_of_images_that_are_no_stacks(ends: float) -> None:
+    n_step = 3
+    least = SequenceReplayConfig(sequence_length=7, burn_in=3).least_capacity(ENVS, n_step)
+    memory = sequences(STACK, n_step, capacity=least)
+    world, naive = World(STACK, ENVS, seed=3, ends=ends, jumps=1.0), NaiveReplay(STACK, ENVS, least, n_step)
+    fill(memory, world, naive, 7 + n_step - 1)
+    for _ in range(40):
+        assert len(memory) >= ENVS
+        fill(memory, world, naive, 1)
+
+
 def test_a_minibatch_is_there_after_as_many_frames_as_is_said() -> None:
     config = SequenceReplayConfig(capacity=900, sequence_length=7, burn_in=3)
     for batch in (4, 12, 16, 40):

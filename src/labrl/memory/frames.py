@@ -40,15 +40,17 @@ class FrameShape:
         dtype = array_dtype(space)
         self.dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
 
-    def frames_of(self, transitions: int, n_step: int) -> int:
+    def frames_of(self, transitions: int, n_step: int, together: int = 0) -> int:
         """Frames that one environment needs to keep its latest `transitions`.
 
         Small observations: enough for episodes of one step. Images: one for each transition and a
-        sixteenth more for the starts of episodes, at least what the last n_step + 1 may take.
+        sixteenth more for the starts of episodes, at least what the last n_step + 1 may take, and the last
+        `together`, which are of use only if all of them are there.
         """
         if not self.is_image:
             return 2 * transitions + 1
-        return transitions + -(-transitions // 16) + (2 * n_step + 3) * self.stack
+        usual = transitions + -(-transitions // 16) + (2 * n_step + 3) * self.stack
+        return max(usual, (2 * together + 1) * self.stack)
 
 
 class FrameRing:

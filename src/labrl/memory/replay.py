@@ -158,13 +158,21 @@ class Replay:
 
 
 def extent_of(
-    config: StorageConfig, space: gym.Space[Any], num_envs: int, n_step: int, workspace: Workspace
+    config: StorageConfig,
+    space: gym.Space[Any],
+    num_envs: int,
+    n_step: int,
+    workspace: Workspace,
+    together: int = 0,
 ) -> tuple[Extent, bool]:
-    """How much is kept of each environment, and whether it lies in files."""
+    """How much is kept of each environment, and whether it lies in files.
+
+    together: steps that are sampled as one, and so have to be kept at once.
+    """
     mapped = config.storage == "mmap" and workspace.folder is not None
     # Only what lies in files goes on being written to while a checkpoint counts on it.
     kept = workspace.frames_kept if mapped else 0
-    return Extent(space, num_envs, config.capacity, n_step, kept), mapped
+    return Extent(space, num_envs, config.capacity, n_step, kept, together), mapped
 
 
 def arrays_of(

@@ -151,7 +151,8 @@ class SequenceReplay:
             config = dataclasses.replace(config, capacity=least, storage="ram")
         self.num_envs, self._config, self._generator = num_envs, config, generator
         self._period, self._count = config.learned, config.steps_for(n_step)
-        extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace)
+        together = config.least_capacity(num_envs, n_step) // num_envs
+        extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace, together)
         # As many more as the transitions have spare places, so that they outlast these.
         places, least = extent.slots // self._period + 2, extent.live // self._period + 2
         layouts = extent.layouts(action_space, num_masked)

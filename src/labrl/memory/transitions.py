@@ -67,10 +67,16 @@ class Extent:
     """
 
     def __init__(
-        self, space: gym.Space[Any], num_envs: int, capacity: int, n_step: int, frames_kept: int
+        self,
+        space: gym.Space[Any],
+        num_envs: int,
+        capacity: int,
+        n_step: int,
+        frames_kept: int,
+        together: int = 0,
     ) -> None:
         """capacity: transitions; frames_kept: those that may be added without harm to a checkpoint; both
-        over all environments."""
+        over all environments; together: steps of an environment that are sampled as one."""
         self.shape = FrameShape(space)
         """How observations are made of frames."""
         self.num_envs = num_envs
@@ -79,7 +85,7 @@ class Extent:
         """Transitions that may be sampled."""
         self.slots = self.live + spare
         """Places for transitions."""
-        self.live_frames = self.shape.frames_of(self.live, n_step)
+        self.live_frames = self.shape.frames_of(self.live, n_step, together)
         """Frames that transitions may refer to."""
         self.frames = self.live_frames + (self.shape.frames_of(spare, n_step) if spare else 0)
         """Places for frames."""
