@@ -10,7 +10,7 @@ from env_cases import assert_same_steps, atari, play, sampled
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from labrl.envs.emulators import FEW_THREADS, Separately
+from labrl.envs.emulators import FEW_THREADS, Separately, better_apart
 from labrl.envs.make import make_env
 
 
@@ -39,6 +39,17 @@ def test_a_saved_game_comes_back_although_another_was_prepared() -> None:
     env.load_state_dict(state)
     assert_same_steps(play(env, after, 120), expected)
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "all_cores", "apart"),
+    [(1, True, False), (1, False, False), (2, True, True), (2, False, False), (3, False, True), (8, True, True)],
+)
+def test_games_are_played_apart_where_a_core_is_left_for_their_next_episodes(
+    num_threads: int, all_cores: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labrl.envs.emulators.have_all_cores", lambda _: all_cores)
+    assert better_apart(num_threads) is apart
 
 
 class FakeEmulator:

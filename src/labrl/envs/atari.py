@@ -11,7 +11,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability
-from labrl.envs.emulators import FEW_THREADS, Separately, Together
+from labrl.envs.emulators import Separately, Together, better_apart
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Transition
 from labrl.envs.threads import have_all_cores, patient_threads
@@ -81,7 +81,7 @@ class AtariEnv:
         self.frame_skip = config.frame_skip
         size = (config.image_size, config.image_size)
         self._open: Together | Separately | None
-        if num_threads > FEW_THREADS:
+        if better_apart(num_threads):
             self._open = Separately(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)
         else:
             self._open = Together(vector_env(config, num_envs, num_threads, size))
