@@ -43,7 +43,7 @@ def test_a_saved_game_comes_back_although_another_was_prepared() -> None:
 
 @pytest.mark.parametrize(
     ("num_threads", "all_cores", "apart"),
-    [(1, True, False), (1, False, False), (2, True, True), (2, False, False), (3, False, True), (8, True, True)],
+    [(1, True, False), (1, False, False), (2, True, True), (2, False, False), (3, False, True)],
 )
 def test_games_are_played_apart_where_a_core_is_left_for_their_next_episodes(
     num_threads: int, all_cores: bool, apart: bool, monkeypatch: pytest.MonkeyPatch

@@ -21,8 +21,8 @@ def better_apart(num_threads: int) -> bool:
     """Whether games are played faster each by itself, so that the next episode of one can be made ready
     while all are played.
 
-    On two cores that is 22 % more frames a second of PPO on Breakout, whose first games are short, 29 % of A2C,
-    and 5 % of A2C on Pong. A single thread has no core on which something could be made ready.
+    On two cores that is 22 % more frames a second of PPO on Breakout, whose first games are short, 29 % of
+    A2C, and 5 % of A2C on Pong. A single thread has no core on which something could be made ready.
     """
     return num_threads > (1 if have_all_cores(num_threads) else FEW_THREADS)
 
