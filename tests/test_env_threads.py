@@ -62,7 +62,7 @@ def test_threads_of_a_game_are_patient() -> None:
 @pytest.mark.parametrize(
     ("num_threads", "allowed", "cores", "expected"), [(4, 4, 4, True), (2, 4, 4, False), (4, 4, 64, False)]
 )
-def test_threads_stay_on_a_core_each_only_where_a_process_has_them_all(
+def test_all_cores_are_had_only_by_a_process_that_may_use_each_of_the_machine(
     num_threads: int, allowed: int, cores: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))

@@ -14,7 +14,7 @@ from labrl.config.types import NonNegativeInt, PositiveInt, Probability
 from labrl.envs.emulators import Separately, Together, better_apart
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Transition
-from labrl.envs.threads import have_all_cores, patient_threads
+from labrl.envs.threads import patient_threads
 
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedAtari
@@ -135,7 +135,6 @@ def vector_env(
             num_envs,
             # Explicit: 0 would take every core of the machine, those of other sessions too.
             num_threads=num_threads,
-            thread_affinity_offset=0 if have_all_cores(num_threads) else -1,
             max_num_frames_per_episode=config.max_episode_frames,
             # Explicit: the constructor's default is 0, the registered v5 environments have 0.25.
             repeat_action_probability=config.sticky_actions,

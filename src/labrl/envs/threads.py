@@ -38,10 +38,6 @@ def _is_ordinary() -> bool:
 
 
 def have_all_cores(num_threads: int) -> bool:
-    """Whether there is a thread for each core of the machine, and this process may use them all.
-
-    Then each may stay on its own: left alone, two are woken on the core that is idle while the policy acts on
-    the other.
-    """
+    """Whether there is a thread for each core of the machine, and this process may use them all."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     return num_threads == allowed == os.cpu_count()

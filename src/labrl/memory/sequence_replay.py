@@ -51,9 +51,13 @@ class SequenceReplayConfig(StorageConfig):
         rounds = -(-batch_size // (self.learned * num_envs))
         return num_envs * (self.steps_for(n_step) + (rounds - 1) * self.learned)
 
+    def steps_kept(self, n_step: int) -> int:
+        """Steps of an environment among which there is a whole sequence, wherever the next one begins."""
+        return self.steps_for(n_step) + self.learned
+
     def least_capacity(self, num_envs: int, n_step: int) -> int:
-        """Frames that hold a whole sequence of each environment, wherever the next one begins."""
-        return num_envs * (self.steps_for(n_step) + self.learned)
+        """Frames that hold a whole sequence of each environment."""
+        return num_envs * self.steps_kept(n_step)
 
     def check(self, batch_size: int, num_envs: int, n_step: int) -> None:
         """Raises ConfigError where no sequence would fit, or a minibatch would not be of whole ones."""
@@ -151,8 +155,8 @@ class SequenceReplay:
             config = dataclasses.replace(config, capacity=least, storage="ram")
         self.num_envs, self._config, self._generator = num_envs, config, generator
         self._period, self._count = config.learned, config.steps_for(n_step)
-        together = config.least_capacity(num_envs, n_step) // num_envs
-        extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace, together)
+        kept = config.steps_kept(n_step)
+        extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace, kept)
         # As many more as the transitions have spare places, so that they outlast these.
         places, least = extent.slots // self._period + 2, extent.live // self._period + 2
         layouts = extent.layouts(action_space, num_masked)
