@@ -134,7 +134,7 @@ def _network(
     inputs = torch.from_numpy(_observations(network, env, count))
 
     def forward(part_of: nn.Module, share: slice) -> list[Tensor]:
-        with torch.no_grad(), compute.autocast():
+        with torch.inference_mode(), compute.autocast():
             if isinstance(part_of, ActorCritic) and not part_of.shared:
                 return [part_of.policy(inputs[share])]
             return _tensors(part_of(inputs[share]))

@@ -75,6 +75,16 @@ def test_looking_closer_adds_columns_and_histograms_and_changes_nothing(
         assert len(actions[0].histogram_value.bucket) == 2, "a bar for each action"
 
 
+def test_outputs_are_seen_where_workers_compute_with_narrow_or_packed_weights(tmp_path: Path) -> None:
+    words = ["meta.precision=bf16", "env.num_envs=2", "agent.horizon=8", "agent.batch_size=16"]
+    frames = ["env.max_frame=32", "meta.log_frequency=16", "meta.max_session=1", "wandb=disabled"]
+    folder = run(tmp_path / "run", "agent=ppo", "env=pong", *words, *frames, *CLOSE)
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"histograms": 0})
+    events.Reload()
+    torso = "outputs/actor_critic/policy_torso"
+    assert {torso, f"{torso}.convolutions.2", f"{torso}.linear.1"} <= set(events.Tags()["histograms"])
+
+
 def test_norms_and_noise_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path: Path) -> None:
     words = [
         *short("ppo", "cartpole"),

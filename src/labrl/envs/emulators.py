@@ -42,6 +42,10 @@ class Played(NamedTuple):
     """[num_envs]"""
 
 
+Game = tuple[ale_py.AtariVectorEnv, NDArray, dict[str, Any]]
+"""An emulator of one game that has begun: with its first observation and information, [1, ...] each."""
+
+
 class Together:
     """All games in one vector environment of the ALE, whose threads take the next that is to be stepped."""
 
@@ -82,8 +86,8 @@ class Separately:
         self._at_once = num_envs if have_all_cores(num_threads) else min(num_threads, num_envs)
         self._playing = [new() for _ in range(num_envs)]
         self._spare: list[ale_py.AtariVectorEnv | None] = [None] * num_envs
-        self._prepared: dict[int, tuple[int, Future[Any]]] = {}
-        """By environment: the seed of its next episode, and the first observation and lives to come."""
+        self._prepared: dict[int, tuple[int, Future[Game]]] = {}
+        """By environment: the seed of its next episode, and the game to come."""
         self._resets = ThreadPoolExecutor(num_threads, "reset")
         pictures = self._playing[0].single_observation_space
         assert isinstance(pictures, Box), "the ALE shows pictures"
@@ -99,20 +103,19 @@ class Separately:
         """
         begun = {int(env): self._begin(int(env), int(seeds[env])) for env in np.flatnonzero(mask)}
         observation, lives = self._observation.copy(), self._lives.copy()
-        for env, first in begun.items():
-            seen, info = first.result()
+        for env, game in begun.items():
+            emulator, seen, info = game.result()
             observation[env], lives[env] = seen[0], info["lives"][0]
+            if emulator is not self._playing[env]:
+                self._spare[env], self._playing[env] = self._playing[env], emulator
         self._observation, self._lives = observation, lives
         return observation, lives
 
     def prepare(self, env: int, seed: int) -> None:
         """Begin the next game of an environment, which goes on with the present one."""
-        spare = self._spare[env]
-        if spare is None:
-            spare = self._spare[env] = self._new()
         if env in self._prepared:
-            self._prepared[env][1].result()
-        self._prepared[env] = seed, self._resets.submit(spare.reset, seed=np.array([seed]))
+            self._spare[env], _, _ = self._prepared[env][1].result()
+        self._prepared[env] = seed, self._resets.submit(self._play, self._spare[env], seed)
 
     def step(self, actions: NDArray) -> Played:
         """Act in every game. actions: [num_envs]."""
@@ -145,13 +148,14 @@ class Separately:
         self._spare.clear()
         self._prepared.clear()
 
-    def _begin(self, env: int, seed: int) -> Future[Any]:
-        """The first observation and information of a game."""
-        ready_for, first = self._prepared.get(env, (None, None))
-        if first is not None and ready_for == seed:
+    def _begin(self, env: int, seed: int) -> Future[Game]:
+        ready_for, game = self._prepared.get(env, (None, None))
+        if game is not None and ready_for == seed:
             del self._prepared[env]
-            spare = self._spare[env]
-            assert spare is not None, "what is prepared has an emulator"
-            self._spare[env], self._playing[env] = self._playing[env], spare
-            return first
-        return self._resets.submit(self._playing[env].reset, seed=np.array([seed]))
+            return game
+        return self._resets.submit(self._play, self._playing[env], seed)
+
+    def _play(self, emulator: ale_py.AtariVectorEnv | None, seed: int) -> Game:
+        emulator = self._new() if emulator is None else emulator
+        observation, info = emulator.reset(seed=np.array([seed]))
+        return emulator, observation, info

@@ -7,19 +7,24 @@ optimizer's update are then a few operations for the whole network instead of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.networks.compute import Compute
+from labrl.networks.packed import Packed
 from labrl.networks.ranks import ALONE
 
 WORTH_A_WORKER = 16
 """Rows for which a worker goes through narrow weights: two for less are slower than one for all."""
+
+WORTH_A_WORKER_PACKED = 8
+"""The same where no worker has to lay out these weights."""
 
 Result = TypeVar("Result")
 Network = TypeVar("Network", bound=nn.Module)
@@ -115,6 +120,7 @@ class NarrowWeights:
     def __init__(self, module: nn.Module) -> None:
         self._full = self._large(module)
         self._narrow = [weight.detach().to(torch.bfloat16) for weight in self._full]
+        self._watched = list(module.parameters())
         self._versions = self._present()
 
     @classmethod
@@ -143,7 +149,19 @@ class NarrowWeights:
         self._versions = self._present()
 
     def _present(self) -> list[int]:
-        return [weight._version for weight in self._full]
+        return [weight._version for weight in self._watched]
+
+
+def share_packed(networks: Sequence[nn.Module]) -> list[Packed]:
+    """Let copies of a network act by the same packed torsos, where it has such. Returns these."""
+    found = []
+    for copies in zip(*(network.modules() for network in networks), strict=True):
+        packed = copies[0].pack() if hasattr(copies[0], "pack") else None
+        if packed is not None:
+            found.append(packed)
+            for torso in copies:
+                torso.packed = packed
+    return found
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
@@ -173,6 +191,8 @@ class GradientWorkers(Generic[Network]):
     of the sum are fixed, so a run repeats bit for bit for a given number of workers.
     """
 
+    _suspended: ClassVar[bool] = False
+
     def __init__(self, module: Network, num_workers: int, compute: Compute | None = None) -> None:
         """compute: of the session, which may have ranks over which gradients are averaged too, each from a
         minibatch of its own, and may ask for the noise scale."""
@@ -192,6 +212,7 @@ class GradientWorkers(Generic[Network]):
         if self._narrow:
             for network in networks:
                 self._narrow.give_to(network)
+        self._packed = share_packed(networks) if self._narrow else []
         self._replicas = [(network, _trained(network)) for network in networks]
         self._pool = ThreadPoolExecutor(num_workers - 1, "gradient") if num_workers > 1 else None
 
@@ -200,6 +221,16 @@ class GradientWorkers(Generic[Network]):
         """How many shares a minibatch is cut into."""
         return len(self._replicas)
 
+    @classmethod
+    @contextmanager
+    def suspended(cls) -> Iterator[None]:
+        """Within it networks compute by themselves, for whoever looks into them."""
+        cls._suspended = True
+        try:
+            yield
+        finally:
+            cls._suspended = False
+
     def map(self, work: Callable[[Network, slice], Result], size: int, changed: bool = True) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.
 
@@ -207,7 +238,14 @@ class GradientWorkers(Generic[Network]):
         order of the shares; with few rows, some have no share.
         """
         self._follow(changed)
-        return self._map(work, size, WORTH_A_WORKER if self._narrow else 1)
+        if GradientWorkers._suspended:
+            return [work(self._module, slice(0, size))]
+        for packed in self._packed:
+            if not packed.fresh:
+                packed.refresh()
+        if not self._narrow:
+            return self._map(work, size)
+        return self._map(work, size, WORTH_A_WORKER_PACKED if self._packed else WORTH_A_WORKER)
 
     def _follow(self, changed: bool) -> None:
         """Let all workers compute as the network does now: its mode, and its weights if they `changed`."""
@@ -216,6 +254,8 @@ class GradientWorkers(Generic[Network]):
                 network.train(self._module.training)
         if self._narrow and (changed or self._narrow.behind):
             self._narrow.refresh()
+            for packed in self._packed:
+                packed.fresh = False
 
     def _map(self, work: Callable[[Network, slice], Result], size: int, least: int = 1) -> list[Result]:
         """least: rows of a share."""

@@ -32,6 +32,7 @@ from labrl.networks.layers import (
     initialized,
     normalization,
 )
+from labrl.networks.packed import Packable, Packed
 from labrl.networks.spaces import Spaces, choices_of, is_image, unit_of
 
 
@@ -188,11 +189,15 @@ class NatureCNN(ImageTorso):
 
     Config = NatureCNNConfig
     smallest = 36
+    packed: Packed | None = None
+    """The same for inference under autocast; set by who says when the weights have changed."""
 
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self.check(config, observation_space)
+        self._packable = config.activation == "ReLU" and not config.layer_norm
         height, width, channels, self.channels_first = image_shape(observation_space)
+        self._image = height, width, channels
         kind = config.initialization
         self.first = initialized(nn.Conv2d(channels, 32, 8, stride=4), kind)
         second = initialized(nn.Conv2d(32, 64, 4, stride=2), kind)
@@ -208,6 +213,16 @@ class NatureCNN(ImageTorso):
             linear = initialized(nn.Linear(flat, config.features), kind)
             self.linear = nn.Sequential(linear, *self._after(linear, config))
 
+    def pack(self) -> Packed | None:
+        """The layers for inference under autocast in bfloat16; None where they do more than can be packed."""
+        if not self._packable:
+            return None
+        parts = [self.first, *self.convolutions, *self.linear.children()]
+        layers = [layer for layer in parts if isinstance(layer, nn.Conv2d | nn.Linear)]
+        height, width, channels = self._image
+        pixels = torch.zeros(1, channels, height, width, dtype=torch.bfloat16)
+        return Packed.possible([Packable(layers[0], 255), *map(Packable, layers[1:])], pixels)
+
     @staticmethod
     def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
         """What follows a layer."""
@@ -218,6 +233,8 @@ class NatureCNN(ImageTorso):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
+        if self.packed is not None and self.packed.usable:
+            return self.packed(observation.permute(0, 3, 1, 2).to(torch.bfloat16))
         return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
 
 

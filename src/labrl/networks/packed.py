@@ -1,0 +1,76 @@
+"""Convolutional networks for acting, in bfloat16 on a CPU, their weights as its kernels read them.
+
+These multiply blocks of a weight matrix. torch cuts it into them in every call, which for the Nature CNN and
+eight pictures takes longer than the products; between two updates, acting needs it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Packable:
+    """A layer that a ReLU follows, without padding."""
+
+    layer: nn.Conv2d | nn.Linear
+    divisor: float = 1.0
+    """By which its weights are divided."""
+
+
+class Packed:
+    """Layers one after the other, as oneDNN computes them: the same numbers as by torch under autocast."""
+
+    def __init__(self, layers: Sequence[Packable]) -> None:
+        self._layers = list(layers)
+        self._weights: list[tuple[Tensor, Tensor, list[int]]] = []
+        self.fresh = False
+        """Whether they are the weights of the layers as these are now."""
+
+    @classmethod
+    def possible(cls, layers: Sequence[Packable], first: Tensor) -> Packed | None:
+        """The layers packed, or None where this build of torch cannot. first: some input, [n, ...]."""
+        packed = cls(layers)
+        try:
+            packed.refresh()
+            packed(first)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            return None
+        return packed
+
+    @property
+    def usable(self) -> bool:
+        """Whether it stands for the layers here: nobody differentiates, and they would be rounded too."""
+        return self.fresh and torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Follow the layers."""
+        self._weights = [self._pack(each) for each in self._layers]
+        self.fresh = True
+
+    @staticmethod
+    def _pack(each: Packable) -> tuple[Tensor, Tensor, list[int]]:
+        layer = each.layer
+        assert layer.bias is not None
+        weight, bias = layer.weight.detach(), layer.bias.detach().to(torch.bfloat16)
+        weight = (weight if each.divisor == 1 else weight / each.divisor).to(torch.bfloat16)
+        if isinstance(layer, nn.Linear):
+            return torch.ops.mkldnn._reorder_linear_weight(weight), bias, []
+        stride = list(layer.stride)
+        return torch.ops.mkldnn._reorder_convolution_weight(weight, [0, 0], stride, [1, 1], 1), bias, stride
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: pictures [n, channels, height, width], bfloat16. Returns features [n, size], bfloat16."""
+        for weight, bias, stride in self._weights:
+            if stride:
+                x = torch.ops.mkldnn._convolution_pointwise(
+                    x, weight, bias, [0, 0], stride, [1, 1], 1, "relu", [], ""
+                )
+            else:
+                x = torch.ops.mkldnn._linear_pointwise(x.flatten(1), weight, bias, "relu", [], "")
+        return x.flatten(1)
