@@ -141,7 +141,9 @@ def test_an_agent_that_would_act_by_the_statistics_of_few_environments_is_refuse
 ) -> None:
     env = "pendulum" if agent in ("td3", "ddpg") else "cartpole"
     config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *words]))
-    with pytest.raises(ConfigError, match=r"agent\.network\.torso: .*Renormalized.*minibatch.*agent=crossq"):
+    with pytest.raises(
+        ConfigError, match=r"agent\.network\.(critic_)?torso: .*Renormalized.*minibatch.*agent=crossq"
+    ):
         config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))
 
 

@@ -136,6 +136,13 @@ def test_squashed_densities_equal_torch_and_the_entropy_is_that_of_many_samples(
     torch.testing.assert_close(entropy, -many.mean(0), rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize(("std", "exact"), [(1.0, 0.66986), (1.5, 0.42250), (3.0, -1.09575)])
+def test_the_entropy_of_wide_squashed_policies_is_the_integral(std: float, exact: float) -> None:
+    parameters = torch.tensor([[0.0, np.log(std)]], dtype=torch.float32)
+    policy = SquashedGaussian(gym.spaces.Box(-1, 1, (1,), np.float32))
+    assert float(policy.log_prob_entropy(parameters, torch.zeros(1, 1))[1]) == pytest.approx(exact, abs=3e-3)
+
+
 def test_squashed_densities_stay_finite_far_from_zero() -> None:
     parameters = torch.tensor([[30.0, -30.0, 0.0, 0.0]])
     log_prob, entropy = SquashedGaussian(BOX).log_prob_entropy(parameters, torch.tensor([[31.0, -29.0]]))

@@ -108,6 +108,18 @@ def test_a_restored_agent_has_the_same_future(steps: int) -> None:
             ["agent.optimizer.name=SGD", "+agent.optimizer.options.momentum=-1"],
             r"agent\.optimizer: options: torch\.optim\.SGD refuses them: .*momentum",
         ),
+        (
+            ["agent.optimizer.name=AdamW", "+agent.optimizer.options.betas=[0.9]"],
+            r"torch\.optim\.AdamW refuses them: .*index",
+        ),
+        (
+            ["agent.optimizer.name=Adam", "+agent.optimizer.options.betas=[0.9,0.99,0.9]"],
+            r"torch\.optim\.Adam refuses them: .*unpack",
+        ),
+        (
+            ["agent.optimizer.name=ASGD", "+agent.optimizer.options.alpha=abc"],
+            r"torch\.optim\.ASGD refuses them: .*operand",
+        ),
     ],
     ids=str,
 )

@@ -120,6 +120,34 @@ def test_layers_that_do_more_are_not_packed(change: dict[str, object]) -> None:
     assert torso(replace(DEFAULT, **change)).pack() is None  # type: ignore[arg-type]
 
 
+class Derived(NatureCNN):
+    def __init__(self) -> None:
+        super().__init__(DEFAULT, SPACE)
+        self.linear = nn.Sequential(self.linear[0], nn.LayerNorm(2048), nn.Tanh())  # type: ignore[index]
+
+
+def changed(change: str) -> NatureCNN:
+    network = torso()
+    if change == "a part more":
+        network.linear = nn.Sequential(network.linear[0], nn.Tanh())  # type: ignore[index]
+    elif change == "no activation":
+        network.linear = network.linear[0]  # type: ignore[index]
+    elif change == "padding":
+        network.convolutions[1].padding = (1, 1)  # type: ignore[assignment]
+    elif change == "no bias":
+        network.first.bias = None
+    return network
+
+
+@pytest.mark.parametrize("change", ["a part more", "no activation", "padding", "no bias"])
+def test_a_network_whose_parts_were_changed_is_not_packed(change: str) -> None:
+    assert changed(change).pack() is None
+
+
+def test_a_class_of_ones_own_acts_by_what_it_learns_with() -> None:
+    assert Derived().pack() is None
+
+
 def test_a_build_of_torch_that_cannot_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> Tensor:
         raise RuntimeError("not compiled with it")

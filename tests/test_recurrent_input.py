@@ -77,6 +77,10 @@ CASES = {
         ["agent=recurrent_dqn", "meta.compile=true"],
         r"meta\.compile=true: networks with a memory are not compiled.*meta\.compile=false",
     ),
+    "a memory inside a memory": (
+        ["agent=recurrent_ppo", "agent/network@agent.network.torso=gru"],
+        r"agent\.network\.torso\.torso: .*Recurrent has a memory of its own.*torso\.layers=2",
+    ),
     "a torso inside that cannot read the observations": (
         ["agent=recurrent_ppo", "agent/network@agent.network.torso=nature_cnn"],
         r"NatureCNN needs images",

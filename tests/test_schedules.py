@@ -84,6 +84,28 @@ def test_points_out_of_order_are_refused() -> None:
         PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (10, 2.0)])
 
 
+def test_what_is_beyond_all_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"start \* factor \*\* steps is beyond all numbers"):
+        StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000)
+    with pytest.raises(ValueError, match="end / start is beyond all numbers"):
+        ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000)
+
+
+def test_a_step_comes_at_its_frame_and_not_one_late() -> None:
+    halved = StepSchedule(kind="step", start=1.0, factor=0.5, steps=100, horizon=1_000_000)
+    for step in range(1, 101):
+        assert value_at(halved, 10_000 * step) == 0.5**step
+        assert value_at(halved, 10_000 * step - 1) == 0.5 ** (step - 1)
+
+
+@pytest.mark.parametrize(
+    ("factor", "ends"), [(0.5, (0.0, 1.0)), (-0.5, (-0.5, 1.0)), (-1.0, (-1.0, 1.0)), (1.0, (1.0, 1.0))]
+)
+def test_the_bounds_of_a_billion_steps_are_known_at_once(factor: float, ends: tuple[float, float]) -> None:
+    schedule = StepSchedule(kind="step", start=1.0, factor=factor, steps=10**9, horizon=10**9)
+    assert (smallest(schedule), largest(schedule)) == ends
+
+
 @pytest.mark.parametrize(
     ("schedule", "lowest"),
     [

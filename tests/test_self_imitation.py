@@ -163,6 +163,12 @@ def test_a_memory_in_files_is_refused() -> None:
         config_of("sil_ppo", "agent.self_imitation.memory.storage=mmap")
 
 
+def test_a_memory_that_never_holds_a_minibatch_is_refused() -> None:
+    told = r"agent\.self_imitation: memory\.capacity must be at least batch_size 512, a minibatch, got 100"
+    with pytest.raises(ConfigError, match=told):
+        config_of("sil_ppo", "agent.self_imitation.memory.capacity=100")
+
+
 def test_what_was_drawn_is_remembered_and_not_what_it_was_rounded_to() -> None:
     action = gym.spaces.Box(0, 9, (2,), np.int64)
     agent, _, _ = build("ppo", "agent/self_imitation=replay", *WORDS, *PPO, action=action)

@@ -14,6 +14,8 @@ from torch import nn
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
+from labrl.networks.building import built
+from labrl.networks.compute import Compute
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
 from labrl.networks.inputs import SideBySide, build_torso, num_features
 from labrl.networks.layers import Activation, Initialization
@@ -191,6 +193,9 @@ def test_layers_can_be_normalized() -> None:
     assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)
 
 
+SEEN = spaces.Box(-1, 1, (3,), np.float64)
+
+
 class Own(nn.Module):
     """A user's torso that may give anything."""
 
@@ -200,6 +205,34 @@ class Own(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return self.layer(observation).reshape(self.shape)
+
+
+class Wide(Own):
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return super().forward(observation).double()
+
+
+class Broken(Own):
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        raise KeyError("left")
+
+
+class Lazy(nn.Sequential):
+    """Weights whose size the first observation decides."""
+
+    def __init__(self, observation_space: gym.Space) -> None:  # type: ignore[type-arg]
+        super().__init__(nn.LazyLinear(6), nn.Tanh())
+
+
+class Holding(nn.Sequential):
+    """A torso with any layer of torch.nn, of one that takes three numbers and gives six."""
+
+    def __init__(self, observation_space: gym.Space, layer: str, options: dict[str, Any]) -> None:  # type: ignore[type-arg]
+        super().__init__(nn.Linear(3, 6), getattr(nn, layer)(**options))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        features = self[0](observation)
+        return features if isinstance(self[1], nn.RNNBase | nn.MultiheadAttention) else self[1](features)
 
 
 class NoModule:
@@ -239,6 +272,65 @@ def test_what_is_no_torso_is_refused_by_its_name(target: str, told: str) -> None
     torso = Component.parse({"_target_": target}, "agent.network.torso")
     with pytest.raises(ConfigError, match=rf"agent\.network\.torso: {target} .*{told}"):
         build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("Wide", r"must make .* as float32, it made torch\.float64"), ("Broken", "fails on .*KeyError: 'left'")],
+)
+def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, told: str) -> None:
+    torso = Component.parse({"_target_": f"test_torso.{kind}", "shape": [-1, 6]}, "agent.network.torso")
+    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
+        num_features(build_torso(torso, SEEN), SEEN)
+
+
+def test_an_argument_that_nobody_gives_is_told() -> None:
+    torso = Component.parse({"_target_": "test_torso.Own"}, "agent.network.torso")
+    with pytest.raises(ConfigError, match=r"test_torso\.Own: missing a required argument: 'shape'. Set it"):
+        build_torso(torso, SEEN)
+
+
+def test_weights_that_wait_for_the_first_observation_have_seen_one() -> None:
+    torso = build_torso(Component.parse({"_target_": "test_torso.Lazy"}, "agent.network.torso"), SEEN)
+    assert [list(weight.shape) for weight in torso.parameters()] == [[6, 3], [6]]
+
+
+def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> None:
+    make = lambda: (Holding(SEEN, layer, options),)  # noqa: E731
+    compute = Compute(torch.device("cpu"), torch.float32, 1)
+    built(make, 0, Spaces(SEEN, gym.spaces.Discrete(2), 1), compute, whole_minibatches)
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "told"),
+    [
+        ("Dropout", {"p": 0.1}, "1 of Holding is a Dropout, whose draws no seed of a run fixes.*p to 0"),
+        ("AlphaDropout", {"p": 0.1}, "AlphaDropout, whose draws"),
+        ("GRU", {"input_size": 6, "hidden_size": 6, "num_layers": 2, "dropout": 0.1}, "GRU with dropout"),
+        ("MultiheadAttention", {"embed_dim": 6, "num_heads": 1, "dropout": 0.1}, "with dropout"),
+        ("RReLU", {}, r"RReLU, whose draws.*nn\.LeakyReLU"),
+        ("BatchNorm1d", {"num_features": 6}, r"BatchNorm1d: it normalizes by the minibatch.*agent=crossq"),
+    ],
+    ids=str,
+)
+def test_layers_by_which_a_run_would_not_repeat_are_refused(
+    layer: str, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"agent\.network: .*{told}"):
+        all_built(layer, **options)
+
+
+def test_layers_that_draw_nothing_are_no_obstacle() -> None:
+    all_built("Dropout", p=0.0)
+    all_built("GRU", input_size=6, hidden_size=6)
+    all_built("BatchNorm1d", whole_minibatches=True, num_features=6)
+
+
+def test_a_residual_network_without_sections_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"channels"):
+        Component.parse(
+            {"_target_": "labrl.networks.impala.ImpalaCNN", "channels": []}, "agent.network.torso"
+        )
 
 
 def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() -> None:

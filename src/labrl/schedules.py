@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -34,7 +35,7 @@ class _Shaped:
             )
 
     @abstractmethod
-    def shape(self, progress: float) -> float:
+    def shape(self, progress: Fraction) -> float:
         """Value after the share `progress` in [0, 1] of the way."""
 
 
@@ -46,7 +47,7 @@ class LinearSchedule(_Shaped):
     end: float
     """Value at `horizon` and after."""
 
-    def shape(self, progress: float) -> float:
+    def shape(self, progress: Fraction) -> float:
         """On the line."""
         return self.start + (self.end - self.start) * progress
 
@@ -59,7 +60,7 @@ class CosineSchedule(_Shaped):
     end: float
     """Value at `horizon` and after."""
 
-    def shape(self, progress: float) -> float:
+    def shape(self, progress: Fraction) -> float:
         """On the cosine."""
         return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -74,9 +75,14 @@ class ExponentialSchedule(_Shaped):
     end: Annotated[float, Field(gt=0)]
     """Value at `horizon` and after, > 0."""
 
-    def shape(self, progress: float) -> float:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.end / self.start < math.inf:
+            raise ValueError(f"end / start is beyond all numbers, got {self.end:g} / {self.start:g}")
+
+    def shape(self, progress: Fraction) -> float:
         """A power of the whole ratio."""
-        return self.start * (self.end / self.start) ** progress
+        return self.start * (self.end / self.start) ** float(progress)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -89,7 +95,19 @@ class StepSchedule(_Shaped):
     steps: Annotated[int, Field(ge=1)]
     """Number of steps, >= 1."""
 
-    def shape(self, progress: float) -> float:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            last = self.start * self.factor**self.steps
+        except OverflowError:
+            last = math.inf
+        if not math.isfinite(last):
+            raise ValueError(
+                f"start * factor ** steps is beyond all numbers, got {self.start:g} * {self.factor:g} ** "
+                f"{self.steps}"
+            )
+
+    def shape(self, progress: Fraction) -> float:
         """As many factors as steps are behind."""
         return self.start * self.factor ** math.floor(self.steps * progress)
 
@@ -143,7 +161,9 @@ def _turning_values(schedule: Schedule) -> list[float]:
         return [value for _, value in schedule.points]
     warm = [0.0] if schedule.warmup else []
     if isinstance(schedule, StepSchedule):
-        return [*warm, *(schedule.shape(step / schedule.steps) for step in range(schedule.steps + 1))]
+        # A power grows or falls, a negative factor's from one side of 0 to the other: the ends are furthest.
+        ends = {0, 1, schedule.steps - 1, schedule.steps}
+        return [*warm, *(schedule.shape(Fraction(step, schedule.steps)) for step in sorted(ends))]
     return [*warm, schedule.start, schedule.end]
 
 
@@ -156,4 +176,4 @@ def value_at(schedule: Schedule, frame: int) -> float:
     if frame < schedule.warmup:
         return schedule.start * frame / schedule.warmup
     way = max(schedule.horizon - schedule.warmup, 1)
-    return schedule.shape(min((frame - schedule.warmup) / way, 1.0))
+    return schedule.shape(min(Fraction(frame - schedule.warmup, way), Fraction(1)))

@@ -100,6 +100,13 @@ class CategoricalValueConfig:
             raise ValueError(
                 f"v_min must be less than v_max, got v_min={self.v_min:g} and v_max={self.v_max:g}"
             )
+        gap, largest = (self.v_max - self.v_min) / (self.atoms - 1), max(abs(self.v_min), abs(self.v_max))
+        float32 = torch.finfo(torch.float32)
+        if not gap > 2 * float32.eps * largest or largest > float32.max / 2:
+            raise ValueError(
+                f"v_min and v_max must leave {self.atoms} atoms apart in float32, got v_min={self.v_min:.9g} "
+                f"and v_max={self.v_max:.9g}"
+            )
 
 
 class CategoricalValue:

@@ -120,6 +120,7 @@ class ReplayActorCritic(ABC):
             derived_seed(streams.seed, "initialization"),
             spaces,
             compute,
+            whole_minibatches=not self.HALVES,
         )
         # Two halves of a minibatch at once where Python is but a small part of it; of small networks, each
         # product is shared out, and of the smallest nothing.
@@ -154,8 +155,13 @@ class ReplayActorCritic(ABC):
         if isinstance(spaces.action, gym.spaces.Box):
             BoxActions.check(spaces.action, agent)
         torso, other = config.network.torso, config.network.critic_torso
-        for part in (torso, other or torso):
-            check_torso(part, spaces, whole_minibatches=not cls.HALVES)
+        check_torso(torso, spaces, whole_minibatches=not cls.HALVES)
+        if other is not None:
+            try:
+                check_torso(other, spaces, whole_minibatches=not cls.HALVES)
+            except ConfigError as error:
+                told = str(error).replace("agent.network.torso", "agent.network.critic_torso")
+                raise ConfigError(told) from None
         if other is not None and other.target != torso.target and sees_images(spaces.observation):
             raise ConfigError(
                 f"agent.network.critic_torso must be of the kind of agent.network.torso {torso.target}, got "

@@ -49,6 +49,11 @@ class SelfImitationConfig:
     """Weight of the value loss, beta_sil in eq. 1."""
 
     def __post_init__(self) -> None:
+        capacity = getattr(self.memory.config, "capacity", self.batch_size)
+        if capacity < self.batch_size:
+            raise ValueError(
+                f"memory.capacity must be at least batch_size {self.batch_size}, a minibatch, got {capacity}"
+            )
         # A whole episode is written at once: there is no room that would keep it off what older checkpoints
         # count on, however often they are written.
         if getattr(self.memory.config, "storage", "ram") == "mmap":

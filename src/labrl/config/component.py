@@ -54,8 +54,21 @@ class Component:
         """Make the part, with what only the running program knows as keyword arguments."""
         target = self.load()
         if isinstance(self.config, dict):
+            _check_complete(self.target, target, {**runtime, **self.config})
             return target(**runtime, **self.config)
         return target(self.config, **runtime)
+
+
+def _check_complete(name: str, target: Any, given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for arguments that a target needs and nobody gives."""
+    try:
+        inspect.signature(target).bind(**given)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name}: {error}. Set it beside this _target_ (with + before a new key), or give it a default."
+        ) from None
+    except ValueError:  # some classes written in C have no signature
+        return
 
 
 def _plain(value: Any) -> Any:

@@ -45,8 +45,9 @@ class EnvFactory:
         """longest: steps after which an episode is truncated where nothing else limits it; None: never."""
         if (env_id is None) == (make is None):
             raise ConfigError(
-                "env needs either env.id (an id that Gymnasium knows) or, with env.id=null, your own class as"
-                f" 'env.make={{_target_: my_module.MyEnv}}', got {'both' if make else 'neither'}"
+                "env needs either env.id (an id that Gymnasium knows) or your own class, as in env.id=null "
+                "env.name=<name> 'env.make={_target_: my_module.MyEnv}', got "
+                f"{'both' if make else 'neither'}"
             )
         self.env_id = env_id
         self.import_module = import_module

@@ -8,19 +8,30 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from labrl.config.errors import ConfigError
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces, sees_images
+
+DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+DROPS = nn.RNNBase, nn.MultiheadAttention
 
 Built = TypeVar("Built", bound=tuple[nn.Module, ...])
 
 
-def built(make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute) -> Built:
-    """What `make` builds, its weights drawn from `seed` alone, laid out for the observations."""
+def built(
+    make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute, whole_minibatches: bool = False
+) -> Built:
+    """What `make` builds, its weights drawn from `seed` alone, laid out for the observations.
+
+    whole_minibatches: as for `check_torso`. Raises ConfigError for layers with which a run would not repeat.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         networks = make()
     for network in networks:
+        _check_layers(network, whole_minibatches)
         if sees_images(spaces.observation):
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
         network.to(compute.device)
@@ -29,6 +40,23 @@ def built(make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute
 
             compile_network(network)
     return networks
+
+
+def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
+    """Raises ConfigError for layers of a user's network that draw numbers, or mix the rows of a batch."""
+    for name, layer in network.named_modules():
+        told = f"agent.network: {name} of {type(network).__name__} is a {type(layer).__name__}"
+        if isinstance(layer, DRAWS) and layer.p > 0:
+            raise ConfigError(f"{told}, whose draws no seed of a run fixes. Leave it out, or set its p to 0.")
+        if isinstance(layer, DROPS) and layer.dropout > 0:
+            raise ConfigError(f"{told} with dropout, whose draws no seed of a run fixes. Set dropout to 0.")
+        if isinstance(layer, nn.RReLU):
+            raise ConfigError(f"{told}, whose draws no seed of a run fixes. Take nn.LeakyReLU.")
+        if isinstance(layer, _BatchNorm) and not whole_minibatches:
+            raise ConfigError(
+                f"{told}: it normalizes by the minibatch, and this agent would act by the statistics of the "
+                "few environments that it plays. Take nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
+            )
 
 
 def precise(spaces: Spaces, compute: Compute) -> Compute:

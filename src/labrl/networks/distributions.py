@@ -266,8 +266,8 @@ class SquashedGaussian(RescaledGaussian):
     other way the rounding of a would decide where it is near a bound.
     """
 
-    NODES = 12
-    """Of the quadrature of the entropy; with these it is right to three digits."""
+    NODES = 32
+    """Of the quadrature of the entropy; with these it is right to three digits for deviations up to 3."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
+from pydantic import Field
 from torch import Tensor, nn
 
 from labrl.config.types import PositiveInt
@@ -18,7 +19,7 @@ from labrl.networks.torso import ImageTorso, image_shape
 class ImpalaCNNConfig:
     """Sections of a convolution, a pooling and two residual blocks, each halving height and width."""
 
-    channels: list[PositiveInt] = field(default_factory=lambda: [16, 32, 32])
+    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [16, 32, 32])
     """Maps of each section."""
     features: PositiveInt | None = 256
     """Units of the fully connected layer after the sections; null: none, for a head that has its own."""

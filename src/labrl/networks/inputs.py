@@ -38,6 +38,8 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
         )
     if layout is not None:
         built.layout = layout  # type: ignore[assignment]  # no module, nor a tensor
+    if any(isinstance(weight, nn.UninitializedParameter) for weight in built.parameters()):
+        num_features(built, space)  # the first observation says how large its weights are
     return built
 
 
@@ -62,7 +64,7 @@ def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
     try:
         with torch.no_grad():
             features = torso(one)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except Exception as error:  # whatever a user's own code may raise
         raise ConfigError(
             f"{told}, and fails on {list(one.shape)}: {type(error).__name__}: {error}"
         ) from error
@@ -71,6 +73,8 @@ def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 1:
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(f"{told}, of {list(one.shape)} it made {given}.")
+    if features.dtype not in (torch.float32, torch.bfloat16):
+        raise ConfigError(f"{told} as float32, it made {features.dtype}.")
     return int(features.shape[1])
 
 

@@ -191,9 +191,11 @@ class TorchOptimizerConfig:
                 raise ValueError(
                     f"options.{option}: {self.name} has no such option. Known: {', '.join(known)}"
                 )
+        weight = nn.Parameter(torch.zeros(1))
+        weight.grad = torch.ones(1)
         try:
-            optimizer([nn.Parameter(torch.zeros(1))], lr=1e-3, **self.options)
-        except (TypeError, ValueError) as error:
+            optimizer([weight], lr=1e-3, **self.options).step()
+        except Exception as error:  # some are not looked at before the first step, which stumbles over them
             raise ValueError(f"options: torch.optim.{self.name} refuses them: {error}") from None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Packable:
-    """A layer that a ReLU follows, without padding."""
+    """A layer that a ReLU follows."""
 
     layer: nn.Conv2d | nn.Linear
     divisor: float = 1.0
@@ -33,7 +33,12 @@ class Packed:
 
     @classmethod
     def possible(cls, layers: Sequence[Packable], first: Tensor) -> Packed | None:
-        """The layers packed, or None where this build of torch cannot. first: some input, [n, ...]."""
+        """The layers packed; None where one does more, or this build of torch cannot.
+
+        first: some input, [n, channels, height, width].
+        """
+        if not all(_is_plain(each.layer) for each in layers):
+            return None
         packed = cls(layers)
         try:
             packed.refresh()
@@ -74,3 +79,12 @@ class Packed:
             else:
                 x = torch.ops.mkldnn._linear_pointwise(x.flatten(1), weight, bias, "relu", [], "")
         return x.flatten(1)
+
+
+def _is_plain(layer: nn.Conv2d | nn.Linear) -> bool:
+    """Whether a layer has a bias, and a convolution neither padding nor gaps nor groups."""
+    if layer.bias is None:
+        return False
+    return isinstance(layer, nn.Linear) or (
+        layer.padding == (0, 0) and layer.dilation == (1, 1) and layer.groups == 1
+    )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from labrl.config.component import Component
+from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
 from labrl.networks.inputs import build_torso, check_reads, layout_of, num_features
 
@@ -115,7 +116,12 @@ class Recurrent(nn.Module):
 
     @classmethod
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises ConfigError where the torso cannot read the observations."""
+        """Raises ConfigError where the torso cannot read the observations, or has a memory of its own."""
+        if hasattr(config.torso.load(), "unroll"):
+            raise ConfigError(
+                f"agent.network.torso.torso: {config.torso.target} has a memory of its own, which would be "
+                "empty at every step. Set another one, or agent.network.torso.layers=2 for two layers."
+            )
         check_reads(config.torso, observation_space)
 
     def forward(self, observation: Tensor) -> Tensor:

@@ -195,7 +195,6 @@ class NatureCNN(ImageTorso):
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self.check(config, observation_space)
-        self._packable = config.activation == "ReLU" and not config.layer_norm
         height, width, channels, self.channels_first = image_shape(observation_space)
         self._image = height, width, channels
         kind = config.initialization
@@ -215,10 +214,14 @@ class NatureCNN(ImageTorso):
 
     def pack(self) -> Packed | None:
         """The layers for inference under autocast in bfloat16; None where they do more than can be packed."""
-        if not self._packable:
-            return None
-        parts = [self.first, *self.convolutions, *self.linear.children()]
+        leaves = [part for part in self.linear.modules() if not list(part.children())]
+        parts = [self.first, *self.convolutions, *leaves]
         layers = [layer for layer in parts if isinstance(layer, nn.Conv2d | nn.Linear)]
+        kinds = [type(part) for part in parts if not isinstance(part, nn.Flatten | nn.Identity)]
+        expected = [kind for layer in layers for kind in (type(layer), nn.ReLU)]
+        # A class derived from this one may compute otherwise, or have changed the parts that it built.
+        if type(self) is not NatureCNN or kinds != expected:
+            return None
         height, width, channels = self._image
         pixels = torch.zeros(1, channels, height, width, dtype=torch.bfloat16)
         return Packed.possible([Packable(layers[0], 255), *map(Packable, layers[1:])], pixels)
