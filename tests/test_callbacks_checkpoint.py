@@ -12,6 +12,7 @@ import torch
 from callback_cases import ToySession
 
 import labrl.session.callbacks.checkpoint
+import labrl.storage.checkpoint
 from labrl.session.callbacks.callback import Callback
 from labrl.session.callbacks.checkpoint import Checkpoint, DiskRefusesError
 from labrl.session.callbacks.evaluate import Evaluate
@@ -110,16 +111,28 @@ def test_an_interruption_is_saved_also_while_the_caller_handles_an_error_of_its_
     assert checkpoint.frames == [40, 52, 68]
 
 
-def test_a_full_disk_is_reported_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("stays_full", [False, True])
+def test_a_full_disk_is_reported_and_training_goes_on_and_has_failed_where_its_end_is_not_saved(
+    stays_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path)
+    written = labrl.storage.checkpoint.write_synced
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def full(*place: Any) -> None:
+        if stays_full or session.clock.frame < 60:
+            raise OSError(28, "No space left on device")
+        written(*place)
 
     monkeypatch.setattr("labrl.storage.checkpoint.write_synced", full)
-    session = ToySession(tmp_path).run(log, evaluate, checkpoint)
+    if stays_full:
+        with pytest.raises(
+            DiskRefusesError, match=r"written at the end, frame \d+: make room.*for there is none"
+        ):
+            session.run(log, evaluate, checkpoint)
+    else:
+        session.run(log, evaluate, checkpoint)
+        assert store(session).frames()[0] == session.clock.frame
     assert session.clock.finished
     assert "no checkpoint at frame 40, training goes on" in caplog.text
 

@@ -28,6 +28,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["agent.lrr=interval(0.1, 1)"], "agent.lrr: no such key. Did you mean agent.lr?"),
         (["agent.lr=interval(-1.0, 1.0)"], "agent.lr=interval(-1.0, 1.0): agent.lr must be"),
+        (["agent.epochs=interval(1,4)"], "Whole numbers alone are written 'agent.epochs=int(interval(1,4))'"),
+        (["agent.epochs=tag(log, interval(1,4))"], "'agent.epochs=tag(log, int(interval(1,4)))'"),
         (["agent.lr=choice(1e-3, a)"], "agent.lr=choice(1e-3, a): agent.lr must be a finite number or"),
         (
             ["agent.network.torso.mlp.hidden=choice([64], [64, x])"],
@@ -61,6 +63,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "search.pruner.grace_period=19999: the last evaluation",
         ),
         ([LR, "search/pruner=median", "search.pruner.warmup=1e6"], "search.pruner.warmup=1000000"),
+        ([LR, "search.objective=[]"], "search.objective"),
         ([LR, "search.objective=reward"], "search.objective must be"),
         ([LR, "hydra.sweeper.direction=[maximize,minimize]"], "one for each of search.objective"),
         ([LR, "hydra.sweeper.n_jobs=0"], "hydra.sweeper.n_jobs=0: must be at least 1"),

@@ -23,11 +23,15 @@ def test_the_syntax_is_that_of_hydras_sweeper() -> None:
         "c=choice(1, x)",
         "d=range(2, 9, 3)",
         "e=4,5",
+        "f=int(interval(1, 8))",
+        "g=tag(log, int(interval(1, 8)))",
     ).distributions
     assert found["a"] == optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)
     assert found["b"] == optuna.distributions.FloatDistribution(0.0, 1.0)
     assert found["c"] == optuna.distributions.CategoricalDistribution((1, "x"))
     assert found["d"] == optuna.distributions.IntDistribution(2, 8, step=3)
+    assert found["f"] == optuna.distributions.IntDistribution(1, 8)
+    assert found["g"] == optuna.distributions.IntDistribution(1, 8, log=True)
     assert found["e"] == optuna.distributions.CategoricalDistribution((4, 5))
 
 

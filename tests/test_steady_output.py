@@ -78,3 +78,24 @@ def test_a_list_of_which_the_head_is_read_has_not(tmp_path: Path) -> None:
     ended = python(PRINT, tmp_path, stdout=writing)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_training_goes_on_where_output_was_closed_from_the_beginning(closed: int, tmp_path: Path) -> None:
+    words = [*TRAIN, "meta.report=false"]
+    command = f'exec "$0" "$@" {closed}>&-'
+    ended = subprocess.run(
+        ["sh", "-c", command, sys.executable, *words], cwd=tmp_path, check=False, timeout=120
+    )
+    assert ended.returncode == 0
+    assert status(tmp_path) == "finished"
+
+
+def test_a_working_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    command = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" "$@"'
+    ended = subprocess.run(
+        ["sh", "-c", command, sys.executable, *TRAIN],
+        cwd=tmp_path, check=False, timeout=120, text=True, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr.strip() == "labrl: the working folder has been deleted: change to one that exists"

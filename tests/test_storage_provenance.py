@@ -142,3 +142,10 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
                 _ = read_command(run), read_config(run)
         path.write_text(before)
     assert read_command(run) == Command(["seed=1"])
+
+
+def test_a_configuration_that_was_cut_is_named(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    write_provenance(run, {"seed": 1, "agent": {}, "env": {}}, Command(["seed=1"]))
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read, so nobody knows.*it has no meta"):
+        read_config(run)

@@ -107,7 +107,7 @@ def test_cutting_a_table_that_is_not_there_changes_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "t.csv").exists()
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"a,b\n1,2\n", b"frame\nthree\n"])
+@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"a,b\n1,2\n", b"frame\nthree\n", b"a,b\n"])
 def test_a_file_that_is_no_table_is_named_and_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(content)

@@ -44,6 +44,7 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
     """
     with steady_output() as output:
         try:
+            _check_here()
             code = command()
         except ConfigError as error:
             code = refused(error, _full_error())
@@ -58,6 +59,14 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
             print(f"{name}: not all could be printed: {output.refusal.strerror}", file=sys.stderr)
             code = code if trains else code or FAILED
     return code
+
+
+def _check_here() -> None:
+    """Raises ConfigError where the working folder has been deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working folder has been deleted: change to one that exists") from None
 
 
 def _full_error() -> bool:

@@ -55,14 +55,17 @@ def steady_output() -> Iterator[SteadyStream]:
     In a locale without UTF-8 a sign that cannot be printed is a question mark, not the end.
     """
     before = sys.stdout, sys.stderr
-    for stream in before:
-        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(errors="replace")
-    output, errors = (SteadyStream(stream) for stream in before)
-    sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, errors)
-    try:
-        yield output
-    finally:
-        output.flush()
-        errors.flush()
-        sys.stdout, sys.stderr = before
+    with contextlib.ExitStack() as opened:
+        # None where the process was started with the descriptor closed.
+        streams = [stream or opened.enter_context(open(os.devnull, "w")) for stream in before]
+        for stream in streams:
+            if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+                stream.reconfigure(errors="replace")
+        output, errors = (SteadyStream(stream) for stream in streams)
+        sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, errors)
+        try:
+            yield output
+        finally:
+            output.flush()
+            errors.flush()
+            sys.stdout, sys.stderr = before

@@ -81,7 +81,7 @@ class SearchConfig:
 
     space: dict[str, str] = field(default_factory=dict)
     """Hydra's sweep syntax by key, such as `agent.lr: tag(log, interval(1e-5, 1e-2))`."""
-    objective: Measure | list[Measure] = "final_return"
+    objective: Measure | Annotated[list[Measure], Field(min_length=1)] = "final_return"
     """One measure, or several for a search without pruning. The mean over a trial's sessions counts."""
     pruner: Pruner = field(default_factory=AshaPruner)
     """Who stops hopeless trials at their evaluation checkpoints."""

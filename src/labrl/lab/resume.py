@@ -49,7 +49,7 @@ def resume_trial(
         left = _sessions_left(run, config)
         if not left:
             raise FinishedError(_finished(run, config))
-        _check_saved(run, left)
+        _check_saved(run, left, reached)
         before = read_provenance(run)
         resumes = list(run.info().get("resumes", []))
         with recording_failure(run):
@@ -70,9 +70,13 @@ def _frames_reached(run: RunFolder) -> dict[int, int]:
     return {index: newest for index, newest in frames.items() if newest is not None}
 
 
-def _check_saved(run: RunFolder, left: Sequence[int]) -> None:
-    """Raises ConfigError where a saved session has lost all its checkpoints: its rows would be lost too."""
+def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
+    """Raises ConfigError where a session has lost all its checkpoints, or none is whole: its rows would be
+    lost too."""
     for session in run.sessions():
+        if session.index in left and session.index not in reached and session.checkpoint_frames():
+            store = CheckpointStore(session.checkpoints, keep_last=1)
+            store.refuse_broken(session.index, store.latest())
         if session.index in left and not session.checkpoint_frames() and _was_saved(session):
             raise ConfigError(
                 f"session {session.index} was saved, and there is nothing any more in {session.checkpoints}: "
@@ -175,13 +179,8 @@ def _announce(
     reached: Mapping[int, int],
     differs: Sequence[str],
 ) -> None:
-    folders = {session.index: session.checkpoints for session in run.sessions()}
-
     def where(index: int) -> str:
-        if index in reached:
-            return f"frame {reached[index]:,}"
-        saved = index in folders and CheckpointStore(folders[index], keep_last=1).frames()
-        return "no checkpoint, for none is whole" if saved else "the beginning"
+        return f"frame {reached[index]:,}" if index in reached else "the beginning"
 
     if config.meta.max_session == 1:
         say(f"Resuming {run.path} from {where(0)}")

@@ -23,6 +23,7 @@ from labrl.networks.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent
 from labrl.seeding import session_seed
+from labrl.session.callbacks.checkpoint import DiskRefusesError
 from labrl.session.session import Session
 from labrl.storage import session_log
 from labrl.storage.atomic import write_json
@@ -70,7 +71,7 @@ def run_session(
             result.status, code = "finished", 0
     except ConfigError:
         raise
-    except NonFiniteError as error:
+    except (NonFiniteError, DiskRefusesError) as error:
         result.error = str(error)
         session_log.append(folder.log, str(error))
     except RankLostError:
@@ -98,11 +99,7 @@ def restored_session(
     """
     store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
     checkpoint = store.latest()
-    if checkpoint is None and store.broken:
-        raise ConfigError(
-            f"none of the checkpoints of session {index} is whole:\n" + "\n".join(store.broken) + "\n"
-            f"To begin that session again, delete {folder.path}."
-        )
+    store.refuse_broken(index, checkpoint)
     ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.state)
     if checkpoint is None:
         return Session(config, index, folder, num_threads, ranks)

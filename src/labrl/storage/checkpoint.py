@@ -175,6 +175,14 @@ class CheckpointStore:
                 return _whole(_checked_frame, path)
         return None
 
+    def refuse_broken(self, session: int, latest: Checkpoint | None) -> None:
+        """Raises ConfigError where there are checkpoints and `latest` found none whole."""
+        if latest is None and self.broken:
+            raise ConfigError(
+                f"none of the checkpoints of session {session} is whole:\n" + "\n".join(self.broken) + "\n"
+                f"To begin that session again, delete {self.folder.parent}."
+            )
+
     def discard_after(self, frame: int) -> None:
         """Remove checkpoints later than `frame`: a run that goes on from there has another future."""
         for path in self._newest_first():

@@ -119,7 +119,13 @@ def read_command(folder: RunFolder) -> Command:
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
     """The resolved configuration as plain data. Raises ConfigError where it is missing or damaged."""
-    return _read(folder.config, _yaml, dict)
+    config = _read(folder.config, _yaml, dict)
+    for part in ("seed", "agent", "env", "meta"):
+        if part not in config:
+            raise ConfigError(
+                f"{folder.config} cannot be read, so nobody knows what the run was: it has no {part}"
+            )
+    return config
 
 
 def _read(path: Path, parse: Callable[[str], Any], kind: type) -> Any:

@@ -67,6 +67,8 @@ class CsvTable:
         Raises ConfigError for a file that is no such table.
         """
         try:
+            if self._header() and "frame" not in self._header():
+                raise KeyError("frame")
             kept = [cells for cells in self._read_cells() if float(cells["frame"]) <= frame]
         except (KeyError, ValueError) as error:
             raise ConfigError(
@@ -76,6 +78,11 @@ class CsvTable:
         self._waiting = [cells for cells in self._waiting if float(cells["frame"]) <= frame]
         if self._header():
             self._rewrite(self._header(), kept)
+
+    def last_frame(self) -> int:
+        """The frame of the last row; 0 where there is none."""
+        rows = self._read_cells()
+        return int(float(rows[-1]["frame"])) if rows else 0
 
     def _header(self) -> list[str]:
         """The columns, read once from a file that exists already."""

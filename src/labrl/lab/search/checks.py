@@ -164,4 +164,6 @@ def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
         own = re.compile(re.escape(key.lstrip("+")) + r"(?!\w)")
         wrong = [line for line in error.told().splitlines() if own.match(line)]
         if wrong:
-            raise ConfigError(f"{written}: {wrong[0]}") from error
+            whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
+            hint = f". Whole numbers alone are written '{whole}'" if "whole number" in wrong[0] else ""
+            raise ConfigError(f"{written}: {wrong[0]}{hint}") from error

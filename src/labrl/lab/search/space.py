@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,8 @@ class Space:
         return {key: self._values(key, one) for key, one in self.distributions.items()}
 
     def corners(self) -> dict[str, list[Any]]:
-        """For each key the values that stand for all others: the ends of a range, every choice."""
+        """For each key the values that stand for all others: every choice, of a range its ends, and of a
+        continuous one a number between them."""
         return {key: _ends(one) for key, one in self.distributions.items()}
 
     def _values(self, key: str, distribution: BaseDistribution) -> list[Any]:
@@ -129,7 +131,12 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
-    return [distribution.low] if distribution.single() else [distribution.low, distribution.high]
+    low, high = distribution.low, distribution.high
+    if distribution.single():
+        return [low]
+    if isinstance(distribution, IntDistribution) or distribution.step is not None:
+        return [low, high]
+    return [low, low + (high - low) / math.pi, high]  # a key of whole numbers has the ends, and not this one
 
 
 def _as_written(value: Any) -> str:

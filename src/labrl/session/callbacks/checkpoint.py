@@ -19,7 +19,7 @@ LARGEST_COPY = 2**28
 
 
 class DiskRefusesError(RuntimeError):
-    """No checkpoint could be written for so long that none would be left to go on from."""
+    """No checkpoint could be written at the end, or for so long that none would be left to go on from."""
 
 
 class Checkpoint(Callback):
@@ -31,7 +31,8 @@ class Checkpoint(Callback):
     With `on_crash`, a session that an exception ends leaves the state in which it did in a folder of its
     own, to be looked at: it may be in the middle of a step, so no run goes on from it.
     A disk that refuses is reported, and training goes on; the checkpoints before stay. Where they count on
-    files that training writes to, it ends before they would be of no use any more.
+    files that training writes to, it ends before they would be of no use any more. Where the last one is
+    refused, the session has failed: what it learned since the one before is lost.
 
     Training goes on while a checkpoint is written, where the state is small enough to be copied and none of
     it lies in files that training writes to. One is whole on the disk before the next is begun, and before
@@ -100,6 +101,15 @@ class Checkpoint(Callback):
         elif self._save_crash:
             self._store_crash(session)
         self._writer.shutdown()
+        if sys.exception() is self._handled and self._saved_frame < 0:
+            frame, found = session.clock.frame, self._written_frame
+            left = (
+                f"from the last one, of frame {found:,}" if found else "from the beginning, for there is none"
+            )
+            raise DiskRefusesError(
+                f"no checkpoint could be written at the end, frame {frame:,}: make room in "
+                f"{session.folder.checkpoints}, then labrl +resume goes on {left}"
+            )
 
     def _store_crash(self, session: SessionView) -> None:
         folder, frame = session.folder.crash, session.clock.frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.closer_look import LastGradients
 from labrl.storage.tables import CsvTable
+
+_log = logging.getLogger(__name__)
 
 
 def clock_columns(session: SessionView) -> dict[str, Any]:
@@ -52,6 +55,12 @@ class LogTraining(Callback):
         outdated = self._for_the_end and not clock.finished
         self._table = CsvTable(session.folder.train_csv)
         self._table.truncate_after(clock.frame - outdated)
+        found = self._table.last_frame()
+        if found < self._last_frame and not outdated:
+            _log.warning(
+                "%s ends at frame %d, and had rows up to frame %d: what is missing there stays missing",
+                *(self._table.path, found, self._last_frame),
+            )
 
     def step(self, session: SessionView) -> None:
         """Write a row if one is due."""
