@@ -57,7 +57,9 @@ def steady_output() -> Iterator[SteadyStream]:
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as opened:
         # None where the process was started with the descriptor closed.
-        streams = [stream or opened.enter_context(open(os.devnull, "w")) for stream in before]
+        streams = [
+            stream or opened.enter_context(open(os.devnull, "w", encoding="utf-8")) for stream in before
+        ]
         for stream in streams:
             if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
                 stream.reconfigure(errors="replace")

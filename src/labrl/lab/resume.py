@@ -71,10 +71,10 @@ def _frames_reached(run: RunFolder) -> dict[int, int]:
 
 
 def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raises ConfigError where a session has lost all its checkpoints, or none is whole: its rows would be
-    lost too."""
+    """Raises ConfigError where a saved session has lost all its checkpoints, for its rows would be lost too,
+    and where the only one that is left has none that is whole."""
     for session in run.sessions():
-        if session.index in left and session.index not in reached and session.checkpoint_frames():
+        if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
             store = CheckpointStore(session.checkpoints, keep_last=1)
             store.refuse_broken(session.index, store.latest())
         if session.index in left and not session.checkpoint_frames() and _was_saved(session):
@@ -179,8 +179,13 @@ def _announce(
     reached: Mapping[int, int],
     differs: Sequence[str],
 ) -> None:
+    folders = {session.index: session.checkpoints for session in run.sessions()}
+
     def where(index: int) -> str:
-        return f"frame {reached[index]:,}" if index in reached else "the beginning"
+        if index in reached:
+            return f"frame {reached[index]:,}"
+        saved = index in folders and CheckpointStore(folders[index], keep_last=1).frames()
+        return "no checkpoint, for none is whole" if saved else "the beginning"
 
     if config.meta.max_session == 1:
         say(f"Resuming {run.path} from {where(0)}")
