@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -35,8 +34,8 @@ class _Shaped:
             )
 
     @abstractmethod
-    def shape(self, progress: Fraction) -> float:
-        """Value after the share `progress` in [0, 1] of the way."""
+    def shape(self, done: int, way: int) -> float:
+        """Value after `done` of the `way`'s frames, 0 <= done <= way."""
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -47,9 +46,9 @@ class LinearSchedule(_Shaped):
     end: float
     """Value at `horizon` and after."""
 
-    def shape(self, progress: Fraction) -> float:
+    def shape(self, done: int, way: int) -> float:
         """On the line."""
-        return self.start + (self.end - self.start) * progress
+        return self.start + (self.end - self.start) * (done / way)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -60,9 +59,9 @@ class CosineSchedule(_Shaped):
     end: float
     """Value at `horizon` and after."""
 
-    def shape(self, progress: Fraction) -> float:
+    def shape(self, done: int, way: int) -> float:
         """On the cosine."""
-        return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
+        return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * (done / way)))
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -80,9 +79,9 @@ class ExponentialSchedule(_Shaped):
         if not 0 < self.end / self.start < math.inf:
             raise ValueError(f"end / start is beyond all numbers, got {self.end:g} / {self.start:g}")
 
-    def shape(self, progress: Fraction) -> float:
+    def shape(self, done: int, way: int) -> float:
         """A power of the whole ratio."""
-        return self.start * (self.end / self.start) ** float(progress)
+        return self.start * (self.end / self.start) ** (done / way)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -98,7 +97,7 @@ class StepSchedule(_Shaped):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            last = self.start * self.factor**self.steps
+            last = self.shape(1, 1)
         except OverflowError:
             last = math.inf
         if not math.isfinite(last):
@@ -107,9 +106,9 @@ class StepSchedule(_Shaped):
                 f"{self.steps}"
             )
 
-    def shape(self, progress: Fraction) -> float:
+    def shape(self, done: int, way: int) -> float:
         """As many factors as steps are behind."""
-        return self.start * self.factor ** math.floor(self.steps * progress)
+        return self.start * self.factor ** (self.steps * done // way)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -163,7 +162,7 @@ def _turning_values(schedule: Schedule) -> list[float]:
     if isinstance(schedule, StepSchedule):
         # A power grows or falls, a negative factor's from one side of 0 to the other: the ends are furthest.
         ends = {0, 1, schedule.steps - 1, schedule.steps}
-        return [*warm, *(schedule.shape(Fraction(step, schedule.steps)) for step in sorted(ends))]
+        return [*warm, *(schedule.shape(step, schedule.steps) for step in sorted(ends))]
     return [*warm, schedule.start, schedule.end]
 
 
@@ -176,4 +175,4 @@ def value_at(schedule: Schedule, frame: int) -> float:
     if frame < schedule.warmup:
         return schedule.start * frame / schedule.warmup
     way = max(schedule.horizon - schedule.warmup, 1)
-    return schedule.shape(min(Fraction(frame - schedule.warmup, way), Fraction(1)))
+    return schedule.shape(min(frame - schedule.warmup, way), way)

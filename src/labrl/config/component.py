@@ -61,14 +61,22 @@ class Component:
 
 def _check_complete(name: str, target: Any, given: Mapping[str, Any]) -> None:
     """Raises ConfigError for arguments that a target needs and nobody gives."""
+    signature = _signature(target)
+    if signature is None:
+        return
     try:
-        inspect.signature(target).bind(**given)
+        signature.bind(**given)
     except TypeError as error:
         raise ConfigError(
             f"{name}: {error}. Set it beside this _target_ (with + before a new key), or give it a default."
         ) from None
-    except ValueError:  # some classes written in C have no signature
-        return
+
+
+def _signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):  # some classes written in C have none
+        return None
 
 
 def _plain(value: Any) -> Any:
@@ -122,10 +130,10 @@ def _import_longest(parts: list[str]) -> tuple[Any, list[str]]:
 
 def accepted_settings(target: Any) -> set[str] | None:
     """Names that `target` takes as keyword arguments, or None when it takes any."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):  # some classes written in C have no signature
+    signature = _signature(target)
+    if signature is None:
         return None
+    parameters = signature.parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}

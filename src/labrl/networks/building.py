@@ -13,9 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from labrl.config.errors import ConfigError
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces, sees_images
+from labrl.networks.torso import BY_THE_MINIBATCH
 
 DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+"""Layers that draw what they drop, or none where their `p` is 0."""
 DROPS = nn.RNNBase, nn.MultiheadAttention
+"""Layers with the same inside them, where their `dropout` is not 0."""
 
 Built = TypeVar("Built", bound=tuple[nn.Module, ...])
 
@@ -54,8 +57,7 @@ def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
             raise ConfigError(f"{told}, whose draws no seed of a run fixes. Take nn.LeakyReLU.")
         if isinstance(layer, _BatchNorm) and not whole_minibatches:
             raise ConfigError(
-                f"{told}: it normalizes by the minibatch, and this agent would act by the statistics of the "
-                "few environments that it plays. Take nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
+                f"{told}: it {BY_THE_MINIBATCH}. Take nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
             )
 
 

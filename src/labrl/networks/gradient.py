@@ -7,15 +7,15 @@ optimizer's update are then a few operations for the whole network instead of a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from labrl.networks import shortcuts
 from labrl.networks.compute import Compute
 from labrl.networks.packed import Packed
 from labrl.networks.ranks import ALONE
@@ -191,8 +191,6 @@ class GradientWorkers(Generic[Network]):
     of the sum are fixed, so a run repeats bit for bit for a given number of workers.
     """
 
-    _suspended: ClassVar[bool] = False
-
     def __init__(self, module: Network, num_workers: int, compute: Compute | None = None) -> None:
         """compute: of the session, which may have ranks over which gradients are averaged too, each from a
         minibatch of its own, and may ask for the noise scale."""
@@ -213,6 +211,8 @@ class GradientWorkers(Generic[Network]):
             for network in networks:
                 self._narrow.give_to(network)
         self._packed = share_packed(networks) if self._narrow else []
+        worthwhile = WORTH_A_WORKER_PACKED if self._packed else WORTH_A_WORKER
+        self._least_rows = worthwhile if self._narrow else 1
         self._replicas = [(network, _trained(network)) for network in networks]
         self._pool = ThreadPoolExecutor(num_workers - 1, "gradient") if num_workers > 1 else None
 
@@ -221,16 +221,6 @@ class GradientWorkers(Generic[Network]):
         """How many shares a minibatch is cut into."""
         return len(self._replicas)
 
-    @classmethod
-    @contextmanager
-    def suspended(cls) -> Iterator[None]:
-        """Within it networks compute by themselves, for whoever looks into them."""
-        cls._suspended = True
-        try:
-            yield
-        finally:
-            cls._suspended = False
-
     def map(self, work: Callable[[Network, slice], Result], size: int, changed: bool = True) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.
 
@@ -238,14 +228,12 @@ class GradientWorkers(Generic[Network]):
         order of the shares; with few rows, some have no share.
         """
         self._follow(changed)
-        if GradientWorkers._suspended:
+        if not shortcuts.taken():
             return [work(self._module, slice(0, size))]
         for packed in self._packed:
             if not packed.fresh:
                 packed.refresh()
-        if not self._narrow:
-            return self._map(work, size)
-        return self._map(work, size, WORTH_A_WORKER_PACKED if self._packed else WORTH_A_WORKER)
+        return self._map(work, size, self._least_rows)
 
     def _follow(self, changed: bool) -> None:
         """Let all workers compute as the network does now: its mode, and its weights if they `changed`."""

@@ -43,7 +43,7 @@ class Packed:
         try:
             packed.refresh()
             packed(first)
-        except (AttributeError, NotImplementedError, RuntimeError):
+        except (AttributeError, RuntimeError):
             return None
         return packed
 

@@ -241,6 +241,13 @@ class NatureCNN(ImageTorso):
         return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
 
 
+BY_THE_MINIBATCH = (
+    "normalizes by the minibatch, and this agent would act by the statistics of the few environments that it "
+    "plays"
+)
+"""Why a layer is refused to agents that have no `whole_minibatches`."""
+
+
 def check_torso(
     torso: Component, spaces: Spaces, remembers: bool = False, whole_minibatches: bool = False
 ) -> None:
@@ -253,8 +260,7 @@ def check_torso(
     for part in () if whole_minibatches else _components(torso):
         if getattr(part.load(), "batch_statistics", False):
             raise ConfigError(
-                f"agent.network.torso: {part.target} normalizes by the minibatch, and this agent would act "
-                "by the statistics of the few environments that it plays. Set agent=crossq, or "
+                f"agent.network.torso: {part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or "
                 "agent/network=wide or another one (agent.network.torso.mlp.layer_norm=true normalizes each "
                 "sample by itself)."
             )

@@ -61,13 +61,15 @@ class CsvTable:
             for cells in self._read_cells() + self._waiting
         ]
 
-    def truncate_after(self, frame: int) -> None:
+    def truncate_after(self, frame: int) -> int:
         """Cut back to the rows whose `frame` is at most `frame`, as a resume from there needs.
 
-        Raises ConfigError for a file that is no such table.
+        Returns the frame of the last row that is left, 0 where there is none. Raises ConfigError for a
+        file that is no such table.
         """
         try:
-            if self._header() and "frame" not in self._header():
+            columns = self._header()
+            if columns and "frame" not in columns:
                 raise KeyError("frame")
             kept = [cells for cells in self._read_cells() if float(cells["frame"]) <= frame]
         except (KeyError, ValueError) as error:
@@ -76,13 +78,9 @@ class CsvTable:
                 "one away to go on without its rows."
             ) from error
         self._waiting = [cells for cells in self._waiting if float(cells["frame"]) <= frame]
-        if self._header():
-            self._rewrite(self._header(), kept)
-
-    def last_frame(self) -> int:
-        """The frame of the last row; 0 where there is none."""
-        rows = self._read_cells()
-        return int(float(rows[-1]["frame"])) if rows else 0
+        if columns:
+            self._rewrite(columns, kept)
+        return int(float(kept[-1]["frame"])) if kept else 0
 
     def _header(self) -> list[str]:
         """The columns, read once from a file that exists already."""

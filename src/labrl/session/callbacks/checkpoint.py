@@ -94,21 +94,21 @@ class Checkpoint(Callback):
     def finish(self, session: SessionView) -> None:
         """Save where an interruption stopped the session; what an exception left half done, apart."""
         self._settle()
-        if sys.exception() is self._handled:
-            if session.clock.frame != self._saved_frame:
-                self._save(session)
-                self._settle()
-        elif self._save_crash:
+        crashed = sys.exception() is not self._handled
+        if crashed and self._save_crash:
             self._store_crash(session)
+        if not crashed and session.clock.frame != self._saved_frame:
+            self._save(session)
+            self._settle()
         self._writer.shutdown()
-        if sys.exception() is self._handled and self._saved_frame < 0:
+        if not crashed and self._saved_frame < 0:
             frame, found = session.clock.frame, self._written_frame
-            left = (
+            whence = (
                 f"from the last one, of frame {found:,}" if found else "from the beginning, for there is none"
             )
             raise DiskRefusesError(
                 f"no checkpoint could be written at the end, frame {frame:,}: make room in "
-                f"{session.folder.checkpoints}, then labrl +resume goes on {left}"
+                f"{session.folder.checkpoints}, then labrl +resume goes on {whence}"
             )
 
     def _store_crash(self, session: SessionView) -> None:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from labrl.agents.agent import heeded
-from labrl.networks.gradient import GradientWorkers
-from labrl.networks.in_numpy import Chain
+from labrl.networks import shortcuts
 from labrl.seeding import derived_seed
 from labrl.session.callbacks.callback import SessionView
 
@@ -122,8 +121,7 @@ def outputs(session: SessionView) -> dict[str, NDArray]:
     mask, first = session.env.action_mask, np.ones(session.env.num_envs, np.bool_)
     told = heeded(agent.evaluation_action, mask, first)
     with contextlib.ExitStack() as undo:
-        undo.enter_context(Chain.suspended())
-        undo.enter_context(GradientWorkers.suspended())
+        undo.enter_context(shortcuts.avoided())
         if session.config.meta.compile:  # compiled code has its layers' outputs nowhere
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         for network, module in agent.modules().items():

@@ -54,8 +54,7 @@ class LogTraining(Callback):
         # the row that was written because the budget ended has no place in a run with a larger one
         outdated = self._for_the_end and not clock.finished
         self._table = CsvTable(session.folder.train_csv)
-        self._table.truncate_after(clock.frame - outdated)
-        found = self._table.last_frame()
+        found = self._table.truncate_after(clock.frame - outdated)
         if found < self._last_frame and not outdated:
             _log.warning(
                 "%s ends at frame %d, and had rows up to frame %d: what is missing there stays missing",
