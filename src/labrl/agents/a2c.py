@@ -11,7 +11,8 @@ from torch import Tensor
 
 from labrl.agents.batch import Batch, normalized
 from labrl.agents.budget import check_budget
-from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
+from labrl.agents.learns_once import LearnsOnce
+from labrl.agents.on_policy import OnPolicyConfig
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
@@ -54,7 +55,7 @@ def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:
     return torch.dot(log_prob, advantage) / len(advantage)
 
 
-class A2C(OnPolicyAgent):
+class A2C(LearnsOnce):
     """One step down the gradient on each rollout, which is then forgotten.
 
     The advantage of a step is R - V(s), with R the discounted rewards until the rollout ends and the value of

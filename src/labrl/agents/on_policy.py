@@ -150,13 +150,13 @@ class OnPolicyAgent(ABC):
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
         seen, observation = observation, self.network.layout(observation)
+        if self._rollout is None:
+            self._rollout = self._new_rollout(observation)
         parameters, value = self._forward(observation)
         if mask is not None:
             parameters = masked(parameters, mask)
         action = self._distribution.sample(parameters, self._policy_stream)
         self._choice = seen, action, mask
-        if self._rollout is None:
-            self._rollout = self._new_rollout(observation)
         self._rollout.add_choice(observation, action, parameters, value, mask)
         return self._distribution.to_env(action)
 
@@ -250,22 +250,6 @@ class OnPolicyAgent(ABC):
     def _update(self, batch: Batch) -> int:
         """Change the weights by what a rollout taught. Returns the number of optimizer updates."""
 
-    def _step_along(self, batch: Batch, loss: Callable[..., tuple[Tensor, Tensor]]) -> int:
-        """One update on a whole batch. Returns 1.
-
-        loss: of distribution parameters, values, actions, columns and the entropy's weight, to the loss and
-        the means named in STATISTICS.
-        """
-        entropy_coef = value_at(self._config.entropy_coef, self._clock.frame)
-
-        def of_share(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
-            parameters, value = self._evaluate(network, batch, share)
-            return loss(parameters, value, batch.action[share], batch.columns[share], entropy_coef)
-
-        statistics = self._backward(of_share, len(batch.action))
-        self._record(statistics, self._descend())
-        return 1
-
     def _backward(self, loss: Callable[[ActorCritic, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """As GradientWorkers.backward: the gradient of a mean loss over `size` rows of a batch."""
         return self._trained.backward(loss, size)
@@ -305,7 +289,7 @@ class OnPolicyAgent(ABC):
         if self._in_numpy is not None and (quick := self._in_numpy(observation)) is not None:
             return quick, 0.0
         inputs = self._tensor(observation)
-        shares = self._trained.map(lambda net, rows: self._outputs(net, inputs[rows]), len(inputs))
+        shares = self._trained.map(lambda net, rows: self._outputs(net, inputs, rows), len(inputs))
         parameters, value = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value if self.network.shared else 0.0
 
@@ -315,10 +299,11 @@ class OnPolicyAgent(ABC):
         # probabilities need as many digits.
         return self.network.in_numpy() if self._compute.precision == torch.float32 else None
 
-    def _outputs(self, network: ActorCritic, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _outputs(self, network: ActorCritic, inputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """As the network gives them; of two separate ones the policy alone, with no values."""
+        seen = inputs[rows]
         with torch.inference_mode(), self._compute.autocast():
-            return network.forward(inputs) if network.shared else (network.policy(inputs), inputs[:0])
+            return network.forward(seen) if network.shared else (network.policy(seen), seen[:0])
 
     def _values(self, observation: NDArray) -> NDArray:
         """State values of any number of observations, [n, *obs] -> [n]."""

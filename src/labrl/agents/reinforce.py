@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from labrl.agents.batch import Batch, normalized
-from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
+from labrl.agents.learns_once import LearnsOnce
+from labrl.agents.on_policy import OnPolicyConfig
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, PositiveInt
@@ -34,7 +35,7 @@ class ReinforceConfig(OnPolicyConfig):
     """Whether the returns of an update, less the baseline, have mean 0 and deviation 1."""
 
 
-class Reinforce(OnPolicyAgent):
+class Reinforce(LearnsOnce):
     """One step along the mean of (G_t - b) grad log pi(a_t|s_t) over some whole episodes.
 
     G_t is the discounted sum of rewards from step t to the end of its episode (Sutton & Barto, 2018, section

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from labrl.networks import shortcuts
 from labrl.networks.compute import Compute
+from labrl.networks.kept import Kept
 from labrl.networks.packed import Packed
 from labrl.networks.ranks import ALONE
 
@@ -220,6 +221,13 @@ class GradientWorkers(Generic[Network]):
     def num_workers(self) -> int:
         """How many shares a minibatch is cut into."""
         return len(self._replicas)
+
+    def room_to_keep(self, num_rows: int) -> Kept | None:
+        """For what packed layers give for the rows of a rollout; None where there are none, or too many, or
+        where others may change the weights between two rows."""
+        if len(self._packed) != 1 or self.flat.shared:
+            return None
+        return Kept.possible(self._packed[0], num_rows)
 
     def map(self, work: Callable[[Network, slice], Result], size: int, changed: bool = True) -> list[Result]:
         """`work(replica, share)` on all workers at once, the shares cutting `size` rows into slices.

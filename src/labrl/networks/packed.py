@@ -21,15 +21,24 @@ class Packable:
     divisor: float = 1.0
     """By which its weights are divided."""
 
+    @property
+    def stride(self) -> list[int]:
+        """Of a convolution; of a linear layer none."""
+        return list(self.layer.stride) if isinstance(self.layer, nn.Conv2d) else []
+
 
 class Packed:
     """Layers one after the other, as oneDNN computes them: the same numbers as by torch under autocast."""
 
     def __init__(self, layers: Sequence[Packable]) -> None:
-        self._layers = list(layers)
+        self.layers = list(layers)
         self._weights: list[tuple[Tensor, Tensor, list[int]]] = []
         self.fresh = False
         """Whether they are the weights of the layers as these are now."""
+        self.version = 0
+        """How often they have followed the layers."""
+        self.shapes: list[torch.Size] = []
+        """What each layer gives for a picture."""
 
     @classmethod
     def possible(cls, layers: Sequence[Packable], first: Tensor) -> Packed | None:
@@ -42,7 +51,7 @@ class Packed:
         packed = cls(layers)
         try:
             packed.refresh()
-            packed(first)
+            packed.shapes = [output.shape[1:] for output in packed.outputs(first)]
         except (AttributeError, RuntimeError):
             return None
         return packed
@@ -55,8 +64,9 @@ class Packed:
     @torch.no_grad()
     def refresh(self) -> None:
         """Follow the layers."""
-        self._weights = [self._pack(each) for each in self._layers]
+        self._weights = [self._pack(each) for each in self.layers]
         self.fresh = True
+        self.version += 1
 
     @staticmethod
     def _pack(each: Packable) -> tuple[Tensor, Tensor, list[int]]:
@@ -66,11 +76,12 @@ class Packed:
         weight = (weight if each.divisor == 1 else weight / each.divisor).to(torch.bfloat16)
         if isinstance(layer, nn.Linear):
             return torch.ops.mkldnn._reorder_linear_weight(weight), bias, []
-        stride = list(layer.stride)
-        return torch.ops.mkldnn._reorder_convolution_weight(weight, [0, 0], stride, [1, 1], 1), bias, stride
+        reorder = torch.ops.mkldnn._reorder_convolution_weight
+        return reorder(weight, [0, 0], each.stride, [1, 1], 1), bias, each.stride
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: pictures [n, channels, height, width], bfloat16. Returns features [n, size], bfloat16."""
+    def outputs(self, x: Tensor) -> list[Tensor]:
+        """x: pictures [n, channels, height, width], bfloat16. Returns what each layer gives, bfloat16."""
+        outputs = []
         for weight, bias, stride in self._weights:
             if stride:
                 x = torch.ops.mkldnn._convolution_pointwise(
@@ -78,7 +89,8 @@ class Packed:
                 )
             else:
                 x = torch.ops.mkldnn._linear_pointwise(x.flatten(1), weight, bias, "relu", [], "")
-        return x.flatten(1)
+            outputs.append(x)
+        return outputs
 
 
 def _is_plain(layer: nn.Conv2d | nn.Linear) -> bool:

@@ -24,6 +24,7 @@ from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
 from labrl.networks.in_numpy import ACTIVATIONS, Affine
 from labrl.networks.inputs import Inputs, InputsConfig, check_reads
+from labrl.networks.kept import Kept, along
 from labrl.networks.layers import (
     Activation,
     Initialization,
@@ -191,6 +192,8 @@ class NatureCNN(ImageTorso):
     smallest = 36
     packed: Packed | None = None
     """The same for inference under autocast; set by who says when the weights have changed."""
+    kept: tuple[Kept, slice] | None = None
+    """Where the outputs of all layers are kept for these rows, while it acts on them and learns from them."""
 
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
@@ -216,15 +219,14 @@ class NatureCNN(ImageTorso):
         """The layers for inference under autocast in bfloat16; None where they do more than can be packed."""
         leaves = [part for part in self.linear.modules() if not list(part.children())]
         parts = [self.first, *self.convolutions, *leaves]
-        layers = [layer for layer in parts if isinstance(layer, nn.Conv2d | nn.Linear)]
         kinds = [type(part) for part in parts if not isinstance(part, nn.Flatten | nn.Identity)]
-        expected = [kind for layer in layers for kind in (type(layer), nn.ReLU)]
+        layers = self._packable()
+        expected = [kind for each in layers for kind in (type(each.layer), nn.ReLU)]
         # A class derived from this one may compute otherwise, or have changed the parts that it built.
         if type(self) is not NatureCNN or kinds != expected:
             return None
         height, width, channels = self._image
-        pixels = torch.zeros(1, channels, height, width, dtype=torch.bfloat16)
-        return Packed.possible([Packable(layers[0], 255), *map(Packable, layers[1:])], pixels)
+        return Packed.possible(layers, torch.zeros(1, channels, height, width, dtype=torch.bfloat16))
 
     @staticmethod
     def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
@@ -237,8 +239,28 @@ class NatureCNN(ImageTorso):
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
         if self.packed is not None and self.packed.usable:
-            return self.packed(observation.permute(0, 3, 1, 2).to(torch.bfloat16))
+            outputs = self.packed.outputs(_narrow_pixels(observation))
+            if self.kept is not None:
+                store, rows = self.kept
+                store.put(rows, outputs)
+            return outputs[-1].flatten(1)
+        if self.kept is not None and torch.is_grad_enabled():
+            store, rows = self.kept
+            known = store.of(rows)
+            if known is not None:
+                return along(self._packable(), _narrow_pixels(observation), known)
         return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
+
+    def _packable(self) -> list[Packable]:
+        """The layers, of which the first divides pixels by 255."""
+        parts = [*self.convolutions, *self.linear.modules()]
+        later = [Packable(part) for part in parts if isinstance(part, nn.Conv2d | nn.Linear)]
+        return [Packable(self.first, 255), *later]
+
+
+def _narrow_pixels(observation: Tensor) -> Tensor:
+    """Bytes [batch, height, width, channels] -> [batch, channels, height, width], exact in bfloat16."""
+    return observation.permute(0, 3, 1, 2).to(torch.bfloat16)
 
 
 BY_THE_MINIBATCH = (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from labrl.config.component import Component
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import FlatParameters, GradientWorkers
+from labrl.networks.kept import Kept
 from labrl.networks.optimizers import Optimizer
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -64,6 +65,10 @@ class Trained(Generic[Network]):
     def map(self, work: Callable[[Network, slice], Result], size: int) -> list[Result]:
         """As GradientWorkers.map: `work(network, share)` by all workers at once, the results in order."""
         return self._workers.map(work, size, self._may_have_changed())
+
+    def room_to_keep(self, num_rows: int) -> Kept | None:
+        """As GradientWorkers.room_to_keep."""
+        return self._workers.room_to_keep(num_rows)
 
     def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
         """As GradientWorkers.backward: the gradient into `weights.grad`, mean statistics returned."""
