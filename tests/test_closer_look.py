@@ -119,7 +119,10 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.zeros(10))
 
 
-def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("each", [1, 4], ids=["samples", "sequences"])
+def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(
+    each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(noise_scale, "EVERY", 2)
     monkeypatch.setattr(noise_scale, "RATE", 0.004)
     scales, generator = NoiseScales(), torch.Generator().manual_seed(0)
@@ -130,10 +133,10 @@ def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(monkeypatch: 
         gradient = 0.5 + 2.0 * torch.randn(32, 10, generator=generator)  # of each sample
 
         def loss(module: Linear, share: slice, gradient: Tensor = gradient) -> tuple[Tensor, Tensor]:
-            value = (gradient[share] @ module.weight).mean()
+            value = (gradient[share.start * each : share.stop * each] @ module.weight).mean()
             return value, value.detach().reshape(1)
 
-        workers.backward(loss, 32)
+        workers.backward(loss, 32 // each, samples=each)
         assert workers.flat.vector.grad is not None
         torch.testing.assert_close(workers.flat.vector.grad[:10], gradient.mean(0))
     expected = 10 * 2.0**2 / (10 * 0.5**2)

@@ -20,6 +20,7 @@ from labrl.config.errors import ConfigError
 from labrl.lab.trial import check
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
+from labrl.networks.box_actions import BoxActions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
 
 SPACE = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -226,6 +227,40 @@ def test_another_environments_run_is_refused(collected: Path, tmp_path: Path) ->
         session_in(tmp_path / "run", resolve(compose(words)))
 
 
+@pytest.mark.parametrize("storage", ["ram", "mmap"])
+def test_actions_of_another_kind_are_refused(storage: str, collected: Path, tmp_path: Path) -> None:
+    source = collected
+    if storage == "mmap":
+        words = ["agent.memory.storage=mmap", f"hydra.run.dir={tmp_path / 'source'}"]
+        source = labrl.train([*DQN, *words]).folder
+    box, config = gym.make("CartPole-v1").observation_space, OfflineRunConfig(folder=str(source))
+    same_bytes = gym.spaces.Box(-1, 1, (2,), np.float32)
+    one = gym.spaces.Discrete(1)
+    for actions in (same_bytes, one):
+        with pytest.raises(ConfigError, match=r"does not fit this environment and agent .*it holds"):
+            OfflineRun(
+                config,
+                wanted=Wanted(box, actions, actions, 0.99, 1),
+                generator=np.random.default_rng(0),
+            )
+
+
+def test_a_run_that_remembers_nothing_is_refused(collected: Path, tmp_path: Path) -> None:
+    more = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
+    nothing = labrl.train([*DQN, *more, "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    words = [*DQN, "agent/offline=run", f"agent.offline.folder={nothing}"]
+    with pytest.raises(ConfigError, match=r"no checkpoint yet, or none in which its memory holds anything"):
+        session_in(tmp_path / "next", resolve(compose(words)))
+
+
+def test_actions_are_kept_as_agents_make_them() -> None:
+    low, high = np.array([[-1, 0], [2, 5]], np.float32), np.array([[3, 0], [4, 5.5]], np.float32)
+    actions = BoxActions(gym.spaces.Box(low, high))  # one has no choice
+    kept = np.array([[-1, 0, 0.5, 1], [1, 0, -0.25, 0.125]], np.float32)
+    np.testing.assert_allclose(actions.from_env(actions.to_env(kept)), kept, atol=1e-6)
+    assert actions.from_env(np.full((1, 2, 2), 100.0)).tolist() == [[1, 0, 1, 1]]
+
+
 def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     from labrl.offline.minari import OfflineMinari, OfflineMinariConfig
 
@@ -259,7 +294,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
                 actions=done,
                 rewards=rewards.tolist(),
                 terminations=ends.tolist(),
-                truncations=cuts.tolist(),
+                truncations=(cuts & (seed > 0)).tolist(),  # that of the first says nothing of its end
             )
         )
     author = {"author": "labrl", "author_email": "a@b.c", "code_permalink": "none"}
@@ -280,6 +315,14 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
         ConfigError, match=r"dataset=labrl/tiny-v1 is not among the local datasets: labrl/tiny-v0"
     ):
         Component.parse({**node, "dataset": "labrl/tiny-v1"}).build(wanted=wanted, generator=None)
+    windows = Component.parse(node).build(
+        wanted=wanted._replace(n_step=3), generator=np.random.default_rng(0)
+    )
+    last = {after.tobytes() for after in (story[19][3], story[39][3], story[59][3])}
+    sample = windows.mixed(uniform(SPACE, 1), 200, 0, 0, joined=False)
+    short = sample.discount > 0.9**3 + 1e-6
+    assert {seen.tobytes() for seen in sample.next_observation[short]} <= last
+    assert {seen.tobytes() for seen in sample.next_observation} >= last
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
     with pytest.raises(ConfigError, match="its actions are Box"):
         Component.parse(node).build(wanted=other, generator=None)

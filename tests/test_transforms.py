@@ -133,6 +133,17 @@ def test_saved_statistics_go_on_as_if_nothing_had_happened() -> None:
         assert np.array_equal(a.reward, b.reward)
 
 
+def test_numbers_that_are_large_beside_their_deviation_are_normalized() -> None:
+    space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+    transform = NormalizeObservation(NormalizeObservationConfig(), Spaces(space, gym.spaces.Discrete(2), 4))
+    seen = np.random.default_rng(0).normal(1.7e9, 1.0, (500, 4))
+    for rows in seen.reshape(-1, 4, 4):
+        transform.collect(rows)
+    found = transform.observation(seen[:4])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, (seen[:4] - seen.mean(0)) / seen.std(0), atol=1e-3)
+
+
 def test_images_are_not_normalized() -> None:
     images = Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2), 2)
     with pytest.raises(ConfigError, match=r"transforms\.observation"):

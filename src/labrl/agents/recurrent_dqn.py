@@ -161,7 +161,7 @@ class RecurrentDQN(DQN):
             mean = torch.dot(losses, weight / len(losses))
             return mean, mean.detach()
 
-        self._trained.backward(loss, len(sample.index))
+        self._trained.backward(loss, len(sample.index), samples=learned)
 
     def _burnt_in(self, network: QNetwork, before: Rows, state: Tensor) -> Tensor:
         """What the network remembers after the steps of the burn-in. [sequences, state_size]"""

@@ -156,7 +156,7 @@ class RecurrentPolicy(OnPolicyAgent):
         def of_sequences(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
             return loss(network, slice(share.start * length, share.stop * length))
 
-        return self._trained.backward(of_sequences, size // length)
+        return self._trained.backward(of_sequences, size // length, samples=length)
 
     def _evaluate(self, network: ActorCritic, batch: Batch, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Distribution parameters and values of whole sequences of a batch, to be differentiated."""

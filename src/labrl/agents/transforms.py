@@ -111,7 +111,10 @@ class NormalizeObservation(Identity):
 
     def observation(self, observation: NDArray) -> NDArray:
         """Normalized and clipped, float32. [num_envs, *obs]"""
-        return np.clip((observation - self._mean) * self._scale, -self._config.clip, self._config.clip)
+        # A mean in float32 is no mean of numbers that are large beside their deviation.
+        mean = self.moments.mean if observation.dtype == np.float64 else self._mean
+        scaled = np.clip((observation - mean) * self._scale, -self._config.clip, self._config.clip)
+        return scaled.astype(np.float32, copy=False)
 
     def collect(self, observation: NDArray) -> None:
         """Update mean and variance. [num_envs, *obs]"""

@@ -265,6 +265,11 @@ class Transitions:
         row, env = np.nonzero(there)
         return env[:count], steps[row[:count]]
 
+    def actions(self, env: int) -> NDArray:
+        """What was done in all that is kept of an environment. [kept, *action]"""
+        steps = np.arange(int(self.oldest[env]), self.steps)
+        return self._columns["action"][env, steps % self.slots]
+
     def reached(self, env: NDArray[np.int64], step: NDArray[np.int64], name: str) -> NDArray:
         """One input of the states that steps led to, the true final ones too. [batch] each -> [batch, *]"""
         return self._ring.newest_of(env, self._columns["next_frame"][env, step % self.slots], name)
@@ -280,6 +285,11 @@ class Transitions:
         for row, env in np.argwhere(cut).tolist():
             yield int(steps[row]), env
 
+    @property
+    def kind(self) -> str:
+        """What is kept of a transition, in words that are equal where it is."""
+        return repr(self._rows.dtype.descr)
+
     def state_dict(self) -> dict[str, Any]:
         """Counters, and the content unless it is in files, which are flushed."""
         content = None
@@ -293,6 +303,7 @@ class Transitions:
         self._arrays.flush()
         return {
             "extent": self._lengths(),
+            "kind": self.kind,
             "steps": self.steps,
             "head": self._ring.head.copy(),
             "oldest": self.oldest.copy(),

@@ -267,13 +267,17 @@ class GradientWorkers(Generic[Network]):
         return [first, *(other.result() for other in others)]
 
     def backward(
-        self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, changed: bool = True
+        self,
+        loss: Callable[[Network, slice], tuple[Tensor, Tensor]],
+        size: int,
+        changed: bool = True,
+        samples: int = 1,
     ) -> Tensor:
         """Gradient of a mean loss over `size` rows into `flat.vector.grad`.
 
         loss: from a replica and its share of the rows to the mean loss and mean statistics, [n], of the
-        share; changed: as for `map`. Returns the mean statistics of all rows, [n]. Of several ranks, each
-        gets the means over all.
+        share; changed: as for `map`; samples: in each row, where that is a sequence. Returns the mean
+        statistics of all rows, [n]. Of several ranks, each gets the means over all.
         """
         self._follow(changed)
         half = self._of_half(loss, size)
@@ -293,7 +297,8 @@ class GradientWorkers(Generic[Network]):
         statistics = results[0] if len(results) == 1 else torch.stack(results).sum(0)
         self._ranks.mean_(self._total, statistics)
         if self._noise is not None and half is not None:
-            self._noise.add(size // 2, half, size * self._ranks.size, float(self._total.square().sum()))
+            whole = float(self._total.square().sum())
+            self._noise.add(samples * (size // 2), half, samples * size * self._ranks.size, whole)
         return statistics
 
     def _forget(self) -> None:

@@ -70,10 +70,12 @@ class Trained(Generic[Network]):
         """As GradientWorkers.room_to_keep."""
         return self._workers.room_to_keep(num_rows)
 
-    def backward(self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:
+    def backward(
+        self, loss: Callable[[Network, slice], tuple[Tensor, Tensor]], size: int, samples: int = 1
+    ) -> Tensor:
         """As GradientWorkers.backward: the gradient into `weights.grad`, mean statistics returned."""
         with self._compute.within_products(self._within_products):
-            return self._workers.backward(loss, size, self._may_have_changed())
+            return self._workers.backward(loss, size, self._may_have_changed(), samples)
 
     def step(self, lr: float) -> float:
         """One update. Returns the gradient's norm before the cut, not finite where weights broke."""

@@ -15,6 +15,7 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError, did_you_mean
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
+from labrl.networks.box_actions import BoxActions
 from labrl.observations import array_dtype, flat_space, packed
 
 
@@ -96,6 +97,7 @@ def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:
             seen = np.asarray(episode.observations).astype(dtype, copy=False)
         terminated = np.asarray(episode.terminations, np.bool_)
         cut = terminated | np.asarray(episode.truncations, np.bool_)
+        cut[-1:] = True  # whatever the flags of its last step say
         action = _stored(np.asarray(episode.actions), wanted)
         reward = np.asarray(episode.rewards, np.float32)
         yield Piece(seen[:-1], action, reward, seen[1:], terminated, cut)
@@ -107,6 +109,4 @@ def _stored(action: NDArray, wanted: Wanted) -> NDArray:
     if isinstance(space, gym.spaces.Discrete):
         return action - int(space.start)
     assert isinstance(space, gym.spaces.Box), "agents with a replay memory have no others"
-    middle, half = (space.low + space.high) / 2, (space.high - space.low) / 2
-    scaled = np.clip((action - middle) / half, -1, 1)
-    return scaled.reshape(len(action), *(wanted.stored.shape or ())).astype(np.float32)
+    return BoxActions(space).from_env(action)

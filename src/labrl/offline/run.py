@@ -86,14 +86,18 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
             continue
         try:
             state = checkpoint.state["agent"]["experience"]["memory"]["transitions"]
-            found.append(_transitions(state, folder, wanted))
+            if int(state["steps"]):
+                found.append(_transitions(state, folder, wanted))
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"agent.offline.folder={run.path}: what it stored does not fit this environment and agent "
                 f"(observations {wanted.observation}, actions {wanted.stored}): {error}"
             ) from None
     if not found:
-        raise ConfigError(f"agent.offline.folder={run.path}: it has no checkpoint yet.")
+        raise ConfigError(
+            f"agent.offline.folder={run.path}: it has no checkpoint yet, or none in which its memory holds "
+            "anything."
+        )
     return found
 
 
@@ -117,8 +121,20 @@ def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitio
         if held.dtype != layouts["frames"].dtype or held.shape[2:] != layouts["frames"].shape[2:]:
             raise ValueError(f"it holds {held.dtype} of {held.shape[2:]}")
     transitions = Transitions(Arrays(arrays, place), extent, 1, 1.0)
+    if state.get("kind", transitions.kind) != transitions.kind:
+        raise ValueError(f"of each transition it holds {state['kind']}")
     transitions.load_state_dict({**state, "extent": [num_envs, slots, frames]})
+    if isinstance(wanted.stored, gym.spaces.Discrete):
+        _check_choices(transitions, int(wanted.stored.n))
     return transitions
+
+
+def _check_choices(transitions: Transitions, num_actions: int) -> None:
+    """Raises ValueError for actions that are none here."""
+    for env in range(transitions.num_envs):
+        action = transitions.actions(env)
+        if len(action) and not 0 <= action.min() <= action.max() < num_actions:
+            raise ValueError(f"it holds actions from {action.min()} to {action.max()}")
 
 
 def _num_masked(state: Any, folder: SessionFolder, extent: Extent, stored: gym.Space[Any]) -> int:
