@@ -21,6 +21,7 @@ from labrl.lab.trial import check
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
 from labrl.networks.box_actions import BoxActions
+from labrl.offline.minari import _stored
 from labrl.offline.run import OfflineRun, OfflineRunConfig
 
 SPACE = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -255,10 +256,12 @@ def test_a_run_that_remembers_nothing_is_refused(collected: Path, tmp_path: Path
 
 def test_actions_are_kept_as_agents_make_them() -> None:
     low, high = np.array([[-1, 0], [2, 5]], np.float32), np.array([[3, 0], [4, 5.5]], np.float32)
-    actions = BoxActions(gym.spaces.Box(low, high))  # one has no choice
+    space = gym.spaces.Box(low, high)  # of one number there is no choice
+    actions = BoxActions(space)
+    wanted = WANTED._replace(action=space, stored=actions.stored)
     kept = np.array([[-1, 0, 0.5, 1], [1, 0, -0.25, 0.125]], np.float32)
-    np.testing.assert_allclose(actions.from_env(actions.to_env(kept)), kept, atol=1e-6)
-    assert actions.from_env(np.full((1, 2, 2), 100.0)).tolist() == [[1, 0, 1, 1]]
+    np.testing.assert_allclose(_stored(actions.to_env(kept), wanted), kept, atol=1e-6)
+    assert _stored(np.full((1, 2, 2), 100.0), wanted).tolist() == [[1, 0, 1, 1]]
 
 
 def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,8 @@ def test_a_narrow_terminal_goes_without_columns_and_breaks_no_number(width: int)
 
 def test_a_mean_is_of_the_sessions_that_have_a_return() -> None:
     kept = [session(index, frame=10, return_mean=10.0 * index) for index in (1, 2)]
-    assert "mean return over 2 sessions: 15.0" in summary(*kept, session(0, status="failed"))
+    failed = [session(0, status="failed"), session(3, status="failed", return_mean=900.0)]
+    assert "mean return over 2 sessions: 15.0" in summary(*kept, *failed)
     assert "mean return" not in summary(kept[0], session(0, status="failed"))
 
 

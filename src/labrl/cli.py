@@ -101,7 +101,7 @@ def _run(arguments: list[str]) -> int:
         if again.config_dir and not words.config_dir:
             arguments = ["--config-dir", again.config_dir, *arguments]
         words = get_args(arguments)
-    prepare(words.config_dir)
+    prepare(words.config_dir, words.overrides)
     job = Job(words.config_dir, _full_error(), again)
     with _raising_hydra(), _arguments(arguments):
         try:

@@ -37,9 +37,12 @@ class Goals(Protocol):
 def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """A Dict or Tuple space as a Dict of what is in it, named `outer/inner`; others as they are.
 
-    Real numbers become float32, as networks and memories have them. Raises ConfigError for one name twice.
+    Real numbers become float32, as networks and memories have them. Raises ConfigError for one name twice,
+    and for an array without elements.
     """
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        if space.shape is not None and 0 in space.shape:
+            raise ConfigError(f"env: observations are {space}, of no numbers: give at least one, such as 0")
         return space
     inputs = list(_inputs(space, ""))
     if len(dict(inputs)) < len(inputs):

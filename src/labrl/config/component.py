@@ -123,7 +123,7 @@ def _import_longest(parts: list[str]) -> tuple[Any, list[str]]:
                     f"{path}: there is no module {name} (is it installed, or in the working folder?)"
                 ) from None
             raise TargetError(f"{path} needs the module {error.name}, which is not installed") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TargetError(f"{path}: importing {name} failed: {type(error).__name__}: {error}") from error
     return module, parts[-1:]
 

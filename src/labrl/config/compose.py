@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ def compose(
     """
     import hydra
 
-    prepare(config_dir)
+    prepare(config_dir, overrides)
     try:
         with _hydra(config_dir):
             return hydra.compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
@@ -74,15 +74,17 @@ def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-def prepare(config_dir: str | os.PathLike[str] | None = None) -> None:
+def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
     """Register what labrl adds to Hydra and OmegaConf, and let a user's own modules be found.
 
-    Raises ConfigError when `config_dir` is no folder.
+    Raises ConfigError when `config_dir` is no folder, or what `overrides` choose there cannot be read.
     """
     from labrl.config.generated import register
+    from labrl.config.own_files import check_own_files
 
     if config_dir is not None and not os.path.isdir(config_dir):
         raise ConfigError(f"--config-dir {config_dir}: there is no such folder")
+    check_own_files(config_dir, overrides)
     register()
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     OmegaConf.register_resolver("labrl.slug", _slug, replace=True)
@@ -112,9 +114,21 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
+        _check_targets(own)
         raise ConfigError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _check_targets(cfg: DictConfig) -> None:
+    """Raises ConfigError for an agent or environment of which nobody says what it is."""
+    for key in ("env", "agent"):
+        node = OmegaConf.to_container(cfg, resolve=False).get(key)  # type: ignore[union-attr]
+        if isinstance(node, dict) and "_target_" not in node:
+            raise ConfigError(
+                f"{key}: it has no _target_. A file of your own builds on one of labrl's (defaults: "
+                "[gymnasium, _self_]) or names its class (_target_: package.module.Class)."
+            )
 
 
 def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None) -> TrialConfig:

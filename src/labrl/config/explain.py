@@ -88,7 +88,9 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
 
 
 def _first_line(text: Any) -> str:
-    return str(text).strip().partition("\n")[0]
+    """The first line that says something: one that ends with a colon says it in the next."""
+    first, _, rest = str(text).strip().partition("\n")
+    return f"{first} {_first_line(rest)}" if first.endswith(":") and rest.strip() else first
 
 
 def _bad_syntax(override: str) -> ConfigError:

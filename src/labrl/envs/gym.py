@@ -10,6 +10,7 @@ from gymnasium.spaces import Dict, Space, Tuple
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
+from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.in_turn import InTurn
@@ -113,7 +114,12 @@ class GymnasiumEnv:
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Observation and action space of one environment. Raises ConfigError when it cannot be made."""
         env = config.factory()()
-        env.close()
+        try:
+            env.close()
+        except Exception as error:
+            raise ConfigError(
+                f"env.name={config.name}: its close() failed: {type(error).__name__}: {error}"
+            ) from error
         return flat_space(without_mask(env.observation_space)), env.action_space
 
     @classmethod

@@ -62,8 +62,13 @@ class WatchedGymnasium(GymnasiumEnv):
     """An environment made for pictures, anew for every episode."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
+        make = config.make
+        if make is not None and isinstance(make.config, dict):  # whatever it was to show otherwise
+            given = {name: value for name, value in make.config.items() if name != "render_mode"}
+            make = dataclasses.replace(make, config=given)
         shown = dataclasses.replace(
             config,
+            make=make,
             kwargs={**config.kwargs, "render_mode": "rgb_array"},
             vectorization="sync",
             fresh_env_per_episode=True,

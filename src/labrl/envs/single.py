@@ -14,6 +14,7 @@ from gymnasium import error
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError, did_you_mean
+from labrl.envs.games import games
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,15 @@ class EnvFactory:
         return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
 
     def _own(self, make: Component) -> gymnasium.Env[Any, Any]:
-        env = make.build(**self.kwargs)
+        try:
+            env = make.build(**self.kwargs)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as problem:
+            raise ConfigError(
+                f"env.make: {make.target} cannot be made: {type(problem).__name__}: {problem}. Correct its "
+                "arguments, env.make.<name>, or the class."
+            ) from problem
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(
                 f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}"
@@ -181,6 +190,13 @@ def _import(module: str) -> None:
 
 
 def _unknown(env_id: str, problem: error.Error) -> str:
+    bare = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", env_id.removeprefix("ALE/"))
+    game = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
+    if game in games():
+        return (
+            f"env.id={env_id}: games of the ALE are env=<game>: set env={game}. As one of Gymnasium's "
+            "environments it needs env.import_module=ale_py, and is another one: its frames are not prepared."
+        )
     hint = did_you_mean(env_id, gymnasium.registry, "env.id=")
     if not hint:
         newest = re.search(r"Did you mean: `(.+?)`", str(problem))

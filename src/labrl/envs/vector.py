@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -89,6 +90,8 @@ class VectorEnv:
         self._record.append(actions)
         self.actions = actions
         self._return += reward
+        if not math.isfinite(self._return.sum()):
+            self._refuse(reward)
         self._reached = observation
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
@@ -101,6 +104,14 @@ class VectorEnv:
             self.action_mask = step.mask = self._mask(over)
         self._observation = step.observation
         return step
+
+    def _refuse(self, reward: NDArray) -> None:
+        """Raises ValueError for a reward that is no finite number, which nobody could learn from."""
+        for env in np.flatnonzero(~np.isfinite(reward)):
+            raise ValueError(
+                f"{self.name}: environment {env} gave the reward {reward[env]} for step "
+                f"{self._record.lengths[env]} of its episode; rewards must be finite numbers"
+            )
 
     def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
         """Of an episode that ended in the last step: its actions and the true final observation.

@@ -29,7 +29,7 @@ class Outcome:
     error: str | None = None
     """What ended a failed trial, in a line."""
     returns: tuple[float, ...] = ()
-    """Mean return over the last episodes of each session that has one."""
+    """Mean return over the last episodes of each session that has one and did not fail."""
 
     @classmethod
     def of(cls, result: TrialResult) -> Outcome:
@@ -46,7 +46,7 @@ class Outcome:
             for session in sessions
             if session["error"]
         ]
-        returns = [session["return_mean"] for session in sessions]
+        returns = [session["return_mean"] for session in sessions if session["status"] != "failed"]
         return cls(
             status=status,
             exit_code=code,

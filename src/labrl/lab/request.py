@@ -57,6 +57,12 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
     return Request(kind, asked[kind], asked.get("force") == "true", edits)
 
 
+def unquoted(value: str) -> str:
+    """Without the quotes that other words need around blanks and signs: 'my run' -> my run."""
+    quoted = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else value
+
+
 def _asked(word: str) -> tuple[str, str]:
     """Name and value if `word` is one of ours, else empty. Raises ConfigError for what is meant but wrong."""
     name, equals, value = word.lstrip("+").partition("=")
@@ -67,6 +73,7 @@ def _asked(word: str) -> tuple[str, str]:
         raise ConfigError(f"{word}: needs a value, as in +{name}={example}")
     if not word.startswith("+") or word.startswith("++"):
         raise ConfigError(f"{word}: write +{name}={value}")
+    value = unquoted(value)
     if name == "force" and value not in ("true", "false"):
         raise ConfigError(f"{word}: must be true or false")
     return name, value

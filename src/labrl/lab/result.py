@@ -62,6 +62,12 @@ class TrialResult:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean over the sessions of their final return; None without any."""
-        returns = [s.return_mean for s in self.sessions if s.return_mean is not None]
+        """Mean over the sessions that did not fail of their final return; None without any."""
+        returns = self.returns
         return sum(returns) / len(returns) if returns else None
+
+    @property
+    def returns(self) -> list[float]:
+        """Final return of each session that has one and did not fail."""
+        sound = [session for session in self.sessions if session.status != "failed"]
+        return [session.return_mean for session in sound if session.return_mean is not None]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from labrl.config.errors import ConfigError, did_you_mean
 from labrl.lab.past import choices
+from labrl.lab.request import unquoted
 
 Render = Literal["video", "human"]
 
@@ -69,6 +70,7 @@ def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest 
         ("checkpoint", "session", "episodes", "greedy", "render", "videos", "seed"),
         f"{asked[0]} plays what a run has learned, in the environment that it learned in, and takes",
     )
+    which = unquoted(which)
     defaults = EnjoyRequest(which=which, choices=chosen)
     return EnjoyRequest(
         which=which,

@@ -66,7 +66,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if networks:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
         say(f"parameters: {told}", console)
-    scored = sum(session.return_mean is not None for session in result.sessions)
+    scored = len(result.returns)
     if scored > 1:
         console.print(f"mean return over {scored} sessions: {result.return_mean:,.1f}")
     if result.comparison is not None:

@@ -77,7 +77,7 @@ def run_session(
     except RankLostError:
         result.error = why_lost()
         session_log.append(folder.log, result.error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
         result.error = f"{type(error).__name__}: {error}"
         session_log.append(folder.log, traceback.format_exc())
     finally:

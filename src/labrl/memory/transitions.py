@@ -265,11 +265,6 @@ class Transitions:
         row, env = np.nonzero(there)
         return env[:count], steps[row[:count]]
 
-    def actions(self, env: int) -> NDArray:
-        """What was done in all that is kept of an environment. [kept, *action]"""
-        steps = np.arange(int(self.oldest[env]), self.steps)
-        return self._columns["action"][env, steps % self.slots]
-
     def reached(self, env: NDArray[np.int64], step: NDArray[np.int64], name: str) -> NDArray:
         """One input of the states that steps led to, the true final ones too. [batch] each -> [batch, *]"""
         return self._ring.newest_of(env, self._columns["next_frame"][env, step % self.slots], name)

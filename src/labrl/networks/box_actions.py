@@ -44,12 +44,6 @@ class BoxActions:
         scaled = np.clip(self._middle + action * self._half, self._low, self._high)
         return scaled.astype(self._dtype, copy=False).reshape(-1, *self._shape)
 
-    def from_env(self, action: NDArray) -> NDArray[np.float32]:
-        """The way back, 0 where there is but one action. [n, *action] -> [n, size]"""
-        apart = action.reshape(len(action), -1) - self._middle
-        scaled = np.divide(apart, self._half, out=np.zeros_like(apart), where=self._half > 0)
-        return np.clip(scaled, -1, 1).astype(np.float32)
-
     def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
         """Uniform actions in [-1, 1]. [count, size]"""
         return generator.random((count, self.size), np.float32) * np.float32(2) - np.float32(1)

@@ -15,7 +15,6 @@ from labrl.config.component import Component
 from labrl.config.errors import ConfigError, did_you_mean
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
-from labrl.networks.box_actions import BoxActions
 from labrl.observations import array_dtype, flat_space, packed
 
 
@@ -109,4 +108,7 @@ def _stored(action: NDArray, wanted: Wanted) -> NDArray:
     if isinstance(space, gym.spaces.Discrete):
         return action - int(space.start)
     assert isinstance(space, gym.spaces.Box), "agents with a replay memory have no others"
-    return BoxActions(space).from_env(action)
+    middle, half = (space.low + space.high) / 2, (space.high - space.low) / 2
+    apart = action - middle
+    scaled = np.divide(apart, half, out=np.zeros_like(apart), where=half > 0)  # 0 where there is no choice
+    return np.clip(scaled, -1, 1).reshape(len(action), *(wanted.stored.shape or ())).astype(np.float32)

@@ -125,16 +125,10 @@ def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitio
         raise ValueError(f"of each transition it holds {state['kind']}")
     transitions.load_state_dict({**state, "extent": [num_envs, slots, frames]})
     if isinstance(wanted.stored, gym.spaces.Discrete):
-        _check_choices(transitions, int(wanted.stored.n))
-    return transitions
-
-
-def _check_choices(transitions: Transitions, num_actions: int) -> None:
-    """Raises ValueError for actions that are none here."""
-    for env in range(transitions.num_envs):
-        action = transitions.actions(env)
-        if len(action) and not 0 <= action.min() <= action.max() < num_actions:
+        action = arrays["transitions"]["action"]  # 0 where there is none yet
+        if not 0 <= action.min() <= action.max() < wanted.stored.n:
             raise ValueError(f"it holds actions from {action.min()} to {action.max()}")
+    return transitions
 
 
 def _num_masked(state: Any, folder: SessionFolder, extent: Extent, stored: gym.Space[Any]) -> int:

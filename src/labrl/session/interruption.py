@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -57,6 +58,8 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
+            for child in multiprocessing.active_children():  # an environment's, which may hang
+                child.kill()
             os._exit(exit_code_of(number))
         if self.signal is None:
             self.signal = number

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,5 +100,17 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 def write_json(path: Path, content: Any, durable: bool = True) -> None:
-    """Replace `path` by `content` as indented JSON, at once."""
-    write_atomic(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", durable)
+    """Replace `path` by `content` as indented JSON, at once; numbers that are not finite become null."""
+    text = json.dumps(_known_to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text + "\n", durable)
+
+
+def _known_to_json(content: Any) -> Any:
+    """Without nan and infinity, which JSON has no word for."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {name: _known_to_json(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_known_to_json(value) for value in content]
+    return content

@@ -87,7 +87,9 @@ def read_episode(path: Path) -> RecordedEpisode:
             )
         return RecordedEpisode(actions=actions, **facts)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
+        # NumPy's own advice is to load it unsafely.
+        reason = "it is no archive of NumPy's" if "allow_pickle" in str(error) else str(error)
+        raise ConfigError(f"{path} is damaged: {reason}") from error
 
 
 def recorded_names(folder: Path) -> list[str]:

@@ -1,0 +1,40 @@
+"""An environment that breaks in the way that it is told to."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Broken(gym.Env):
+    """Ten steps an episode; `how` it breaks in step 20, when it is made or when it is closed."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, how: str) -> None:
+        if how == "make":
+            raise OSError("no licence")
+        if how == "empty":
+            self.observation_space = gym.spaces.Box(-1, 1, (0,), np.float32)
+        self._how, self._steps = how, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        reward: Any = 1.0
+        if self._steps == 20 and self._how == "exit":
+            sys.exit(4)
+        if self._steps == 20:
+            reward = {"no_number": np.nan, "no_end": np.inf}.get(self._how, reward)
+        return np.zeros(2, np.float32), reward, self._steps % 10 == 0, False, {}
+
+    def close(self) -> None:
+        if self._how == "close":
+            raise OSError("already closed")

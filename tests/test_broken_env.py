@@ -1,0 +1,50 @@
+"""An environment that breaks is told as such, with its key or its session, and never in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import labrl
+from labrl.config.errors import ConfigError
+
+WORDS = ["env=gymnasium", "env.id=null", "env.name=broken", "env.num_envs=1", "env.max_frame=128"]
+WORDS += ["+env.make._target_=broken_env.Broken", "agent.horizon=64", "agent.batch_size=64"]
+WORDS += ["preset=none", "meta=dev", "meta.max_session=1", "meta.progress=false", "wandb=disabled"]
+WORDS += ["env.fresh_env_per_episode=false"]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("make", r"env\.make: broken_env\.Broken cannot be made: OSError: no licence"),
+        ("close", r"env\.name=broken: its close\(\) failed: OSError: already closed"),
+        ("empty", r"env: observations are Box\(.*\), of no numbers"),
+    ],
+)
+def test_what_shows_before_a_run_is_wrong_input(how: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("exit", "SystemExit: 4"),
+        (
+            "nan",
+            "broken: environment 0 gave the reward nan for step 10 of its episode; rewards must be finite",
+        ),
+        ("inf", "gave the reward inf"),
+    ],
+)
+def test_what_shows_in_a_run_fails_the_session(how: str, said: str, tmp_path: Path) -> None:
+    result = labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert result.exit_code == 1
+    assert said in (result.sessions[0].error or "")
+    text = (result.folder / "run.json").read_text()
+    assert (
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["status"] == "failed"
+    )
