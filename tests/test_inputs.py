@@ -19,9 +19,10 @@ import labrl
 from labrl.agents.transforms import NormalizeObservation, NormalizeObservationConfig, RunningMoments
 from labrl.cli import main, replay
 from labrl.config.component import Component
-from labrl.config.compose import compose
+from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, make_env
+from labrl.envs.screen import WatchedGymnasium
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.networks.inputs import Inputs, InputsConfig, SideBySide, build_torso, check_reads
 from labrl.networks.spaces import Spaces
@@ -116,6 +117,15 @@ def test_structured_arrays_are_plain_data_and_objects_are_not() -> None:
         assert back.tobytes() == value.tobytes()
     with pytest.raises(TypeError, match="seen"):
         flatten({"seen": np.zeros(2, [("a", object)])})
+
+
+def test_it_is_watched_whatever_it_was_to_show_in_training() -> None:
+    words = ["env=gymnasium", "env.id=null", "env.name=lamp", "preset=none"]
+    lamp = "+env.make={_target_: inputs_env.Lamp, style: tuple, render_mode: human}"
+    watched = WatchedGymnasium(resolve(compose([*words, lamp])).env.config)
+    watched.reset(np.ones(1, np.bool_), np.array([3]))
+    assert watched.picture().shape == (36, 36, 3)
+    watched.close()
 
 
 def test_a_network_reads_pictures_as_alone_and_numbers_to_the_bit() -> None:
