@@ -195,7 +195,7 @@ def test_a_users_own_groups_are_found_again(tmp_path: Path) -> None:
 def test_another_agent_does_not_go_on(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"+resume='{finished}'", "agent=dqn"]) == 2
     assert "runs/one is a run of agent=random, and no other goes on" in capsys.readouterr().err
-    assert main([f"+resume='{finished}'", "agent=random"]) == 0
+    assert main([f"+resume='{finished}'", "agent=random", "env.max_frame=128"]) == 0
 
 
 def test_a_living_run_is_not_resumed_by_a_second_process(
