@@ -173,6 +173,7 @@ def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(words: list[str
     assert not first.terminated.any()
     assert not first.reward.any()
     np.testing.assert_array_equal(first.next_observation, saved.state["env"]["observation"])
+    assert first.void
     assert len(session.agent._experience.memory) > 220  # type: ignore[attr-defined]
     assert [row["frame"] for row in rows(run.session(0).train_csv)] == ["60", "120", "180", "240"]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -233,3 +236,26 @@ def test_a_sample_does_not_change_with_the_memory() -> None:
     memory.sample(8, 0)
     for array, was in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, was)
+
+
+@pytest.mark.parametrize("build", [uniform, prioritized])
+@pytest.mark.parametrize("space", [VECTOR, STACK], ids=["vector", "stack"])
+@pytest.mark.parametrize("before", [0, 1, 30])
+def test_episodes_that_a_resume_cuts_end_with_what_was_played(
+    before: int, space: gym.Space, build: Callable[..., Replay]
+) -> None:
+    memory = build(space, 3, 2, capacity=300, newest_share=1)
+    naive, world = NaiveReplay(space, 3, 300, 2), World(space, 3, seed=1)
+    played = list(world.steps(before))
+    lost, yes = world.observation, np.ones(3, np.bool_)
+    world.observation = fresh = world.look()
+    for number, (seen, action, step) in enumerate(played, 1):
+        memory.add(seen, action, step)
+        cut = dataclasses.replace(step, truncated=yes, episode_over=yes, observation=fresh)
+        naive.add(seen, action, cut if number == before else step)
+    nothing = Step(fresh, lost, np.zeros(3, np.float32), ~yes, yes, yes, void=True)
+    memory.add(lost, np.zeros(3, np.int64), nothing)
+    for given_step in world.steps(20):
+        memory.add(*given_step)
+        naive.add(*given_step)
+    assert_all_as_seen(everything(memory), naive, naive.sampleable())

@@ -49,3 +49,6 @@ class Step:
     """Which actions are valid in `observation`, None where all always are. [num_envs, actions]"""
     next_mask: NDArray[np.bool_] | None = None
     """The same for `next_observation`; where the task has ended it means nothing. [num_envs, actions]"""
+    void: bool = False
+    """Nothing was played: a resume cuts all episodes short at `next_observation`. A replay memory lets them
+    end with what it holds; a rollout, soon forgotten, takes it for a step without reward."""

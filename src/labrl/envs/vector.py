@@ -211,7 +211,8 @@ class VectorEnv:
         no = np.zeros(self.num_envs, dtype=np.bool_)
         first = self._observation = self._next_episode(self._all)
         reward = np.zeros(self.num_envs, dtype=np.float32)
-        step = Step(first, final, reward, no, self._all.copy(), self._all.copy(), next_mask=self.action_mask)
+        yes = self._all.copy()
+        step = Step(first, final, reward, no, yes, yes, next_mask=self.action_mask, void=True)
         self._steps += 1
         self.action_mask = step.mask = self._mask(self._all)
         return step

@@ -68,10 +68,9 @@ class HindsightReplay(Replay):
         self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
     ) -> None:
         """Store one vector step; the episodes that it ends can be given other goals from now on."""
-        now = self._transitions.steps
         super().add(observation, action, step, mask)
         for env in np.flatnonzero(step.terminated | step.episode_over):
-            self._end(int(env), now)
+            self._end(int(env), self._transitions.steps - 1)
 
     def sample(self, batch_size: int, frame: int) -> Sample:
         """As Replay, then with other goals."""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt, Probability
+from labrl.memory.extent import Extent
 from labrl.memory.piece import Piece
-from labrl.memory.transitions import Extent, Sample, Transitions
+from labrl.memory.transitions import Sample, Transitions
 from labrl.step import Step
 from labrl.workspace import Arrays, Layout, NoRoomError, UnfitFileError, Workspace
 

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
-from labrl.memory.frames import FrameRing, FrameShape
+from labrl.memory.extent import Extent
+from labrl.memory.frames import FrameRing
 from labrl.memory.piece import Piece
 from labrl.step import Step
-from labrl.workspace import Arrays, Layout
+from labrl.workspace import Arrays
 
 _log = logging.getLogger(__name__)
 
@@ -60,59 +60,6 @@ class Windows(NamedTuple):
     """As in a Sample. [batch]"""
 
 
-class Extent:
-    """How many transitions and frames each environment keeps.
-
-    Only the live ones are in use; the places beyond hold what checkpoints may still need.
-    """
-
-    def __init__(
-        self,
-        space: gym.Space[Any],
-        num_envs: int,
-        capacity: int,
-        n_step: int,
-        frames_kept: int,
-        together: int = 0,
-    ) -> None:
-        """capacity: transitions; frames_kept: those that may be added without harm to a checkpoint; both
-        over all environments; together: steps of an environment that are sampled as one."""
-        self.shape = FrameShape(space)
-        """How observations are made of frames."""
-        self.num_envs = num_envs
-        spare = -(-frames_kept // num_envs)
-        self.live = capacity // num_envs
-        """Transitions that may be sampled."""
-        self.slots = self.live + spare
-        """Places for transitions."""
-        self.live_frames = self.shape.frames_of(self.live, n_step, together)
-        """Frames that transitions may refer to."""
-        self.frames = self.live_frames + (self.shape.frames_of(spare, n_step) if spare else 0)
-        """Places for frames."""
-
-    def layouts(self, action_space: gym.Space[Any], num_masked: int) -> dict[str, Layout]:
-        """The arrays that hold it all. num_masked: actions that have a flag in a mask."""
-        assert action_space.shape is not None, "spaces in several parts are refused before"
-        action = np.float32 if action_space.dtype == np.float64 else action_space.dtype
-        fields: list[Any] = [
-            ("frame", np.int64),  # the newest of the observation
-            ("next_frame", np.int64),  # the newest of what it led to
-            ("action", action, action_space.shape),
-            ("reward", np.float32),
-            ("terminated", np.bool_),
-            ("cut", np.bool_),  # the next row is not what follows, or not to the learner
-        ]
-        if num_masked:
-            fields += [("mask", np.bool_, (num_masked,)), ("next_mask", np.bool_, (num_masked,))]
-        frames = (self.num_envs, self.frames, *self.shape.frame)
-        return {
-            "frames": Layout(frames, self.shape.dtype, self.live_frames),
-            "transitions": Layout((self.num_envs, self.slots), np.dtype(fields, align=True), self.live),
-            # The most frames that each environment ever pushed, and the most steps.
-            "written": Layout((self.num_envs + 1,), np.dtype(np.int64)),
-        }
-
-
 class Transitions:
     """Steps of all environments in rings that are as long for each, and windows of n of them on sampling.
 
@@ -152,8 +99,14 @@ class Transitions:
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
     ) -> None:
-        """Store one vector step. Raises ValueError when `observation` is not what the last one led to."""
+        """Store one vector step, unless nothing was played in it.
+
+        Raises ValueError when `observation` is not what the last one led to.
+        """
         self._check(observation)
+        if step.void:
+            self._break_off(step.observation)
+            return
         ring, slot, over = self._ring, self.steps % self.slots, step.episode_over
         cut = step.terminated | over
         self._written[-1] = max(self._written[-1], self.steps + 1)
@@ -176,6 +129,15 @@ class Transitions:
         np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
         self.complete[cut] = self.steps
         np.maximum(self.oldest, self.steps - self._extent.live, out=self.oldest)
+        self._drop_without_frames()
+
+    def _break_off(self, first: NDArray) -> None:
+        """Let all episodes end with what was stored last. first: of the next ones, [num_envs, *obs]"""
+        if self.steps:
+            self._columns["cut"][:, (self.steps - 1) % self.slots] = True
+        self._ring.begin(first)
+        self._current = first
+        self.complete[:] = self.steps
         self._drop_without_frames()
 
     def extend(self, piece: Piece) -> None:

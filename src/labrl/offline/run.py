@@ -12,9 +12,10 @@ import numpy as np
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
+from labrl.memory.extent import Extent
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
-from labrl.memory.transitions import Extent, Transitions
+from labrl.memory.transitions import Transitions
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
