@@ -47,6 +47,7 @@ def refused(*overrides: str) -> str:
         ("experiment=slm_lab", "experiment=slm_lab: no such option. Did you mean experiment=slm_lab/"),
         ("experiment=best", "<folder>/experiment/best.yaml, are found with --config-dir <folder>."),
         ("agent=3", "agent=3: agent must be one of a2c, c51, crossq,"),
+        ("hydra.run.dir=null", "hydra.run.dir=null: it cannot be null; give it a value"),
         ("hydra.run.dirr=x", "hydra.run.dirr: no such key. Did you mean hydra.run.dir?"),
         ("callbacks.mine=1", "callbacks.mine: no such key. To add it there write +callbacks.mine=<value>."),
         (

@@ -204,6 +204,7 @@ def test_spaces_are_known_without_a_vector_environment() -> None:
         (gymnasium_env("CartPole-v7"), r"env\.id=CartPole-v7 .*Did you mean env\.id=CartPole-v"),
         (gymnasium_env("cartpol-v1"), r"Did you mean env\.id=CartPole-v1"),
         (gymnasium_env("Nowhere/Nothing-v0"), r"env\.import_module="),
+        (gymnasium_env("MsPacman-v9"), r"games of the ALE are env=<game>: set env=ms_pacman\."),
         (
             gymnasium_env("X-v0", import_module="no_such_package"),
             r"env\.import_module=no_such_package cannot",

@@ -70,6 +70,8 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
             f"{kinds[1]}: a list cannot take the place of a group of keys, nor the other way round. To put "
             f"something of another kind there, take the old one away: ~{key} '+{key}=...'"
         )
+    if kinds and "is not Optional" in f"{message} {error.__cause__}":
+        return ConfigError(f"{kinds[1]}: it cannot be null; give it a value, or leave the word out")
     plugin = re.search(r"Unknown plugin class : 'hydra_plugins\.labrl_experiments\.cluster\.(\w+)'", message)
     if plugin:
         extra = "ray" if plugin[1].startswith("Ray") else "submitit"

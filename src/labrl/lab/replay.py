@@ -148,7 +148,8 @@ def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) ->
     wanted = [session for session in sessions if request.session in (None, session.index)]
     if not wanted:
         numbers = ", ".join(str(session.index) for session in sessions) or "none"
-        raise ConfigError(f"session={request.session}: {run} has the sessions {numbers}")
+        asked = "" if request.session is None else f"session={request.session}: "
+        raise ConfigError(f"{asked}{run} has the sessions {numbers}")
     for session in wanted:
         if (session.episodes / f"{request.episode}.npz").exists():
             return session
