@@ -48,12 +48,7 @@ def find(which: str, edits: Sequence[str], resumes: bool = False) -> RunFolder:
     Of the edits only choices of a group count, such as env=pong. resumes: whether it is to go on, which an
     experiment can too. Raises ConfigError if there is none.
     """
-    if which == "latest":
-        return _latest(choices(edits))
-    run = _named(Path(which).expanduser(), resumes)
-    if resumes:
-        _check_agent(run, choices(edits).get("agent"))
-    return run
+    return _latest(choices(edits)) if which == "latest" else _named(Path(which).expanduser(), resumes)
 
 
 def near(path: Path, folders: Iterable[Path]) -> str:
@@ -103,16 +98,6 @@ def _named(path: Path, resumes: bool) -> RunFolder:
         or f" Runs lie in {RUNS}/, and `latest` is the newest there."
     )
     raise ConfigError(f"{path} holds no run of labrl (no {MARKER} in it).{guess}")
-
-
-def _check_agent(run: RunFolder, wanted: str | None) -> None:
-    """Raises ConfigError where another agent is to go on with what one has learned."""
-    own = read_command(run).choices.get("agent") if run.provenance.exists() else None
-    if wanted is not None and own is not None and wanted != own:
-        raise ConfigError(
-            f"agent={wanted}: {run.path} is a run of agent={own}, and no other goes on with it. Leave the "
-            f"word out, or begin another run: labrl agent={wanted} ..."
-        )
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:
