@@ -82,7 +82,7 @@ def test_every_game_composes_without_a_file_of_its_own() -> None:
 
 
 def test_atari_base_is_the_v5_protocol() -> None:
-    env = composed("env=pong").env.config
+    env = composed("env=pong", "preset=none").env.config
     assert (env.num_envs, env.frame_skip, env.stack, env.image_size) == (16, 4, 4, 84)
     assert (env.grayscale, env.sticky_actions, env.life_loss_signal, env.max_frame) == (
         True,
