@@ -122,8 +122,10 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_targets(cfg: DictConfig) -> None:
     """Raises ConfigError for an agent or environment of which nobody says what it is."""
+    written = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(written, dict)
     for key in ("env", "agent"):
-        node = OmegaConf.to_container(cfg, resolve=False).get(key)  # type: ignore[union-attr]
+        node = written.get(key)
         if isinstance(node, dict) and "_target_" not in node:
             raise ConfigError(
                 f"{key}: it has no _target_. A file of your own builds on one of labrl's (defaults: "

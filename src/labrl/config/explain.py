@@ -39,6 +39,7 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
             "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m"
         )
     message = str(error) or str(error.__cause__)
+    whole = f"{message} {error.__cause__}"
     unknown = re.match(r"Could not override '([^']*)'", message)
     if unknown:
         key = unknown[1]
@@ -64,13 +65,13 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     if message.startswith("Config group override must be"):
         return _not_an_option(overrides, loader)
     kinds = re.match(r"Error merging override (.*)", message)
-    if kinds and "Cannot merge incompatible container types" in f"{message} {error.__cause__}":
+    if kinds and "Cannot merge incompatible container types" in whole:
         key = kinds[1].partition("=")[0]
         return ConfigError(
             f"{kinds[1]}: a list cannot take the place of a group of keys, nor the other way round. To put "
             f"something of another kind there, take the old one away: ~{key} '+{key}=...'"
         )
-    if kinds and "is not Optional" in f"{message} {error.__cause__}":
+    if kinds and "is not Optional" in whole:
         return ConfigError(f"{kinds[1]}: it cannot be null; give it a value, or leave the word out")
     plugin = re.search(r"Unknown plugin class : 'hydra_plugins\.labrl_experiments\.cluster\.(\w+)'", message)
     if plugin:
@@ -79,7 +80,7 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     choices = re.match(r"Error resolving interpolation 'auto_\$\{agent\}", message)
     if choices:
         return ConfigError("agent and env must each be chosen: agent=<option> env=<option>")
-    absent = re.search(r"Missing mandatory value: (\S+)", f"{message} {error.__cause__}")
+    absent = re.search(r"Missing mandatory value: (\S+)", whole)
     if absent:
         key = absent[1].rstrip(".:,")
         return ConfigError(f"{key} must be given: set {key}=<value>")

@@ -54,7 +54,7 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path}: its byte {error.start} is no UTF-8. Save it as UTF-8 text.") from None
     try:
         content = yaml.safe_load(text)
-        OmegaConf.load(path)  # which knows of keys that are there twice
+        OmegaConf.create(text)  # which knows of keys that are there twice
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -62,7 +62,7 @@ def _read(path: Path) -> Any:
             f"{path}{line}: {error.problem or error.context}. (YAML: `key: value`, indented by blanks, each "
             "key once.)"
         ) from None
-    except (yaml.YAMLError, ValueError, OSError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
     return content
 

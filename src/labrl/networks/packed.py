@@ -31,7 +31,7 @@ class Packed:
     """Layers one after the other, as oneDNN computes them: the same numbers as by torch under autocast."""
 
     def __init__(self, layers: Sequence[Packable]) -> None:
-        self.layers = list(layers)
+        self._layers = list(layers)
         self._weights: list[tuple[Tensor, Tensor, list[int]]] = []
         self.fresh = False
         """Whether they are the weights of the layers as these are now."""
@@ -64,7 +64,7 @@ class Packed:
     @torch.no_grad()
     def refresh(self) -> None:
         """Follow the layers."""
-        self._weights = [self._pack(each) for each in self.layers]
+        self._weights = [self._pack(each) for each in self._layers]
         self.fresh = True
         self.version += 1
 
