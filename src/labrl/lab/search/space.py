@@ -113,7 +113,7 @@ def _parsed(word: str) -> tuple[str, BaseDistribution] | None:
             f"{word}: cannot be read. A searched key is written key=interval(1e-5,1e-2), "
             "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)"
         ) from error
-    # All that Hydra's sweeper and Optuna raise for what cannot be searched: the sweeper NotImplementedError too.
+    # All that Hydra's sweeper and Optuna raise for what cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
         raise ConfigError(f"{word}: {_reason(error)}") from error
     return next(iter(searched.items()), None)
