@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from labrl.envs.emulators import FEW_THREADS, Separately, better_apart
 from labrl.envs.make import make_env
+from labrl.envs.vector import SHORT
+from labrl.seeding import episode_seed
 
 
 @pytest.mark.parametrize("num_threads", [FEW_THREADS, FEW_THREADS + 1, 2 * FEW_THREADS + 4])
@@ -96,6 +98,32 @@ def test_an_episode_that_was_prepared_is_not_begun_again_and_another_one_is() ->
     assert other[:, 0].tolist() == [7, 9]
     assert sorted(resets) == [0, 1, 7, 8, 9]
     emulators.close()
+
+
+def test_an_episode_that_is_there_is_not_prepared_a_second_time() -> None:
+    resets: list[int] = []
+    emulators = games(1, 2, resets)
+    for seed in (7, 7, 8):
+        emulators.prepare(0, seed)
+    first, _ = emulators.reset(np.array([True]), np.array([8]))
+    emulators.close()
+    assert (first[:, 0].tolist(), resets) == ([8], [0, 7, 8])
+
+
+def test_the_second_episodes_are_made_ready_one_a_step_once_a_run_is_not_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = make_env(atari("pong"), seed=3, num_threads=FEW_THREADS + 1, num_envs=2)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(env, "_prepare", lambda number, seed: asked.append((number, seed)))
+    env.reset()
+    actions, so_far = sampled(env, seed=1), []
+    for step in range(SHORT + 3):
+        play(env, actions, 1, first=step)
+        so_far.append(len(asked))
+    env.close()
+    assert so_far == [*[0] * (SHORT - 1), 1, 2, 2, 2]
+    assert asked == [(0, episode_seed(3, 0, 1)), (1, episode_seed(3, 1, 1))]
 
 
 def test_no_more_games_are_under_way_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,10 @@ class Separately:
     def prepare(self, env: int, seed: int) -> None:
         """Begin the next game of an environment, which goes on with the present one."""
         if env in self._prepared:
-            self._spare[env], _, _ = self._prepared[env][1].result()
+            ready_for, game = self._prepared[env]
+            if ready_for == seed:
+                return
+            self._spare[env], _, _ = game.result()
         self._prepared[env] = seed, self._resets.submit(self._play, self._spare[env], seed)
 
     def step(self, actions: NDArray) -> Played:

@@ -25,6 +25,10 @@ ENDLESS = 27_000
 """Steps of an episode that perhaps never ends: as many as of a game of the ALE at its longest."""
 
 
+SHORT = 32
+"""Steps at the start of a run in which no next episode is made ready: it may be over before."""
+
+
 class ReplayError(RuntimeError):
     """Replaying saved actions did not lead back: the environment is not determined by its seed."""
 
@@ -102,6 +106,7 @@ class VectorEnv:
             step.episodes = self._finished(transition, over)
             step.observation = self._next_episode(over)
             self.action_mask = step.mask = self._mask(over)
+        self._make_ready()
         self._observation = step.observation
         return step
 
@@ -223,6 +228,9 @@ class VectorEnv:
         self._episode_seed = self._seeds(self._all)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
         self._record = ActionRecord(self.num_envs, self.action_space)
+        self._unprepared = dict.fromkeys(
+            range(self.num_envs)
+        )  # whose next episode nobody has begun, in order
         self._observation = self._lost = None
         self._steps = 0
 
@@ -261,11 +269,16 @@ class VectorEnv:
         self._episode_seed[over] = self._seeds(over)
         self._return[over] = 0.0
         self._record.begin(over)
-        observation = self.backend.reset(over, self._episode_seed)
-        if self._prepare is not None:
-            for env in np.flatnonzero(over):
-                self._prepare(int(env), self._seed_of(int(env), int(self._episode[env]) + 1))
-        return observation
+        self._unprepared.update(dict.fromkeys(np.flatnonzero(over).tolist()))
+        return self.backend.reset(over, self._episode_seed)
+
+    def _make_ready(self) -> None:
+        """Begin the next episode of one environment beside the present ones: not of all in the same step."""
+        if self._prepare is None or not self._unprepared or self._steps < SHORT:
+            return
+        env = next(iter(self._unprepared))
+        del self._unprepared[env]
+        self._prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
 
     def _replay(self, rows: NDArray) -> NDArray:
         """Play rows [longest, num_envs, *action], resetting each environment where its own begin."""
