@@ -88,18 +88,22 @@ def measure(
 
 
 def _env(problem: Problem, env: VectorEnv, seconds: float) -> float:
-    """Seconds of stepping alone for each frame, whoever chose the actions."""
+    """Seconds of stepping alone for each frame, whoever chose the actions, once all have ended an episode:
+    by then a second emulator has been made for each game, which is never done again."""
     rng = np.random.default_rng(0)
     observation = env.reset()
     spent, frames, begin = 0.0, 0, time.perf_counter()
+    in_first = set(range(env.num_envs))
     while spent < seconds:
         action = _actions(problem, env, observation, rng)
         started = time.perf_counter()
-        observation = env.step(action).observation
+        step = env.step(action)
         now = time.perf_counter()
-        if now - begin > WARM_UP * seconds:
+        observation = step.observation
+        if now - begin > WARM_UP * seconds and not in_first:
             spent += now - started
             frames += env.num_envs
+        in_first.difference_update(episode.env for episode in step.episodes)
     return spent / frames
 
 
