@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,27 +25,32 @@ class LearnsOnce(OnPolicyAgent):
     """
 
     _kept: Kept | None = None
-    _acting = False
-    """Whether what the network computes now are rows of the rollout."""
+    _first_row: int | None = None
+    """Of the rollout, to which what the network computes now belongs; None: to no row."""
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
-        self._acting = True
-        try:
+        step = 0 if self._rollout is None else self._rollout.t
+        with self._as_rows_of(step):
             return super().act(observation, mask)
-        finally:
-            self._acting = False
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state, in the middle of a rollout too."""
         super().load_state_dict(state)
         if self._kept is None or self._rollout is None:
             return
-        self._acting, filled = True, self._rollout.t
-        for t in range(filled):
-            self._rollout.t = t
-            self._forward(self._rollout["observation"][t])
-        self._acting, self._rollout.t = False, filled
+        for t in range(self._rollout.t):
+            with self._as_rows_of(t):
+                self._forward(self._rollout["observation"][t])
+
+    @contextmanager
+    def _as_rows_of(self, step: int) -> Iterator[None]:
+        """Within it the network computes the rows of one step of the rollout."""
+        self._first_row = step * self._spaces.num_envs
+        try:
+            yield
+        finally:
+            self._first_row = None
 
     def _new_rollout(self, observation: NDArray) -> Rollout:
         """Room for a rollout; observation: a first one, for shape and type. [num_envs, *obs]"""
@@ -55,10 +61,9 @@ class LearnsOnce(OnPolicyAgent):
 
     def _outputs(self, network: ActorCritic, inputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """As the network gives them; of two separate ones the policy alone, with no values."""
-        if self._kept is None or not self._acting:
+        first = self._first_row
+        if self._kept is None or first is None:
             return super()._outputs(network, inputs, rows)
-        assert self._rollout is not None
-        first = self._rollout.t * len(inputs)
         with self._kept.beside(network.policy_torso, slice(first + rows.start, first + rows.stop)):
             return super()._outputs(network, inputs, rows)
 
