@@ -31,8 +31,8 @@ class Backend(Protocol):
     present states, after each reset and step a new array, [num_envs, flags]. One with goals has an attribute
     `goals`, as `labrl.observations.Goals` says, and a class method `judge(config, space)` that makes it.
 
-    One with a method `prepare(env, seed)` is told, when an episode has followed another, with what seed the
-    one after it will begin, and may get it ready.
+    One with a method `prepare(env, seed)` is told, while an episode is played, with what seed the next one of
+    that environment will begin, and may get it ready; of one environment in a step.
 
     A seeded reset determines an episode: the same seed and actions give the same transitions, bit
     for bit, whatever the environment played before.

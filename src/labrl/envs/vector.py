@@ -24,7 +24,6 @@ _log = logging.getLogger(__name__)
 ENDLESS = 27_000
 """Steps of an episode that perhaps never ends: as many as of a game of the ALE at its longest."""
 
-
 SHORT = 32
 """Steps at the start of a run in which no next episode is made ready: it may be over before."""
 
@@ -228,9 +227,8 @@ class VectorEnv:
         self._episode_seed = self._seeds(self._all)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
         self._record = ActionRecord(self.num_envs, self.action_space)
-        self._unprepared = dict.fromkeys(
-            range(self.num_envs)
-        )  # whose next episode nobody has begun, in order
+        self._unprepared = dict.fromkeys(range(self.num_envs))
+        """Environments whose next episode nobody has begun; a dictionary, for their order."""
         self._observation = self._lost = None
         self._steps = 0
 
@@ -269,7 +267,7 @@ class VectorEnv:
         self._episode_seed[over] = self._seeds(over)
         self._return[over] = 0.0
         self._record.begin(over)
-        self._unprepared.update(dict.fromkeys(np.flatnonzero(over).tolist()))
+        self._unprepared |= dict.fromkeys(np.flatnonzero(over).tolist())
         return self.backend.reset(over, self._episode_seed)
 
     def _make_ready(self) -> None:
