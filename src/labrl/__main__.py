@@ -2,7 +2,7 @@
 
 import sys
 
-from labrl.cli import main
+from labrl.start import main
 
 if __name__ == "__main__":
     sys.exit(main())
