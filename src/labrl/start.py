@@ -16,7 +16,7 @@ def _command(name: str, function: str) -> Callable[[], int]:
             return int(getattr(labrl.cli, function)())
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
-            return 130
+            return 130  # labrl.lab.outcome.INTERRUPTED, which it may have been too early to load
 
     return run
 

@@ -30,8 +30,7 @@ class LearnsOnce(OnPolicyAgent):
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Sampled actions for the environments, among the valid ones. [num_envs, ...]"""
-        step = 0 if self._rollout is None else self._rollout.t
-        with self._as_rows_of(step):
+        with self._as_rows_of(0 if self._rollout is None else self._rollout.t):
             return super().act(observation, mask)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
