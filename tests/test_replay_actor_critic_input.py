@@ -43,6 +43,10 @@ def test_a_box_without_bounds_or_of_whole_numbers_is_refused(agent: str) -> None
         assert "agent=ppo" in told
 
 
+def test_a_minibatch_of_one_transition_has_no_variance_to_normalize_by() -> None:
+    assert "agent.batch_size must be at least 2, got 1" in refused("crossq", BOX, "agent.batch_size=1")
+
+
 @pytest.mark.parametrize("agent", ["sac", "crossq"])
 @pytest.mark.parametrize(
     ("action", "target", "message"),

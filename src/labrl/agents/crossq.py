@@ -49,6 +49,16 @@ class CrossQ(SAC):
         self._judges.eval()  # a policy learns by values that do not depend on the minibatch
 
     @classmethod
+    def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
+        """Raises ConfigError for spaces, entropies and minibatches that do not fit."""
+        super().check(config, spaces)
+        if config.batch_size < 2:
+            raise ConfigError(
+                f"agent.batch_size must be at least 2, got {config.batch_size}: CrossQ normalizes by the "
+                "mean and variance of a minibatch."
+            )
+
+    @classmethod
     def share(cls, config: ReplayActorCriticConfig, ranks: int) -> Never:
         """Refused: raises ConfigError."""
         raise ConfigError(

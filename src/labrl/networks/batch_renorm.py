@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
 
 from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
@@ -58,35 +59,27 @@ class BatchRenorm(nn.Module):
         """x: [batch, num_features], in training at least two rows, or maps of images, [batch, num_features,
         height, width], each place of which is a row. Returns the same shape, float32."""
         x = x.float()  # statistics of many small differences, whatever autocast has made of the layer before
-        if x.dim() == 2:
-            return self._rows(x)
-        places = x.movedim(1, -1)
-        return self._rows(places.reshape(-1, x.shape[1])).view(places.shape).movedim(-1, 1)
-
-    def _rows(self, x: Tensor) -> Tensor:
         config = self._config
-        if not self.training:
-            scale = self.weight * torch.rsqrt(self.variance + config.eps)
-            return torch.addcmul(self.bias - self.mean * scale, x, scale)
-        variance, mean = torch.var_mean(x, dim=0, correction=0)
-        inverse = torch.rsqrt(variance + config.eps)
-        correction: tuple[Tensor, Tensor] | None = None
-        with torch.no_grad():
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if self.training:
             if int(self.minibatches) >= config.warmup:
-                running = torch.rsqrt(self.variance + config.eps)
-                r = (running / inverse).clamp_(1 / config.r_max, config.r_max)
-                d = ((mean - self.mean) * running).clamp_(-config.d_max, config.d_max)
-                correction = r, d
+                r, d = self._correction(x)
+                weight, bias = weight * r, bias + weight * d
             self.minibatches += 1
-            self.mean.lerp_(mean, config.momentum)
-            # The variance of all data, of which a minibatch has a little less.
-            self.variance.lerp_(variance * (len(x) / max(len(x) - 1, 1)), config.momentum)
-        if correction is None:
-            scale = self.weight * inverse
-            return torch.addcmul(self.bias - mean * scale, x, scale)
-        r, d = correction
-        scale = self.weight * inverse * r
-        return torch.addcmul(self.bias + self.weight * d - mean * scale, x, scale)
+        return batch_norm(
+            x, self.mean, self.variance, weight, bias, self.training, config.momentum, config.eps
+        )
+
+    @torch.no_grad()
+    def _correction(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """r and d of a minibatch, each [num_features]."""
+        config = self._config
+        _, mean, inverse = torch.native_batch_norm(x, None, None, None, None, True, 0.0, config.eps)
+        running = torch.rsqrt(self.variance + config.eps)
+        r = (running / inverse).clamp_(1 / config.r_max, config.r_max)
+        d = ((mean - self.mean) * running).clamp_(-config.d_max, config.d_max)
+        return r, d
 
 
 @dataclass(kw_only=True)
