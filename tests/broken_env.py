@@ -33,7 +33,10 @@ class Broken(gym.Env):
             sys.exit(4)
         if self._steps == 20:
             reward = {"no_number": np.nan, "no_end": np.inf}.get(self._how, reward)
-        return np.zeros(2, np.float32), reward, self._steps % 10 == 0, False, {}
+        observation = np.zeros(2, np.float32)
+        if self._steps == 17 and self._how == "blind":
+            observation[1] = np.nan
+        return observation, reward, self._steps % 10 == 0, False, {}
 
     def close(self) -> None:
         if self._how == "close":

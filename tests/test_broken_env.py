@@ -48,3 +48,11 @@ def test_what_shows_in_a_run_fails_the_session(how: str, said: str, tmp_path: Pa
     assert (
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["status"] == "failed"
     )
+
+
+def test_an_observation_that_is_no_number_is_told_where_it_came_from(tmp_path: Path) -> None:
+    result = labrl.train([*WORDS, "+env.make.how=blind", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert "not finite at frame" in (result.sessions[0].error or "")
+    log = (result.folder / "session_0" / "session.log").read_text()
+    said = "broken: environment 0 gave an observation with nan in it after step 7 of its episode"
+    assert log.count(said) == 1, "once, and before the learner fails"

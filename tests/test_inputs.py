@@ -27,7 +27,7 @@ from labrl.memory.replay import Replay, ReplayConfig
 from labrl.networks.inputs import Inputs, InputsConfig, SideBySide, build_torso, check_reads
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import AutoTorsoConfig, NatureCNN
-from labrl.observations import array_dtype, example, flat_space
+from labrl.observations import array_dtype, example, flat_space, not_finite
 from labrl.step import Step
 from labrl.storage.tree import flatten, restore
 from labrl.workspace import Workspace
@@ -117,6 +117,15 @@ def test_structured_arrays_are_plain_data_and_objects_are_not() -> None:
         assert back.tobytes() == value.tobytes()
     with pytest.raises(TypeError, match="seen"):
         flatten({"seen": np.zeros(2, [("a", object)])})
+
+
+def test_a_number_that_is_not_finite_is_found_in_any_input() -> None:
+    batch = np.zeros(3, [("picture", np.uint8, (2, 2)), ("speed", np.float32, (2,)), ("height", np.float64)])
+    assert not_finite(batch) is None
+    batch["height"][2] = -np.inf
+    assert not_finite(batch) == (2, -np.inf)
+    batch["speed"][1, 1] = np.inf
+    assert not_finite(batch) == (1, np.inf)
 
 
 def test_it_is_watched_whatever_it_was_to_show_in_training() -> None:

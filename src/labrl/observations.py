@@ -65,6 +65,19 @@ def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
     return array
 
 
+def not_finite(batch: NDArray) -> tuple[int, float] | None:
+    """The first observation of a batch with a number in it that is not finite, and that; None: there is none.
+
+    batch: [count, *obs], or [count] with a field for each input.
+    """
+    if batch.dtype.names is not None:
+        return next((found for name in batch.dtype.names if (found := not_finite(batch[name]))), None)
+    if batch.dtype.kind != "f" or (finite := np.isfinite(batch)).all():
+        return None
+    where = np.argwhere(~finite)[0]
+    return int(where[0]), float(batch[tuple(where)])
+
+
 def example(space: gym.Space[Any]) -> NDArray:
     """A batch with one observation of a space without nests. [1, *obs]"""
     if isinstance(space, gym.spaces.Dict):

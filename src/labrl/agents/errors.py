@@ -10,7 +10,7 @@ class NonFiniteError(Exception):
         super().__init__(
             f"{term} is not finite at frame {frame}. The last checkpoint before it is kept. "
             "Usual causes: a learning rate that is too high, rewards or observations of extreme size, "
-            "observations that are not finite themselves."
+            "observations that are not finite themselves, which a warning has told of."
         )
         self.term = term
         self.frame = frame

@@ -15,7 +15,7 @@ from labrl.envs.actions import ActionRecord, action_dtype, check_actions
 from labrl.envs.masks import choices, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.repeatability import same
-from labrl.observations import Goals
+from labrl.observations import Goals, not_finite
 from labrl.seeding import episode_seed
 from labrl.step import Episode, Step
 
@@ -67,6 +67,7 @@ class VectorEnv:
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._observation: NDArray | None = None  # the present one [num_envs, *obs]
         self._told_of_endless = False
+        self._told_of_broken = False
         self._lost: NDArray | None = None  # the last one of episodes that did not come back
         self._begin(seed)
 
@@ -77,6 +78,7 @@ class VectorEnv:
         """
         self._begin(self.seed if seed is None else seed)
         observation = self._observation = self.backend.reset(self._all, self._episode_seed)
+        self._look_at(observation)
         self.action_mask = self._mask(self._all)
         return observation
 
@@ -96,6 +98,7 @@ class VectorEnv:
         if not math.isfinite(self._return.sum()):
             self._refuse(reward)
         self._reached = observation
+        self._look_at(observation)
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
         self._steps += 1
@@ -116,6 +119,24 @@ class VectorEnv:
                 f"{self.name}: environment {env} gave the reward {reward[env]} for step "
                 f"{self._record.lengths[env]} of its episode; rewards must be finite numbers"
             )
+
+    def _look_at(self, observation: NDArray) -> None:
+        """Tell of the first observation that is no finite number: what learns from it fails much later.
+
+        It is not refused, for a transform of somebody's own may know what it means.
+        """
+        if self._told_of_broken or (found := not_finite(observation)) is None:
+            return
+        self._told_of_broken = True
+        env, value = found
+        _log.warning(
+            "%s: environment %d gave an observation with %s in it after step %d of its episode; "
+            "networks need finite numbers",
+            self.name,
+            env,
+            value,
+            self._record.lengths[env],
+        )
 
     def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
         """Of an episode that ended in the last step: its actions and the true final observation.
@@ -268,7 +289,9 @@ class VectorEnv:
         self._return[over] = 0.0
         self._record.begin(over)
         self._unprepared |= dict.fromkeys(np.flatnonzero(over).tolist())
-        return self.backend.reset(over, self._episode_seed)
+        first = self.backend.reset(over, self._episode_seed)
+        self._look_at(first)
+        return first
 
     def _make_ready(self) -> None:
         """Begin the next episode of one environment beside the present ones: not of all in the same step."""
