@@ -64,6 +64,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ([LR, "search/pruner=median", "search.pruner.warmup=1e6"], "search.pruner.warmup=1000000"),
         ([LR, "search.objective=[]"], "search.objective"),
+        ([LR, "search.objective=[auc,auc]"], "or a list with each measure once, got"),
         ([LR, "search.objective=reward"], "search.objective must be"),
         ([LR, "hydra.sweeper.direction=[maximize,minimize]"], "one for each of search.objective"),
         ([LR, "hydra.sweeper.n_jobs=0"], "hydra.sweeper.n_jobs=0: must be at least 1"),

@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from labrl.config.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, whole_number
 
 Measure = Literal["final_return", "best_return", "auc", "strength", "wall"]
 """What a session is worth, from its evaluation checkpoints; see docs/search.md."""
+
+
+def _each_once(measures: list[Measure]) -> list[Measure]:
+    if len(set(measures)) < len(measures):
+        raise ValueError("must be a list with each measure once")
+    return measures
+
+
+Measures = Annotated[list[Measure], Field(min_length=1), AfterValidator(_each_once)]
+"""Several, each once."""
 
 TwoOrMore = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 """2, 3, ..."""
@@ -81,7 +91,7 @@ class SearchConfig:
 
     space: dict[str, str] = field(default_factory=dict)
     """Hydra's sweep syntax by key, such as `agent.lr: tag(log, interval(1e-5, 1e-2))`."""
-    objective: Measure | Annotated[list[Measure], Field(min_length=1)] = "final_return"
+    objective: Measure | Measures = "final_return"
     """One measure, or several for a search without pruning. The mean over a trial's sessions counts."""
     pruner: Pruner = field(default_factory=AshaPruner)
     """Who stops hopeless trials at their evaluation checkpoints."""
