@@ -18,7 +18,16 @@ from labrl.analysis.comparison import compare
 from labrl.analysis.groups import grouped
 from labrl.analysis.plots.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mixed
 from labrl.analysis.plots.comparison import MOST_NAMED, named
-from labrl.analysis.plots.figures import COLUMN, DPI, draw_line, new_figure, short_number, styled, widen
+from labrl.analysis.plots.figures import (
+    COLUMN,
+    DPI,
+    ShortNumbers,
+    draw_line,
+    new_figure,
+    short_number,
+    styled,
+    widen,
+)
 from labrl.analysis.plots.trial import draw_group, plot_trial
 from labrl.analysis.report.build import build_comparison
 from labrl.analysis.report.comparison import Comparison
@@ -220,6 +229,13 @@ def test_wall_time_is_told_in_a_unit_that_suits_it(seconds: float, unit: str) ->
 @pytest.mark.parametrize(("value", "text"), [(2e6, "2M"), (2500, "2.5k"), (0.05, "0.05"), (-20, "-20")])
 def test_ticks_are_short(value: float, text: str) -> None:
     assert short_number(value) == text
+
+
+def test_ticks_have_the_digits_that_tell_them_apart() -> None:
+    labels = ShortNumbers().format_ticks
+    assert labels([1.7912, 1.7914, 1.7916]) == ["1.7912", "1.7914", "1.7916"]
+    assert labels([1_000_010, 1_000_020]) == ["1.00001M", "1.00002M"]
+    assert labels([0, 0.5, 500_000]) == ["0", "0.5", "500k"]
 
 
 def test_figures_need_no_display_and_leave_a_users_settings_alone() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from labrl.analysis.groups import Group
@@ -18,11 +18,11 @@ from labrl.analysis.plots.colours import GREY, Style
 from labrl.analysis.plots.figures import (
     COLUMN,
     TEXT,
+    ShortNumbers,
     draw_line,
     label_axis,
     new_figure,
     save,
-    short_number,
     shorten,
     widen,
 )
@@ -116,7 +116,7 @@ def _scores(compared: Sequence[Compared], folder: Path, suffix: str) -> list[Pat
     axes.set_ylim(-0.6, len(ranked) - 0.4)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.xaxis.set_major_formatter(ShortNumbers())
     axes.set_xlabel("final return, 95 % interval")
     axes.set_title(compared[0].group.env, loc="left")
     return save(figure, folder, f"scores{suffix}")
@@ -141,7 +141,7 @@ def _profile(compared: Sequence[Compared], folder: Path, suffix: str) -> list[Pa
         if low is not None and high is not None:
             axes.fill_between(places, low, high, step="post", color=one.style.colour, alpha=0.15, linewidth=0)
     axes.set_ylim(-0.03, 1.03)
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.xaxis.set_major_formatter(ShortNumbers())
     axes.set_xlabel("final return")
     axes.set_ylabel("share of seeds above it")
     axes.set_title(compared[0].group.env, loc="left")
@@ -166,7 +166,7 @@ def plot_setting(
             _measure(axes, setting.places[own], [estimates[i] for i in own], styles[agent], agent)
         axes.set_title(name, loc="left", pad=3)
         axes.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 2.5, 5, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+        axes.yaxis.set_major_formatter(ShortNumbers())
     for axes in panels[: len(setting.measures)]:
         _setting_axis(axes, setting)
     for axes in panels[len(setting.measures) :]:
@@ -190,7 +190,7 @@ def _setting_axis(axes: Axes, setting: Setting) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.xaxis.set_major_formatter(ShortNumbers())
 
 
 def _measure(

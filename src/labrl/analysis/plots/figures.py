@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import Formatter, MaxNLocator
 
 from labrl.analysis.plots.colours import Style
 from labrl.analysis.rows import Column
@@ -119,18 +119,35 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return [png, svg]
 
 
-def short_number(value: float, _position: int | None = None) -> str:
-    """`2M`, `500k`, `0.05`: the label of a tick."""
+def short_number(value: float, digits: int = 4) -> str:
+    """`2M`, `500k`, `0.05`."""
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size * 0.9999999:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
+            return f"{value / size:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
+
+
+class ShortNumbers(Formatter):
+    """Labels of an axis, with as many digits as tell them apart."""
+
+    def __call__(self, value: float, position: int | None = None) -> str:
+        """The label of one tick."""
+        return short_number(value)
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The labels of all ticks."""
+        labels: list[str] = []
+        for digits in range(4, 17):
+            labels = [short_number(value, digits) for value in values]
+            if len(set(labels)) == len(labels):
+                break
+        return labels
 
 
 def label_axis(axes: Axes, axis: str, longest: float) -> float:
     """Write what the horizontal axis is. Returns what values in seconds or frames are divided by."""
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.xaxis.set_major_formatter(ShortNumbers())
     if axis == "wall":
         unit, seconds = time_unit(longest)
         axes.set_xlabel(f"wall time ({unit})")

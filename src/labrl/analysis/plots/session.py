@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from labrl.analysis.plots.colours import GREY, Style
-from labrl.analysis.plots.figures import TEXT, draw_band, draw_line, new_figure, save, short_number, widen
+from labrl.analysis.plots.figures import TEXT, ShortNumbers, draw_band, draw_line, new_figure, save, widen
 from labrl.analysis.rows import Column
 from labrl.analysis.runs import SessionRun
 from labrl.analysis.series import Curve, moving_average, window_of
@@ -95,9 +95,9 @@ def _sheet(columns: Sequence[str]) -> Sheet:
     for axes, column in zip(panels, columns, strict=False):
         axes.set_title(title(column), loc="left", pad=3)
         axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+        axes.xaxis.set_major_formatter(ShortNumbers())
         axes.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 2.5, 5, 10]))
-        axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+        axes.yaxis.set_major_formatter(ShortNumbers())
     for axes in panels[len(columns) :]:
         axes.set_axis_off()
     for axes in panels[max(len(columns) - COLUMNS, 0) : len(columns)]:  # the lowest of each column

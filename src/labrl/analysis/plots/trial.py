@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from labrl.analysis.plots.colours import Style, agent_style
 from labrl.analysis.plots.figures import (
     COLUMN,
+    ShortNumbers,
     draw_band,
     draw_line,
     label_axis,
     new_figure,
     save,
-    short_number,
     styled,
     widen,
 )
@@ -71,7 +71,7 @@ def label_returns(axes: Axes, evaluation: bool) -> None:
     """Write what the vertical axis is."""
     axes.set_ylabel("return of evaluation" if evaluation else "return")
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.yaxis.set_major_formatter(ShortNumbers())
 
 
 def draw_group(
