@@ -21,6 +21,7 @@ from labrl.memory.replay import Sample
 
 sb3 = pytest.importorskip("stable_baselines3", reason="pip install 'labrl[bench]' brings Stable-Baselines3")
 from stable_baselines3.common.logger import configure  # noqa: E402
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike  # noqa: E402
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBufferSamples  # noqa: E402
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -38,12 +39,12 @@ class Spaces(gym.Env):
 
 
 def theirs(kind: Any, action: gym.Space, hidden: Any, **options: Any) -> Any:
-    """Their agent, whose learning rate of 0 leaves all weights as they are."""
+    """Their agent; a learning rate of 0, where none is given, leaves all weights as they are."""
     env: Any = sb3.common.vec_env.DummyVecEnv([lambda: Spaces(action)])
     model = kind(
         "MlpPolicy",
         env,
-        learning_rate=0.0,
+        learning_rate=options.pop("learning_rate", 0.0),
         device="cpu",
         policy_kwargs={"net_arch": hidden, **options.pop("policy", {})},
         **options,
@@ -209,38 +210,55 @@ def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_gradients(linear(agent.network), seen[0])
 
 
-@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["agent=ppo", "preset=none", "agent/network=mlp", "agent.network.torso.hidden=[16,16]"]
-    words += ["agent.network.shared=false", "agent.batch_size=16", "agent.horizon=4", "env.num_envs=4"]
-    agent, _, _ = build(resolve(compose(words)), action)
-    disturb(agent)
-    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "normalize_advantage": False}
-    options |= {"clip_range": 0.2, "ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 1e9}
-    model = theirs(sb3.PPO, action, {"pi": [16, 16], "vf": [16, 16]}, **options)
-    network = agent.modules()["actor_critic"]
-    copy_layers(linear(network.policy_torso), model.policy.mlp_extractor.policy_net)
-    copy_layers(linear(network.value_torso), model.policy.mlp_extractor.value_net)
-    copy_layers(linear(network.policy_head), model.policy.action_net)
-    copy_layers(linear(network.value_head), model.policy.value_net)
-    if action is BOX:
-        model.policy.log_std.data.copy_(network.policy_head.log_std[0])
-    draw = made_up(action, seed=2)
+ON_POLICY = ["preset=none", "agent/network=mlp", "agent.network.torso.hidden=[16,16]"]
+ON_POLICY += ["agent.network.shared=false", "agent.horizon=4", "env.num_envs=4"]
+APART = {"pi": [16, 16], "vf": [16, 16]}
+
+
+def parts_of(network: Any, policy: Any) -> list[tuple[nn.Module, nn.Module]]:
+    """What is linear in labrl's network, beside what it is in theirs."""
+    torsos = (network.policy_torso, network.value_torso)
+    theirs = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
+    heads = (network.policy_head, network.value_head)
+    return list(zip(torsos + heads, (*theirs, policy.action_net, policy.value_net), strict=True))
+
+
+def copy_actor_critic(network: Any, policy: Any) -> None:
+    for own, other in parts_of(network, policy):
+        copy_layers(linear(own), other)
+    if hasattr(policy, "log_std"):
+        policy.log_std.data.copy_(network.policy_head.log_std[0])
+
+
+def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Rollout:
+    """Made-up steps, which `model` will learn from, too."""
     old_value, advantage, target, old_log_prob = (torch.randn(16) for _ in range(4))
     old_log_prob = old_log_prob - 1
 
-    def minibatches(size: int) -> Iterator[RolloutBufferSamples]:
+    def minibatches(batch_size: int | None) -> Iterator[RolloutBufferSamples]:
         yield RolloutBufferSamples(draw.observation, draw.action, old_value, old_log_prob, advantage, target)
 
     monkeypatch.setattr(model.rollout_buffer, "get", minibatches)
+    columns = torch.stack([advantage, target, old_value, old_log_prob], dim=1)
+    return Rollout(draw.observation, draw.action, columns, None)
+
+
+@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
+def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, _, _ = build(resolve(compose(["agent=ppo", *ON_POLICY, "agent.batch_size=16"])), action)
+    disturb(agent)
+    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "normalize_advantage": False}
+    options |= {"clip_range": 0.2, "ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 1e9}
+    model = theirs(sb3.PPO, action, APART, **options)
+    network = agent.modules()["actor_critic"]
+    copy_actor_critic(network, model.policy)
+    rollout = rollout_of(made_up(action, seed=2), model, monkeypatch)
     seen = gradients_at_steps(model.policy.optimizer)
     model._current_progress_remaining = 1.0
     model.train()
 
-    columns = torch.stack([advantage, target, old_value, old_log_prob], dim=1)
-    rollout = Rollout(draw.observation, draw.action, columns, None)
     coefficients = Coefficients(0.2, None, 0.01)
-    statistics = agent._gradient(rollout, torch.arange(16), draw.action, columns, coefficients)
+    statistics = agent._gradient(rollout, torch.arange(16), rollout.action, rollout.columns, coefficients)
     own = dict(zip(agent.STATISTICS, statistics.tolist(), strict=True))
     assert own["loss_policy"] == pytest.approx(said(model, "policy_gradient_loss"), rel=1e-5)
     assert 2 * own["loss_value"] == pytest.approx(said(model, "value_loss"), rel=1e-5)
@@ -252,3 +270,32 @@ def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(log_std[0], seen[0].pop(0), **CLOSE)
     parts = (network.policy_torso, network.value_torso, network.policy_head, network.value_head)
     assert_gradients([layer for part in parts for layer in linear(part)], seen[0])
+
+
+@pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
+def test_a2c_and_its_optimizer(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["agent=a2c", *ON_POLICY, "agent/optimizer=rmsprop", "agent.entropy_coef=0.01", "agent.lr=7e-3"]
+    words += ["agent.optimizer.eps=1e-5", "agent.optimizer.initial=1"]
+    agent, _, _ = build(resolve(compose(words)), action)
+    disturb(agent)
+    options = {"ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 0.5, "gae_lambda": 1.0}
+    as_baselines = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
+    model = theirs(sb3.A2C, action, APART, learning_rate=7e-3, policy=as_baselines, **options)
+    network = agent.modules()["actor_critic"]
+    copy_actor_critic(network, model.policy)
+    rollout = rollout_of(made_up(action, seed=2), model, monkeypatch)
+    model._current_progress_remaining = 1.0
+    before = [weight.detach().clone() for weight in network.parameters()]
+    for _ in range(3):
+        model.train()
+        agent._update(rollout)
+    own = agent.metrics()
+    assert own["loss_policy"] == pytest.approx(said(model, "policy_loss"), rel=1e-5)
+    assert 2 * own["loss_value"] == pytest.approx(said(model, "value_loss"), rel=1e-5)
+    assert -own["entropy"] == pytest.approx(said(model, "entropy_loss"), rel=1e-5)
+    for own_part, other in parts_of(network, model.policy):
+        for mine, yours in zip(linear(own_part), linear(other), strict=True):
+            torch.testing.assert_close(mine.state_dict(), yours.state_dict(), **CLOSE)
+    if action is BOX:
+        torch.testing.assert_close(network.policy_head.log_std[0], model.policy.log_std, **CLOSE)
+    assert all(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
