@@ -178,6 +178,14 @@ def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(words: list[str
     assert [row["frame"] for row in rows(run.session(0).train_csv)] == ["60", "120", "180", "240"]
 
 
+@pytest.mark.usefixtures("in_thread")
+def test_each_resume_begins_episodes_that_were_not_played_before(tmp_path: Path) -> None:
+    run, words = RunFolder.create(tmp_path / "run"), [*PENDULUM, "agent=sac"]
+    begun = [received(play(words, run, stop_at))[0].step for stop_at in (60, 120, 180)]  # none has ended
+    assert [step.void for step in begun] == [False, True, True]
+    assert not np.isin(begun[2].observation, begun[1].observation).any()
+
+
 class Breaks:
     """Fails at a later step, or hangs there."""
 

@@ -113,6 +113,8 @@ class ActorEnv:
             step.mask,
         )
         self._steps += 1
+        if step.void:  # the episodes of a run that goes on were cut, and the process has begun the next ones
+            self._episode += 1
         for episode in step.episodes:
             self._episode[episode.env] = episode.index + 1
         if step.episode_over.any():
