@@ -19,7 +19,7 @@ from labrl.envs.games import games
 
 AUTO = "auto_"
 """Beginning of the choices `preset=auto_<agent>_<env>`, which config.yaml makes by itself."""
-PARTS = ("value", "target", "memory", "exploration", "noise", "optimizer")
+PARTS = ("value", "target", "memory", "exploration", "noise")
 """Groups below `agent/` whose options have presets: `preset/exploration/epsilon_greedy_cartpole`."""
 
 
