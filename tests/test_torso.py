@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, get_args
 
 import gymnasium as gym
@@ -11,16 +12,19 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from labrl.clock import Clock
 from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
 from labrl.networks.building import built
 from labrl.networks.compute import Compute
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
-from labrl.networks.inputs import SideBySide, build_torso, num_features
+from labrl.networks.inputs import Habits, SideBySide, build_torso, num_features
 from labrl.networks.layers import Activation, Initialization
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import MLP, AutoTorsoConfig, MLPConfig, NatureCNN, NatureCNNConfig, check_torso
+from labrl.seeding import Streams
 
 ONE_ARRAY = [
     spaces.Box(-1, 1, (3,)),
@@ -235,6 +239,29 @@ class Holding(nn.Sequential):
         return features if isinstance(self[1], nn.RNNBase | nn.MultiheadAttention) else self[1](features)
 
 
+class Habitual(nn.Module):
+    """A torso with a habit: what it does in a forward pass, or is made with, beside six features of three."""
+
+    def __init__(self, observation_space: gym.Space, habit: str) -> None:  # type: ignore[type-arg]
+        super().__init__()
+        if habit == "fails":
+            raise KeyError("left")
+        self.layer, self._habit = nn.Linear(3, 6), habit
+        if habit == "spectral":
+            self.layer = nn.utils.parametrizations.spectral_norm(self.layer)
+        if habit == "double":
+            self.layer.double()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        features = self.layer(observation)
+        if self._habit == "counts" and torch.is_grad_enabled():
+            self.seen.add_(len(observation))  # type: ignore[operator]  # a buffer
+        if self._habit == "one_row":
+            return features.mean(0, keepdim=True)
+        return nn.functional.dropout(features, 0.1, self.training) if self._habit == "draws" else features
+
+
 class NoModule:
     def __init__(self, observation_space: gym.Space) -> None:  # type: ignore[type-arg]
         pass
@@ -318,6 +345,43 @@ def test_layers_by_which_a_run_would_not_repeat_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"agent\.network: .*{told}"):
         all_built(layer, **options)
+
+
+@pytest.mark.parametrize(
+    ("habit", "told"),
+    [
+        ("draws", "forward pass of Habitual draws random numbers"),
+        ("counts", "forward pass of Habitual changes its buffer seen"),
+        ("spectral", r"changes its buffer layer\.parametrizations\.weight\.0\._[uv]"),
+        ("double", r"test_torso\.Habitual has weights in torch\.float64"),
+        ("one_row", r"of \[2, 3\] it made \[1, 6\]"),
+        ("fails", r"test_torso\.Habitual cannot be made: KeyError: 'left'"),
+    ],
+)
+def test_a_forward_pass_that_leaves_something_behind_is_refused(habit: str, told: str) -> None:
+    words = [
+        "~agent.network.torso",
+        f"+agent.network.torso={{_target_: test_torso.Habitual, habit: {habit}}}",
+    ]
+    config = resolve(compose(["preset=none", *words]))
+    env = Spaces(SEEN, gym.spaces.Discrete(2), 1)
+    compute = Compute(torch.device("cpu"), torch.float32, 1)
+    build = partial(config.agent.build, spaces=env, clock=Clock(1), streams=Streams(0), compute=compute)
+    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
+        build()
+
+
+def test_what_a_forward_pass_would_have_kept_is_not_there_after_the_first_look() -> None:
+    torso = Habitual(SEEN, "counts")
+    assert num_features(torso, SEEN) == 6
+    assert torso.habits == Habits(draws=False, changes=("seen",))
+    assert float(torso.seen) == 0  # type: ignore[arg-type]
+    before = torch.get_rng_state()
+    assert num_features(Habitual(SEEN, "draws"), SEEN) == 6
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(before)
+    Habitual(SEEN, "draws")
+    assert torch.equal(torch.get_rng_state(), drawn), "only its weights were drawn"
 
 
 def test_layers_that_draw_nothing_are_no_obstacle() -> None:

@@ -46,7 +46,8 @@ def _line(key: str, path: Path, message: str) -> str:
     for part in path:
         full += f"[{part}]" if isinstance(part, int) else f".{part}" if full else part
     prefix = full.rpartition(".")[0]
-    message = message.replace("<siblings>", f"{prefix}." if prefix else "").replace("<key>", full)
+    message = message.replace("<siblings>", f"{prefix}." if prefix else "")
+    message = message.replace("<key>", full).replace("<parent>", prefix)
     separator = "" if message.startswith(":") else " "
     return f"{full}{separator}{message}" if full else message
 
@@ -82,6 +83,10 @@ def dataclass_of(cls: type, node: Any) -> Any:
         raise InvalidError([((), f": {error}")]) from None
 
 
+GIVEN = frozenset({"observation_space"})
+"""Arguments that no key gives: a running program does."""
+
+
 def component_of(node: Any) -> Component:
     """The component that `node` describes. Raises InvalidError with every mistake."""
     if isinstance(node, Component):
@@ -104,7 +109,12 @@ def component_of(node: Any) -> Component:
     accepted = accepted_settings(target)
     unknown = [] if accepted is None else [name for name in settings if name not in accepted]
     if unknown:
-        raise InvalidError([((name,), _unknown(name, sorted(accepted or ()))) for name in unknown])
+        known = sorted(set(accepted or ()) - GIVEN)
+        before = (
+            " Where only _target_ is changed, the keys of the part before stay. To take its place whole: "
+            f"~<parent> '+<parent>={{_target_: {path}}}'"
+        )
+        raise InvalidError([((name,), _unknown(name, known, before)) for name in unknown])
     return Component(path, settings)
 
 
@@ -116,10 +126,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _unknown(name: str, known: list[str]) -> str:
+def _unknown(name: str, known: list[str], otherwise: str = "") -> str:
+    """otherwise: what else to do, where no known key is near."""
     guess = did_you_mean(name, known, prefix="<siblings>")
     here = f" Known here: {', '.join(known)}." if known else " There are no keys here."
-    return f": no such key.{guess or here}"
+    return f": no such key.{guess or here + otherwise}"
 
 
 def _example(field: dataclasses.Field[Any]) -> str:

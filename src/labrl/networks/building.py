@@ -46,7 +46,8 @@ def built(
 
 
 def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
-    """Raises ConfigError for layers of a user's network that draw numbers, or mix the rows of a batch."""
+    """Raises ConfigError for layers of a user's network that draw numbers, mix the rows of a batch or keep
+    something of it: copies of the network, for other threads and as a target, would not have the same."""
     for name, layer in network.named_modules():
         told = f"agent.network: {name} of {type(network).__name__} is a {type(layer).__name__}"
         if isinstance(layer, DRAWS) and layer.p > 0:
@@ -58,6 +59,17 @@ def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
         if isinstance(layer, _BatchNorm) and not whole_minibatches:
             raise ConfigError(
                 f"{told}: it {BY_THE_MINIBATCH}. Take nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
+            )
+    for torso in network.modules():
+        habits = getattr(torso, "habits", None)
+        told = f"agent.network.torso: the forward pass of {type(torso).__name__}"
+        if habits is not None and habits.draws:
+            raise ConfigError(f"{told} draws random numbers, which no seed of a run fixes. Leave them out.")
+        if habits is not None and habits.changes and not whole_minibatches:
+            raise ConfigError(
+                f"{told} changes its buffer {habits.changes[0]}, and each thread that learns, and a target "
+                "network, would come to another one. Compute by weights and constants alone, such as "
+                "weight_norm or LayerNorm in place of spectral_norm."
             )
 
 

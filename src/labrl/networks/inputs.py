@@ -31,14 +31,28 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
     """The torso for observations of `space`; its `layout` makes one array of several inputs."""
     check_reads(torso, space)
     layout = SideBySide(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
-    built: nn.Module = torso.build(observation_space=space if layout is None else layout.space)
+    try:
+        built: nn.Module = torso.build(observation_space=space if layout is None else layout.space)
+        weights = list(built.parameters()) if isinstance(built, nn.Module) else []
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a user's own code may raise
+        raise ConfigError(
+            f"agent.network.torso: {torso.target} cannot be made: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(built, nn.Module):
         raise ConfigError(
             f"agent.network.torso: {torso.target} is no torch.nn.Module; derive it from that class."
         )
+    for weight in weights:
+        if weight.dtype != torch.float32:
+            raise ConfigError(
+                f"agent.network.torso: {torso.target} has weights in {weight.dtype}, and labrl trains "
+                "those in torch.float32. Make them so; meta.precision=bf16 computes in bfloat16 by them."
+            )
     if layout is not None:
         built.layout = layout  # type: ignore[assignment]  # no module, nor a tensor
-    if any(isinstance(weight, nn.UninitializedParameter) for weight in built.parameters()):
+    if any(isinstance(weight, nn.UninitializedParameter) for weight in weights):
         num_features(built, space)  # the first observation says how large its weights are
     return built
 
@@ -52,30 +66,72 @@ def _as_they_are(observation: NDArray) -> NDArray:
     return observation
 
 
+@dataclass(frozen=True)
+class Habits:
+    """What a forward pass of a torso does beside computing features."""
+
+    draws: bool
+    """Whether it draws random numbers."""
+    changes: tuple[str, ...]
+    """Names of the buffers that it writes to."""
+
+
 def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
     """How many features the torso makes of an observation, which leaves statistics that it keeps as they are.
 
-    Raises ConfigError for one that fails or gives anything but [batch, features].
+    Notes the torso's `habits`. Raises ConfigError for one that fails or gives anything but [batch, features].
     """
     seen = layout_of(torso)(example(space))
     one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
-    told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
     torso.eval()
     try:
         with torch.no_grad():
-            features = torso(one)
-    except Exception as error:  # whatever a user's own code may raise
-        raise ConfigError(
-            f"{told}, and fails on {list(one.shape)}: {type(error).__name__}: {error}"
-        ) from error
+            size = _num_features(torso, one)
+        torso.train()
+        several = torch.cat([one, one])
+        torso.habits = _habits(torso, several)  # type: ignore[assignment]  # no module, nor a tensor
+        with torch.no_grad():
+            _num_features(torso.eval(), several)
     finally:
         torso.train()
-    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 1:
+    return size
+
+
+def _num_features(torso: nn.Module, batch: Tensor) -> int:
+    features = _features(torso, batch)
+    told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ConfigError(f"{told}, of {list(one.shape)} it made {given}.")
+        raise ConfigError(f"{told}, of {list(batch.shape)} it made {given}.")
     if features.dtype not in (torch.float32, torch.bfloat16):
         raise ConfigError(f"{told} as float32, it made {features.dtype}.")
     return int(features.shape[1])
+
+
+def _features(torso: nn.Module, batch: Tensor) -> Any:
+    try:
+        return torso(batch)
+    except Exception as error:  # whatever a user's own code may raise
+        raise ConfigError(
+            f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations, and "
+            f"fails on {list(batch.shape)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _habits(torso: nn.Module, batch: Tensor) -> Habits:
+    """Seen in one forward pass as in training, after which all is as before."""
+    generator = torch.get_rng_state()
+    before = {name: buffer.clone() for name, buffer in torso.named_buffers()}
+    _features(torso, batch)
+    draws = not torch.equal(generator, torch.get_rng_state())
+    torch.set_rng_state(generator)
+    changed = [
+        name for name, buffer in torso.named_buffers() if not torch.equal(buffer, before.get(name, batch))
+    ]
+    with torch.no_grad():
+        for name, buffer in torso.named_buffers():
+            buffer.copy_(before.get(name, buffer))
+    return Habits(draws, tuple(changed))
 
 
 def check_reads(torso: Component, space: gym.Space[Any]) -> None:

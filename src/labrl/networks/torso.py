@@ -339,7 +339,8 @@ class AutoTorso:
             raise ConfigError(
                 f"agent.network.torso: {cls.__name__} reads vectors and images of three axes, and these are "
                 f"stacks of pictures in colour, {observation_space.shape}. Set env.grayscale=true for a game "
-                "of the ALE, or agent.network.torso._target_ to a torso of your own."
+                "of the ALE, or take a torso of your own: ~agent.network.torso "
+                "'+agent.network.torso={_target_: my_module.MyTorso}'."
             )
 
     def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> nn.Module:  # type: ignore[misc]
