@@ -12,7 +12,13 @@ import torch
 from on_policy_cases import CHOICES, SWITCHES, assert_same_future, build, kept_from, noise, play
 from test_a2c import Recorded
 
+import labrl
+from labrl.agents.reinforce import Reinforce
 from labrl.cli import main
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe
+from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
 ONE = gym.spaces.Box(0, 1, (1,), np.float32)
@@ -156,3 +162,19 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
     assert main(words) == 1
     said = capsys.readouterr()
     assert "16 episodes of up to 128 steps are under way" in said.out + said.err
+
+
+@pytest.mark.parametrize("word", ["agent.network.value_head=[8]", "agent.network.shared=true"])
+def test_networks_of_values_that_nobody_learns_are_refused(word: str) -> None:
+    config = resolve(compose(["agent=reinforce", "env=cartpole", "preset=none", word]))
+    with pytest.raises(ConfigError, match=r"agent\.network\.(value_head|shared) .*agent\.baseline is mean"):
+        Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
+
+
+def test_a_run_without_an_update_says_so(tmp_path: Path) -> None:
+    words = ["agent=reinforce", "env=cartpole", "preset=none", "agent.episodes=1000", "env.max_frame=200"]
+    words += ["meta=dev", "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
+    run = labrl.train(words)
+    assert run.exit_code == 0
+    log = (run.folder / "session_0" / "session.log").read_text()
+    assert "session 0 has learned nothing: its agent made no update in 200 frames" in log

@@ -61,6 +61,12 @@ class Reinforce(LearnsOnce):
         """Raises ConfigError for options that have no meaning in the environment's spaces, or together."""
         super().check(config, spaces)
         assert isinstance(config, ReinforceConfig)
+        for name in ("value_head", "shared"):
+            if getattr(config.network, name) and config.baseline != "value":
+                raise ConfigError(
+                    f"agent.network.{name} is for learned values, and agent.baseline is {config.baseline} "
+                    "(set agent.baseline=value)."
+                )
         if config.self_imitation is not None and config.baseline != "value":
             raise ConfigError(
                 "agent.self_imitation compares returns with learned values, and agent.baseline is "

@@ -63,6 +63,7 @@ def run_session(
             session = restored_session(config, index, folder, num_threads, begin)
             folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
             session.run()
+            _warn_if_nothing_was_learned(session, index)
         if session.pruned:
             result.status, code = "pruned", 0
         elif session.interrupted:
@@ -86,6 +87,18 @@ def run_session(
         _fill(result, session)
     write_json(folder.result, dataclasses.asdict(result))
     return code
+
+
+def _warn_if_nothing_was_learned(session: Session, index: int) -> None:
+    clock = session.clock
+    at_its_end = not (session.interrupted or session.pruned)
+    if at_its_end and clock.opt_step == 0 and clock.frame > 0 and session.agent.modules():
+        _log.warning(
+            "session %d has learned nothing: its agent made no update in %s frames. Set env.max_frame to "
+            "more, or let it learn from fewer steps or episodes at a time",
+            index,
+            f"{clock.frame:,}",
+        )
 
 
 def restored_session(
