@@ -144,6 +144,11 @@ def test_config_dir_that_is_no_folder_is_refused() -> None:
         compose([], "nowhere")
 
 
+def test_a_misspelt_value_is_told_the_nearest_one() -> None:
+    told = refused("agent.network.head_activation=relu")
+    assert told.endswith("got 'relu'. Did you mean agent.network.head_activation=ReLU?")
+
+
 @pytest.mark.parametrize("activation", ["Foo", "Linear", "Softmax", "RReLU"])
 def test_activation_that_no_network_can_be_built_with_is_refused_by_its_full_key(activation: str) -> None:
     message = refused(f"agent.network.torso.mlp.activation={activation}")

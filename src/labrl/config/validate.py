@@ -7,6 +7,7 @@ pydantic ignores unknown keys, and because the branch of a union must not show u
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Container, Mapping
 from functools import cache
@@ -150,8 +151,17 @@ def _mistakes(error: ValidationError, name: str, example: str) -> list[tuple[Pat
             found += inner.below(*path)
         else:
             text = f"{_rule(one)}, got {shown(one['input'])}"
-            found.append((path, text + (example if len(path) == 1 else "")))
+            found.append((path, text + (_meant(one) or (example if len(path) == 1 else ""))))
     return found
+
+
+def _meant(one: Any) -> str:
+    """The spelling that is near to what was given, where only some are allowed."""
+    if one["type"] != "literal_error" or not isinstance(one["input"], str):
+        return ""
+    allowed = re.findall("'([^']+)'", one["ctx"]["expected"])
+    guess = did_you_mean(one["input"], allowed, prefix="<key>=")
+    return f".{guess}" if guess else ""
 
 
 def _rule(one: Any) -> str:
