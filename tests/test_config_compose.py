@@ -227,6 +227,12 @@ def test_dev_lets_learning_from_replay_start() -> None:
     )
 
 
+@pytest.mark.parametrize("agent", ["sac", "crossq", "td3", "ddpg"])
+def test_dev_lets_a_minibatch_come_together(agent: str) -> None:
+    config = composed("meta=dev", f"agent={agent}", "env=pendulum", "agent.learning_starts=100")
+    assert config.env.config.max_frame == config.agent.config.batch_size + 2 * 64
+
+
 def test_part_set_by_a_preset_can_be_replaced() -> None:
     config = composed("~agent.lr", "+agent.lr={kind: piecewise, points: [[0, 1e-3], [1e5, 1e-4]]}")
     assert config.agent.config.lr.points == [(0, 1e-3), (100_000, 1e-4)]

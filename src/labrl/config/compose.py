@@ -92,6 +92,7 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
     OmegaConf.register_resolver("labrl.sum", lambda *terms: sum(terms), replace=True)
     OmegaConf.register_resolver("labrl.first", _first, replace=True)
     OmegaConf.register_resolver("labrl.horizon", _horizon, replace=True)
+    OmegaConf.register_resolver("labrl.until_learning", _until_learning, replace=True)
     OmegaConf.register_resolver("labrl.whole", _whole, replace=True)
     # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
@@ -194,6 +195,14 @@ def _unset(node: Any, key: str = "") -> Iterator[str]:
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
         yield from _unset(value, f"{key}.{name}" if key else str(name))
+
+
+def _until_learning(agent: Mapping[str, Any]) -> int:
+    """Frames until an agent with a replay memory may learn; 0 for all others, and where a number is wrong."""
+    numbers = [agent.get(name, 0) for name in ("learning_starts", "batch_size")]
+    if "learning_starts" not in agent or not all(isinstance(number, int | float) for number in numbers):
+        return 0
+    return int(max(numbers))
 
 
 def _first(*values: Any) -> Any:

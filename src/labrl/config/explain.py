@@ -168,6 +168,12 @@ def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> Co
         if key in groups:
             parent = key.rpartition("/")[0]
             return ConfigError(f"{key}: what is chosen for {parent} has no such part.")
+        group, _, place = key.partition("@")
+        if place and group in groups:
+            return ConfigError(
+                f"{key}: nothing is chosen from {group} at {place}. A part is put there whole: "
+                f"'{place}={{_target_: <class>}}', with its keys beside _target_."
+            )
         guess = did_you_mean(key, groups)
         return ConfigError(f"{key}: no such group.{guess or ' Known: ' + ', '.join(groups) + '.'}")
     hydra = key.startswith("hydra.")
