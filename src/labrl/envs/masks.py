@@ -96,7 +96,8 @@ def first_valid(mask: NDArray[np.bool_], space: Space[Any]) -> NDArray:
     firsts = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(
         len(mask), *(space.shape or ())
     )
-    return firsts + space.start  # type: ignore[attr-defined]  # both spaces that have masks have it
+    values = firsts + space.start  # type: ignore[attr-defined]  # both spaces that have masks have it
+    return values.astype(space.dtype, copy=False)
 
 
 def made_valid(action: Any, space: Space[Any], observation: Any, info: Mapping[str, Any]) -> Any:
