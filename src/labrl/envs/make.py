@@ -80,4 +80,8 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
             "(Box, Discrete, MultiDiscrete, MultiBinary). Wrap the environment and give the wrapped one as "
             "env.make."
         )
+    if 0 in (action_space.shape or ()):
+        raise ConfigError(
+            f"env.name={env.config.name}: its actions are {action_space}, of no numbers: give at least one."
+        )
     return observation_space, action_space
