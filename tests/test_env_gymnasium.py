@@ -24,7 +24,8 @@ from labrl.envs.repeatability import depends_on_history
 from labrl.envs.workers import EnvironmentLostError
 from labrl.processes import SIGNALS
 
-UNCHECKED = {"fresh_env_per_episode": False}
+UNCHECKED = {"fresh_env_per_episode": False, "action_mask": False}
+"""Nothing is played before the run."""
 
 
 class Restless(Walk):

@@ -46,7 +46,10 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
 
 
 def gives_masks(env: Component) -> bool:
-    """Whether an environment says which actions are valid, found out by one reset of one made for that."""
+    """Whether an environment says which actions are valid, found out by one made for that.
+
+    Raises ConfigError where it says so in a way that nobody could heed.
+    """
     target = env.load()
     return bool(target.gives_masks(env.config)) if hasattr(target, "gives_masks") else False
 

@@ -21,7 +21,6 @@ from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
-from labrl.envs.masks import choices
 from labrl.lab import reporting, videos
 from labrl.lab.devices import check_compiler, threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
@@ -71,7 +70,7 @@ def check(config: TrialConfig) -> None:
     agent = config.agent.load()
     if hasattr(agent, "check"):
         agent.check(config.agent.config, spaces)
-    if choices(action_space) and not heeds_masks(agent) and gives_masks(config.env):
+    if gives_masks(config.env) and not heeds_masks(agent):
         refuse_masks(getattr(agent, "NAME", config.agent.target), action_space, config.env.config.name)
     if config.meta.eval_greedy and not hasattr(agent, "greedy_action"):
         raise ConfigError(
