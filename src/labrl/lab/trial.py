@@ -13,9 +13,13 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
+from gymnasium.spaces import Box, Space
+
 from labrl.agents.action_spaces import refuse_masks
 from labrl.agents.agent import heeds_masks
 from labrl.agents.transforms import Transforms
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
@@ -94,7 +98,7 @@ def check(config: TrialConfig) -> None:
         )
     Transforms.build(config.transforms, spaces)
     _check_goals(config)
-    _check_offline(config)
+    _check_offline(config, action_space)
     _check_collecting(config)
     check_callbacks(config)
     login.chosen(config.wandb)
@@ -128,8 +132,11 @@ def _check_goals(config: TrialConfig) -> None:
         )
 
 
-def _check_offline(config: TrialConfig) -> None:
-    """Raises ConfigError where what others have stored looks otherwise than what is played."""
+def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
+    """Raises ConfigError where what others have stored looks otherwise than what is played.
+
+    actions: of the environment.
+    """
     offline = getattr(config.agent.config, "offline", None)
     if offline is None or not hasattr(offline.load(), "transforms"):
         return
@@ -144,6 +151,26 @@ def _check_offline(config: TrialConfig) -> None:
                 f"would go through {now[name].target if name in now else 'null'}, so that one agent would "
                 f"learn from both. Set transforms.{name} as it is there."
             )
+    if hasattr(offline.load(), "environment"):
+        _compare_actions(offline, actions)
+
+
+def _compare_actions(offline: Component, actions: Space[Any]) -> None:
+    """Raises ConfigError where those of the source mean something else: memories keep them without bounds."""
+    try:
+        source = offline.load().environment(offline.config)
+        theirs = describe(source)[1]
+    except ConfigError:  # it cannot be made here
+        return
+    same = theirs == actions
+    if isinstance(theirs, Box) and isinstance(actions, Box) and theirs.shape == actions.shape:
+        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
+    if not same:
+        raise ConfigError(
+            f"agent.offline: actions of its source, {source.config.name}, are {theirs}, and those of this "
+            f"environment are {actions}: the same number would mean another action. Name a run in the same "
+            "action space."
+        )
 
 
 def _check_room(num_sessions: int) -> None:
