@@ -12,14 +12,18 @@ import numpy as np
 class Broken(gym.Env):
     """Ten steps an episode; `how` it breaks in step 20, when it is made or when it is closed."""
 
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    observation_space: gym.Space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space: gym.Space = gym.spaces.Discrete(2)
 
     def __init__(self, how: str) -> None:
         if how == "make":
             raise OSError("no licence")
         if how == "empty":
             self.observation_space = gym.spaces.Box(-1, 1, (0,), np.float32)
+        if how == "nameless":
+            self.observation_space = gym.spaces.Dict({"": self.observation_space})
+        if how == "idle":
+            self.action_space = gym.spaces.Box(-1, 1, (0,), np.float32)
         self._how, self._steps = how, 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ from labrl.agents.action_spaces import ACTS_IN, check_actions, fitting_agents
 from labrl.agents.random import uniform_actions
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
-from labrl.networks.spaces import Spaces
+from labrl.networks.spaces import Spaces, has_bounds
 
 AGENTS = sorted(path.stem for path in (Path(labrl.configs.__file__).parent / "agent").glob("*.yaml"))
 SPACES = {
@@ -78,6 +78,18 @@ def test_chance_takes_each_whole_number_of_a_box_as_often_its_bounds_too() -> No
     assert drawn.dtype == space.dtype
     assert np.bincount(drawn[:, 0] + 2) / 10_000 == pytest.approx([0.2] * 5, abs=0.02)
     assert np.bincount(drawn[:, 1]) / 10_000 == pytest.approx([0.5] * 2, abs=0.02)
+
+
+def test_agents_act_in_a_box_of_flags() -> None:
+    """Numpy subtracts no flags, and the width of a box is a difference."""
+    space = gym.spaces.Box(0, 1, (2,), np.bool_)
+    assert has_bounds(space)
+    drawn = uniform_actions(space, 1000, np.random.default_rng(0))
+    assert drawn.dtype == np.bool_
+    assert drawn.mean() == pytest.approx(0.5, abs=0.1)
+    for agent in set(fitting_agents(space)) - {"random"}:
+        config = resolve(compose([f"agent={agent}", "env=pendulum"])).agent
+        config.load().check(config.config, Spaces(OBSERVATION, space, 1))
 
 
 def test_where_nobody_fits_the_refusal_says_so() -> None:

@@ -22,6 +22,8 @@ WORDS += ["env.fresh_env_per_episode=false"]
         ("make", r"env\.make: broken_env\.Broken cannot be made: OSError: no licence"),
         ("close", r"env\.name=broken: its close\(\) failed: OSError: already closed"),
         ("empty", r"env: observations are Box\(.*\), of no numbers"),
+        ("idle", r"env\.name=broken: its actions are Box\(.*\), of no numbers"),
+        ("nameless", r"env: observations have an input named '', give that key a name: Dict\(''"),
     ],
 )
 def test_what_shows_before_a_run_is_wrong_input(how: str, said: str, tmp_path: Path) -> None:

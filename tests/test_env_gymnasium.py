@@ -24,7 +24,8 @@ from labrl.envs.repeatability import depends_on_history
 from labrl.envs.workers import EnvironmentLostError
 from labrl.processes import SIGNALS
 
-UNCHECKED = {"fresh_env_per_episode": False}
+UNCHECKED = {"fresh_env_per_episode": False, "action_mask": False}
+"""Nothing is played before the run."""
 
 
 class Restless(Walk):
@@ -196,6 +197,32 @@ def test_spaces_are_known_without_a_vector_environment() -> None:
     observation, action = describe(gymnasium_env("Pendulum-v1"))
     assert observation.shape == (3,)
     assert action.shape == (1,)
+
+
+class Picky(Walk):
+    """Takes an action only as its space has it, which Gymnasium's `contains` asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(2, dtype=np.int32)  # type: ignore[assignment]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, _ = super().reset(seed=seed)
+        return observation, {"action_mask": np.ones(2, np.int8)}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), repr(action)
+        return *super().step(action)[:4], {"action_mask": np.array([0, 1], np.int8)}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_gets_actions_of_the_type_that_it_declares(vectorization: str) -> None:
+    env = make_env(own_env(Picky, vectorization=vectorization), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    play(env, constant(1, 0), 1)
+    again = make_env(own_env(Picky), seed=0, num_threads=1, num_envs=2)
+    again.load_state_dict(env.state_dict())
+    env.close()
 
 
 @pytest.mark.parametrize(

@@ -86,14 +86,3 @@ def test_what_a_step_gave_is_not_written_to_later() -> None:
     envs.step(np.array([1, 0]))
     assert all((part == copy).all() for part, copy in zip(first, kept, strict=False))
     envs.close()
-
-
-def test_an_observation_that_does_not_fit_its_space_is_refused() -> None:
-    class Narrow(Sketch):
-        observation_space: Any = gym.spaces.Box(0, 1, (3,))
-
-        def _seen(self) -> Any:
-            return np.zeros(1, np.float32)
-
-    with pytest.raises(ValueError, match=r"shape \(1,\) came from reset"):
-        InTurn([Narrow], with_infos=False).reset(seed=[1], options={"reset_mask": np.ones(1, np.bool_)})

@@ -132,6 +132,94 @@ def test_masks_can_be_left_aside_and_must_fit_the_actions() -> None:
         make_env(wrong, seed=1, num_threads=1, num_envs=2)
 
 
+class Told(Doors):
+    """Its masks are what it is made with: at resets, and at steps."""
+
+    def __init__(self, first: Any, later: Any, style: str = "info", box: bool = False) -> None:
+        super().__init__(style)
+        self._first, self._later = first, later
+        if box:
+            self.action_space = gym.spaces.Box(-1, 1, (4,))  # type: ignore[assignment]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return *self._step_shown(False, False), self._info
+
+    def _shown(self, over: bool) -> tuple[Any, dict[str, Any]]:
+        seen, info = super()._shown(over)
+        given = self._later if self._steps else self._first
+        if self._style == "dict":
+            return {**seen, "action_mask": given}, {}
+        return seen, {} if given is None else {**info, "action_mask": given}
+
+
+def told(**how: Any) -> Component:
+    make = {"_target_": "test_masks.Told", **how}
+    return Component.parse({"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "told", "make": make}, "env")
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"first": [0, -1e8, 0, 0]}, r"its action_mask is \[0, -100000000\.0, 0, 0\]; flags are 1 where"),
+        ({"first": [float("nan")] * 4}, r"its action_mask is \[nan.*flags are 1 where"),
+        ({"first": "1011"}, r"its action_mask has 1 flags, and its actions need 4"),
+        ({"first": ["1", "0", "1", "1"]}, r"flags are 1 where"),
+        ({"first": [0, -1e8, 0, 0], "style": "dict"}, r"flags are 1 where"),
+        ({"first": None}, r"info\['action_mask'\] after steps but not after resets.*env\.action_mask=false"),
+        ({"first": [1, 1, 1, 1], "box": True}, r"actions are Box.*masks of Discrete and MultiDiscrete"),
+    ],
+)
+def test_masks_that_nobody_could_heed_are_refused_before_a_run(how: dict[str, Any], says: str) -> None:
+    env = told(later=[0, 1, 1, 0], **how)
+    with pytest.raises(ConfigError, match=rf"env\.name=told.*{says}"):
+        gives_masks(env)
+    env.config.action_mask = False
+    assert not gives_masks(env)
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR")
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("later", [[0, -1e8, 0, 0], [1, 1, 1, 1, 1]])
+def test_a_mask_that_is_none_later_is_told_with_its_environment_and_step(
+    later: list[float], vectorization: str
+) -> None:
+    env = told(first=[1, 1, 1, 1], later=later)
+    env.config.vectorization, env.config.fresh_env_per_episode = vectorization, False
+    vector = make_env(env, seed=0, num_threads=1, num_envs=2)
+    vector.reset()
+    with pytest.raises(
+        ValueError, match=r"told: environment \d after step 1 of its episode: its action_mask"
+    ):
+        vector.step(np.array([2, 2]))
+    vector.close()
+
+
+def test_a_mask_beside_actions_without_choices_stays_in_the_observation() -> None:
+    env = told(first=[1, 0, 1, 1], later=[1, 1, 0, 1], style="dict", box=True)
+    assert set(describe(env)[0]) == {"observation", "action_mask"}
+    vector = make_env(env, seed=0, num_threads=1, num_envs=2)
+    assert not vector.masked
+    assert vector.reset()["action_mask"].tolist() == [[1, 0, 1, 1]] * 2
+
+
+class Blind(Doors):
+    """Shows its mask and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__("dict")
+        self.observation_space = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(4)})
+
+
+def test_a_mask_alone_is_nothing_to_see() -> None:
+    make = {"_target_": "test_masks.Blind"}
+    env = Component.parse({"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "blind", "make": make}, "env")
+    with pytest.raises(
+        ConfigError, match=r"nothing is left to see beside the mask.* as the entry observation"
+    ):
+        describe(env)
+
+
 class Wrong(Doors):
     """Its mask is too long."""
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 from exact_cases import QUIET, SMALL, rows, state
+from omegaconf import OmegaConf
 from replay_cases import STACK, VECTOR, NaiveReplay, World, assert_all_as_seen, everything, uniform
 from test_restoring import changed_futures, session_in
 
@@ -226,6 +230,29 @@ def test_another_environments_run_is_refused(collected: Path, tmp_path: Path) ->
     words += ["env=acrobot", "agent/offline=run", f"agent.offline.folder={collected}"]
     with pytest.raises(ConfigError, match="does not fit this environment and agent"):
         session_in(tmp_path / "run", resolve(compose(words)))
+
+
+def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_path: Path) -> None:
+    """Actions in a box are kept between -1 and 1, so that nothing in a memory tells its bounds."""
+    words = [word for word in DQN if word not in ("env=cartpole", "agent=dqn")]
+    more = ["agent/offline=run", f"agent.offline.folder={collected}"]
+    with pytest.raises(
+        ConfigError, match=r"source, cartpole, are Discrete\(2\), and those .* are Discrete\(3\)"
+    ):
+        check(resolve(compose([*words, "agent=dqn", "env=mountain_car", *more])))
+    source = tmp_path / "source"
+    shutil.copytree(collected, source)
+    for name, refused in (("mountain_car_continuous", True), ("pendulum", False)):
+        text = yaml.safe_load((collected / "config.yaml").read_text())
+        env = OmegaConf.create(compose([f"env={name}", "agent=sac"])["env"])
+        other = yaml.safe_dump({**text, "env": OmegaConf.to_container(env)})
+        (source / "config.yaml").write_text(other)
+        config = resolve(
+            compose([*words, "agent=sac", "env=pendulum", *more[:1], f"agent.offline.folder={source}"])
+        )
+        said = r"are Box\(-1\.0, 1\.0, \(1,\), float32\), and those .* are Box\(-2\.0, 2\.0"
+        with pytest.raises(ConfigError, match=said) if refused else nullcontext():
+            check(config)
 
 
 @pytest.mark.parametrize("storage", ["ram", "mmap"])

@@ -38,7 +38,7 @@ def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """A Dict or Tuple space as a Dict of what is in it, named `outer/inner`; others as they are.
 
     Real numbers become float32, as networks and memories have them. Raises ConfigError for one name twice,
-    and for an array without elements.
+    for none, and for an array without elements.
     """
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         if space.shape is not None and 0 in space.shape:
@@ -47,6 +47,8 @@ def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
     inputs = list(_inputs(space, ""))
     if len(dict(inputs)) < len(inputs):
         raise ConfigError(f"env: observations have two inputs of one name: {', '.join(n for n, _ in inputs)}")
+    if "" in dict(inputs):
+        raise ConfigError(f"env: observations have an input named '', give that key a name: {space}")
     return gym.spaces.Dict({name: _single(inner) for name, inner in inputs})
 
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 
 def action_dtype(space: Space[Any]) -> np.dtype:
-    """The type that environments get: int64 for a choice (the ALE takes none below int32), or the space's."""
-    return np.dtype(np.int64) if isinstance(space, Discrete) else np.dtype(space.dtype or np.float32)
+    """The type that environments get: the space's, which refuses others (Gymnasium's `contains`)."""
+    return np.dtype(space.dtype or np.float32)
 
 
 def stored_dtype(space: Space[Any]) -> np.dtype:
     """The narrowest type that keeps the actions of `space` exactly."""
-    if isinstance(space, Discrete) and space.start >= 0 and space.start + space.n <= 256:
+    if isinstance(space, Discrete) and space.start >= 0 and int(space.start) + int(space.n) <= 256:
         return np.dtype(np.uint8)
     return action_dtype(space)
 

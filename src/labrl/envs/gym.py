@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,9 +14,10 @@ from numpy.typing import NDArray
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
+from labrl.envs.checked import Checked
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.in_turn import InTurn
-from labrl.envs.masks import carries_mask, choices, given_masks, gives_masks, seen_in, without_mask
+from labrl.envs.masks import KEY, carries_mask, choices, gives_masks, seen_in, without_mask
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
@@ -100,10 +103,12 @@ class GymnasiumEnv:
         fresh = config.fresh_env_per_episode
         if depends_on_history(make, config.name) if fresh is None else fresh:
             make = FreshFactory(make)
-        self._env = _vectorized(make, config.vectorization, num_envs, num_threads, self.masked)
+        makes = [partial(Checked, make, config.name, number, self.masked) for number in range(num_envs)]
+        self._env = _vectorized(makes, config.vectorization, num_threads, self.masked)
         self._lent = isinstance(self._env, Workers)
-        self._in_dict = carries_mask(self._env.single_observation_space)
-        own_space = without_mask(self._env.single_observation_space)
+        given = self._env.single_observation_space, self._env.single_action_space
+        self._in_dict = carries_mask(*given)
+        own_space = without_mask(*given)
         self._several = isinstance(own_space, Dict | Tuple)
         self.observation_space: Space[Any] = flat_space(own_space)
         self._dtype = array_dtype(self.observation_space)
@@ -120,7 +125,7 @@ class GymnasiumEnv:
             raise ConfigError(
                 f"env.name={config.name}: its close() failed: {type(error).__name__}: {error}"
             ) from error
-        return flat_space(without_mask(env.observation_space)), env.action_space
+        return flat_space(without_mask(env.observation_space, env.action_space)), env.action_space
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
@@ -144,16 +149,14 @@ class GymnasiumEnv:
         # Gymnasium takes one seed for every environment, the ALE one for each masked environment.
         observation, info = self._env.reset(seed=seeds.tolist(), options={"reset_mask": mask})
         if self.masked:
-            given, whose = given_masks(observation, info, self.num_envs)
-            self._take_masks(given, whose, mask)
+            self._take_masks(info, mask)
         return self._own(observation)
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
         observation, reward, terminated, truncated, info = self._env.step(actions)
         if self.masked:
-            given, whose = given_masks(observation, info, self.num_envs)
-            self._take_masks(given, whose, np.ones(self.num_envs, np.bool_))
+            self._take_masks(info, np.ones(self.num_envs, np.bool_))
         return Transition(self._own(observation), reward, terminated, truncated, terminated)
 
     def _own(self, observation: Any) -> NDArray:
@@ -164,16 +167,15 @@ class GymnasiumEnv:
         # Copied here, not by Gymnasium: its deepcopy takes several times as long.
         return seen.copy() if self._lent else seen
 
-    def _take_masks(
-        self, given: NDArray[np.bool_] | None, whose: NDArray[np.bool_], fresh: NDArray[np.bool_]
-    ) -> None:
+    def _take_masks(self, info: Mapping[str, Any], fresh: NDArray[np.bool_]) -> None:
         """Masks of the `fresh` environments; one that gives none leaves all its actions valid. [num_envs]"""
         before = self.action_mask
         if before is None:
             before = np.ones((self.num_envs, sum(choices(self.action_space))), np.bool_)
         now = np.where(fresh[:, None], True, before)
-        if given is not None:
-            now[fresh & whose] = given[fresh & whose]
+        if KEY in info:
+            given = fresh & info[f"_{KEY}"]
+            now[given] = info[KEY][given]
         self.action_mask = now
 
     def close(self) -> None:
@@ -185,9 +187,7 @@ class GymnasiumEnv:
 
 
 def _vectorized(
-    make: MakeEnv, kind: Literal["sync", "async"], num_envs: int, num_threads: int, masked: bool
+    makes: Sequence[MakeEnv], kind: Literal["sync", "async"], num_threads: int, masked: bool
 ) -> InTurn | Workers:
-    """`num_envs` environments that report the end of an episode and leave the reset to labrl."""
-    if kind == "sync":
-        return InTurn([make] * num_envs, with_infos=masked)
-    return Workers(make, num_envs, num_threads)
+    """Environments that report the end of an episode and leave the reset to labrl."""
+    return InTurn(makes, with_infos=masked) if kind == "sync" else Workers(makes, num_threads)

@@ -45,13 +45,11 @@ class InTurn(VectorEnv[Any, Any, Any]):
         """Start new episodes where `options["reset_mask"]` is set, [num_envs]; one seed for each environment.
 
         Returns the present observations of all, [num_envs, *obs], and the infos of those that were reset.
-        Raises ValueError where one does not fit the observation space.
         """
         infos: dict[str, Any] = {}
         for index in np.flatnonzero(options["reset_mask"]).tolist():
             # Options are a dictionary of the environment's own, as Gymnasium hands it on.
             self._present[index], info = self.envs[index].reset(seed=seed[index], options={})
-            self._check(self._present[index])
             if self._with_infos:
                 infos = self._add_info(infos, info, index)
         return self._together(), infos
@@ -82,14 +80,6 @@ class InTurn(VectorEnv[Any, Any, Any]):
         """Close every environment."""
         for env in self.envs:
             env.close()
-
-    def _check(self, observation: Any) -> None:
-        """Raises ValueError for a shape that an assignment would stretch without a word."""
-        space = self.single_observation_space
-        if self._plain and np.shape(observation) != space.shape:
-            raise ValueError(
-                f"an observation of shape {np.shape(observation)} came from reset(), and the space is {space}"
-            )
 
     def _together(self) -> Any:
         """The present observations as a batch of their own. [num_envs, *obs]"""

@@ -46,7 +46,10 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
 
 
 def gives_masks(env: Component) -> bool:
-    """Whether an environment says which actions are valid, found out by one reset of one made for that."""
+    """Whether an environment says which actions are valid, found out by one made for that.
+
+    Raises ConfigError where it says so in a way that nobody could heed.
+    """
     target = env.load()
     return bool(target.gives_masks(env.config)) if hasattr(target, "gives_masks") else False
 
@@ -79,5 +82,9 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
             f"env.name={env.config.name}: its actions are {action_space}; labrl takes one array or number "
             "(Box, Discrete, MultiDiscrete, MultiBinary). Wrap the environment and give the wrapped one as "
             "env.make."
+        )
+    if 0 in (action_space.shape or ()):
+        raise ConfigError(
+            f"env.name={env.config.name}: its actions are {action_space}, of no numbers: give at least one."
         )
     return observation_space, action_space

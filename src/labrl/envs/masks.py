@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
 from labrl.envs.single import MakeEnv
+from labrl.observations import example
 
 KEY = "action_mask"
 OBSERVATION = "observation"
@@ -34,14 +36,24 @@ def choices(space: Space[Any]) -> list[int]:
     return [int(n) for n in space.nvec.flat] if isinstance(space, MultiDiscrete) else []
 
 
-def carries_mask(space: Space[Any]) -> bool:
-    """Whether observations are a dict of `action_mask` and something to see."""
-    return isinstance(space, Dict) and KEY in space.spaces and len(space.spaces) > 1
+def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:
+    """Whether observations are a dict of `action_mask` and something to see, and actions have choices.
+
+    Raises ConfigError where there is nothing to see.
+    """
+    if not isinstance(space, Dict) or KEY not in space.spaces or not choices(actions):
+        return False
+    if len(space.spaces) == 1:
+        raise ConfigError(
+            f"env: observations are {space}, so that nothing is left to see beside the mask of "
+            f"valid actions: add what is to be seen as the entry {OBSERVATION}."
+        )
+    return True
 
 
-def without_mask(space: Space[Any]) -> Space[Any]:
-    """The space of what is to be seen."""
-    if not isinstance(space, Dict) or not carries_mask(space):
+def without_mask(space: Space[Any], actions: Space[Any]) -> Space[Any]:
+    """The space of what is to be seen. Raises ConfigError where that is nothing."""
+    if not isinstance(space, Dict) or not carries_mask(space, actions):
         return space
     seen = {name: inner for name, inner in space.spaces.items() if name != KEY}
     return space[OBSERVATION] if seen.keys() == {OBSERVATION} else Dict(seen)
@@ -54,40 +66,52 @@ def seen_in(observation: Mapping[str, Any]) -> Any:
 
 
 def gives_masks(make: MakeEnv, name: str) -> bool:
-    """Whether an environment says which actions are valid, found out by one reset.
+    """Whether an environment says which actions are valid, found out by a reset, and a step if that has none.
 
-    Raises ConfigError for a mask that does not fit the actions.
+    Raises ConfigError for a mask that does not fit the actions, or that does not come with resets.
     """
     env = make()
     try:
-        needed = sum(choices(env.action_space))
-        if not needed:
-            return False
-        # Options are never None in labrl's vector environments either.
-        observation, info = env.reset(seed=0, options={})
-        given = observation[KEY] if carries_mask(env.observation_space) else info.get(KEY)
-        if given is None:
-            return False
-        size = _flags(given).size
-        if size != needed:
-            raise ConfigError(
-                f"env.name={name}: its action_mask has {size} flags, its actions {env.action_space} need "
-                f"{needed} (set env.action_mask=false to do without)."
-            )
-        return True
+        given, late = _first_mask(env, name)
     finally:
         env.close()
+    if given is None:
+        return False
+    aside = "set env.action_mask=false to do without"
+    if not choices(env.action_space):
+        raise ConfigError(
+            f"env.name={name} gives info['{KEY}'], and its actions are {env.action_space}: labrl heeds masks "
+            f"of Discrete and MultiDiscrete actions, where each flag stands for a value ({aside})."
+        )
+    try:
+        flags_of(given, sum(choices(env.action_space)))
+    except ValueError as error:
+        raise ConfigError(f"env.name={name}: {error} ({aside}).") from None
+    if late:
+        raise ConfigError(
+            f"env.name={name} gives info['{KEY}'] after steps but not after resets, so that nobody knows "
+            f"which first actions are valid: give it in reset(), too ({aside})."
+        )
+    return True
 
 
-def given_masks(
-    observation: Any, info: Mapping[str, Any], num_envs: int
-) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_]]:
-    """Masks [num_envs, flags], None where no environment gave one, and which environments did, [num_envs]."""
-    if isinstance(observation, Mapping) and KEY in observation:
-        return _flags_of_all(observation[KEY]), np.ones(num_envs, np.bool_)
-    if KEY not in info:
-        return None, np.zeros(num_envs, np.bool_)
-    return _flags_of_all(info[KEY]), info[f"_{KEY}"]
+def _first_mask(env: gymnasium.Env[Any, Any], name: str) -> tuple[Any, bool]:
+    """The mask as it is given, None for none, and whether it came with a step only."""
+    doing = "reset"
+    try:
+        # Options are never None in labrl's vector environments either.
+        observation, info = env.reset(seed=0, options={})
+        carried = carries_mask(env.observation_space, env.action_space)
+        given = observation[KEY] if carried else info.get(KEY)
+        if given is not None:
+            return given, False
+        doing = "step"
+        env.action_space.seed(0)
+        return env.step(example(env.action_space)[0])[4].get(KEY), True
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"env.name={name}: its first {doing}() failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def first_valid(mask: NDArray[np.bool_], space: Space[Any]) -> NDArray:
@@ -96,7 +120,8 @@ def first_valid(mask: NDArray[np.bool_], space: Space[Any]) -> NDArray:
     firsts = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(
         len(mask), *(space.shape or ())
     )
-    return firsts + space.start  # type: ignore[attr-defined]  # both spaces that have masks have it
+    values = firsts + space.start  # type: ignore[attr-defined]  # both spaces that have masks have it
+    return values.astype(space.dtype, copy=False)
 
 
 def made_valid(action: Any, space: Space[Any], observation: Any, info: Mapping[str, Any]) -> Any:
@@ -105,7 +130,10 @@ def made_valid(action: Any, space: Space[Any], observation: Any, info: Mapping[s
     given = info.get(KEY) if given is None else given
     if given is None or not choices(space):
         return action
-    flags = _flags(given)
+    try:
+        flags = flags_of(given, sum(choices(space)))
+    except ValueError:  # no mask; a run that heeds it refuses it
+        return action
     starts = np.cumsum([0, *choices(space)[:-1]])
     index = np.ravel(action - space.start) + starts  # type: ignore[attr-defined]
     return action if flags[index].all() else first_valid(flags[None], space)[0]
@@ -128,18 +156,23 @@ def refuse_empty(
         )
 
 
-def _flags_of_all(rows: NDArray) -> NDArray[np.bool_]:
-    """[num_envs, ...] -> [num_envs, flags]"""
-    if rows.dtype != object:
-        return np.array(rows, np.bool_).reshape(len(rows), -1)
-    known = {env: _flags(row) for env, row in enumerate(rows) if row is not None}
-    flags = np.zeros((len(rows), next(iter(known.values())).size), np.bool_)
-    for env, row in known.items():
-        flags[env] = row
-    return flags
+def flags_of(given: Any, needed: int) -> NDArray[np.bool_]:
+    """The mask of one environment, which may have a part for each choice. [flags]
 
-
-def _flags(given: Any) -> NDArray[np.bool_]:
-    """The mask of one environment, which may have a part for each choice. [flags]"""
+    Raises ValueError for another number than `needed`, and for other values: what is added to logits, 0
+    where an action is valid, would be read the wrong way round.
+    """
+    whole = isinstance(given, np.ndarray) and given.ndim == 1
     parts = given if isinstance(given, tuple | list) else [given]
-    return np.concatenate([np.ravel(part) for part in parts]).astype(np.bool_)
+    values = given if whole else np.concatenate([np.ravel(part) for part in parts])
+    if len(values) != needed:
+        raise ValueError(f"its {KEY} has {len(values)} flags, and its actions need {needed}")
+    if values.dtype == np.bool_:
+        return values
+    flags = values == 1
+    # NaN is neither; text is not compared at all.
+    if values.dtype.kind not in "iuf" or np.count_nonzero(flags) + np.count_nonzero(values == 0) < len(
+        values
+    ):
+        raise ValueError(f"its {KEY} is {given}; flags are 1 where an action is valid and 0 where it is not")
+    return flags

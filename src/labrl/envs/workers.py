@@ -33,15 +33,15 @@ class Workers(AsyncVectorEnv[Any, Any]):
 
     _watch: _Watch | None = None  # none yet where environments turn out to disagree on their spaces
 
-    def __init__(self, make: MakeEnv, num_envs: int, at_once: int) -> None:
+    def __init__(self, makes: Sequence[MakeEnv], at_once: int) -> None:
         """at_once: how many step at the same time, at most."""
         with signals_wait_in_children():
             super().__init__(
-                [_WorkerFactory(make)] * num_envs,
+                [_WorkerFactory(make) for make in makes],
                 copy=False,
                 context=_start_method(),
                 autoreset_mode=AutoresetMode.DISABLED,
-                max_concurrency=at_once if at_once < num_envs else None,
+                max_concurrency=at_once if at_once < len(makes) else None,
             )
         self._watch = _Watch(self.processes)
 

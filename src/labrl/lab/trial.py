@@ -13,15 +13,18 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
+from gymnasium.spaces import Box, Space
+
 from labrl.agents.action_spaces import refuse_masks
 from labrl.agents.agent import heeds_masks
 from labrl.agents.transforms import Transforms
+from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
-from labrl.envs.masks import choices
 from labrl.lab import reporting, videos
 from labrl.lab.devices import check_compiler, threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
@@ -71,7 +74,7 @@ def check(config: TrialConfig) -> None:
     agent = config.agent.load()
     if hasattr(agent, "check"):
         agent.check(config.agent.config, spaces)
-    if choices(action_space) and not heeds_masks(agent) and gives_masks(config.env):
+    if gives_masks(config.env) and not heeds_masks(agent):
         refuse_masks(getattr(agent, "NAME", config.agent.target), action_space, config.env.config.name)
     if config.meta.eval_greedy and not hasattr(agent, "greedy_action"):
         raise ConfigError(
@@ -95,7 +98,7 @@ def check(config: TrialConfig) -> None:
         )
     Transforms.build(config.transforms, spaces)
     _check_goals(config)
-    _check_offline(config)
+    _check_offline(config, action_space)
     _check_collecting(config)
     check_callbacks(config)
     login.chosen(config.wandb)
@@ -129,8 +132,11 @@ def _check_goals(config: TrialConfig) -> None:
         )
 
 
-def _check_offline(config: TrialConfig) -> None:
-    """Raises ConfigError where what others have stored looks otherwise than what is played."""
+def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
+    """Raises ConfigError where what others have stored looks otherwise than what is played.
+
+    actions: of the environment.
+    """
     offline = getattr(config.agent.config, "offline", None)
     if offline is None or not hasattr(offline.load(), "transforms"):
         return
@@ -145,6 +151,26 @@ def _check_offline(config: TrialConfig) -> None:
                 f"would go through {now[name].target if name in now else 'null'}, so that one agent would "
                 f"learn from both. Set transforms.{name} as it is there."
             )
+    if hasattr(offline.load(), "environment"):
+        _compare_actions(offline, actions)
+
+
+def _compare_actions(offline: Component, actions: Space[Any]) -> None:
+    """Raises ConfigError where those of the source mean something else: memories keep them without bounds."""
+    try:
+        source = offline.load().environment(offline.config)
+        theirs = describe(source)[1]
+    except ConfigError:  # it cannot be made here
+        return
+    same = theirs == actions
+    if isinstance(theirs, Box) and isinstance(actions, Box) and theirs.shape == actions.shape:
+        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
+    if not same:
+        raise ConfigError(
+            f"agent.offline: actions of its source, {source.config.name}, are {theirs}, and those of this "
+            f"environment are {actions}: the same number would mean another action. Name a run in the same "
+            "action space."
+        )
 
 
 def _check_room(num_sessions: int) -> None:

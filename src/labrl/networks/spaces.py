@@ -57,5 +57,7 @@ def unit_of(space: gym.Space[Any]) -> float:
 
 def has_bounds(space: gym.spaces.Box) -> bool:
     """Whether a box is bounded on every side; the largest numbers of a type are no bounds."""
+    number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
     with np.errstate(over="ignore"):
-        return bool(space.is_bounded() and np.isfinite(space.high - space.low).all())
+        width = np.subtract(space.high, space.low, dtype=number)
+    return bool(space.is_bounded() and np.isfinite(width).all())

@@ -68,6 +68,11 @@ class OfflineRun(OfflineData):
             )
 
     @classmethod
+    def environment(cls, config: OfflineRunConfig) -> Component:
+        """What it was played in."""
+        return Component.parse(read_config(RunFolder.open(Path(config.folder).expanduser()))["env"], "env")
+
+    @classmethod
     def transforms(cls, config: OfflineRunConfig) -> dict[str, Component]:
         """What observations and rewards have gone through, by name."""
         plain = read_config(RunFolder.open(Path(config.folder).expanduser())).get("transforms") or {}

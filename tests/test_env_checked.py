@@ -1,0 +1,114 @@
+"""Observations that do not fit their space are told with their step, and never altered in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from env_cases import own_env
+from gymnasium import spaces
+
+from labrl.envs.make import make_env
+
+BOX = spaces.Box(-1, 1, (4,))
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
+BOTH = spaces.Dict({"d": spaces.Discrete(3, start=1), "x": spaces.Tuple((BOX, spaces.MultiDiscrete([2, 3])))})
+ZEROS = np.zeros(4, np.float32)
+GOOD = {"d": 1, "x": (ZEROS, np.array([1, 2]))}
+
+CASES: dict[str, tuple[spaces.Space, Any, Any, str]] = {
+    "stretched": (BOX, ZEROS, np.float32(0.5), r"its observation has the shape \(\); its space is Box"),
+    "cut off": (
+        BYTES,
+        np.zeros(2),
+        np.array([0, 0.5]),
+        r"holds 0\.5, which uint8 does not; its space is Box",
+    ),
+    "too large": (BYTES, [0, 255], [0, 256], r"holds 256, which uint8 does not"),
+    "rounded": (
+        spaces.Discrete(5),
+        2.0,
+        2.7,
+        r"holds 2\.7, which int64 does not; its space is Discrete\(5\)",
+    ),
+    "no choice": (spaces.Discrete(5), np.int64(4), 5, r"its observation is 5; its space is Discrete\(5\)"),
+    "ragged": (BOX, ZEROS, [[1], [1, 2]], r"its observation is no array"),
+    "words": (BOX, ZEROS, ["a"] * 4, r"its observation is of type list"),
+    "none": (BOTH, GOOD, None, r"its observation is a NoneType; its space is a dict"),
+    "missing": (BOTH, GOOD, {"d": 1}, r"its observation lacks 'x', which its space has"),
+    "short": (BOTH, GOOD, {**GOOD, "x": (ZEROS,)}, r"its observation\['x'\] lacks 1, which its space has"),
+    "below": (
+        BOTH,
+        GOOD,
+        {**GOOD, "d": 0},
+        r"its observation\['d'\] is 0; its space is Discrete\(3, start=1\)",
+    ),
+    "beyond": (
+        BOTH,
+        GOOD,
+        {**GOOD, "x": (ZEROS, np.array([1, 3]))},
+        r"its observation\['x'\]\[1\] is \[1 3\]",
+    ),
+}
+
+
+class Strays(gym.Env[Any, Any]):
+    """The fourth step of each episode gives what the case has last; others what it has before."""
+
+    action_space: Any = spaces.Discrete(2)
+
+    def __init__(self, case: str) -> None:
+        self.observation_space, self._good, self._bad, _ = CASES[case]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._steps = 0
+        return self._good, {"path": [seed]}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return self._bad if self._steps == 4 else self._good, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("case", "vectorization"),
+    [*((case, "sync") for case in CASES), ("stretched", "async"), ("missing", "async")],
+)
+@pytest.mark.filterwarnings("ignore:.*ERROR")
+def test_what_does_not_fit_is_refused_where_it_comes(case: str, vectorization: str) -> None:
+    settings = {"vectorization": vectorization, "fresh_env_per_episode": False}
+    env = make_env(own_env(Strays, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    for _ in range(3):
+        env.step(np.zeros(2, np.int64))
+    said = r"toy: environment \d after step 4 of its episode: .*" + CASES[case][-1]
+    with pytest.raises(ValueError, match=said):
+        env.step(np.zeros(2, np.int64))
+    env.close()
+
+
+FINE: dict[str, tuple[spaces.Space, Any]] = {
+    "beyond a bound": (BOX, np.full(4, 1.5)),
+    "whole numbers": (BOX, [0, 1, 0, 1]),
+    "of a wider type": (BYTES, np.array([0, 255])),
+    "flags": (spaces.MultiBinary(2), np.array([True, False])),
+    "one more input": (BOTH, {**GOOD, "more": "of it"}),
+    "a list for a tuple": (BOTH, {**GOOD, "x": [ZEROS, [0, 1]]}),
+}
+
+
+class Fits(Strays):
+    """Gives what the case has."""
+
+    def __init__(self, case: str) -> None:
+        self.observation_space, self._good = FINE[case]
+        self._bad = self._good
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_what_is_kept_as_it_is_goes_on(case: str) -> None:
+    env = make_env(own_env(Fits, {"case": case}), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    for _ in range(5):
+        env.step(np.zeros(2, np.int64))
