@@ -35,6 +35,8 @@ class Broken(gym.Env):
         reward: Any = 1.0
         if self._steps == 20 and self._how == "exit":
             sys.exit(4)
+        if self._steps == 20 and self._how == "gives_up":
+            raise ArithmeticError("the simulator gave up")
         if self._steps == 20:
             reward = {"no_number": np.nan, "no_end": np.inf}.get(self._how, reward)
         observation = np.zeros(2, np.float32)

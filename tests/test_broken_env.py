@@ -58,3 +58,14 @@ def test_an_observation_that_is_no_number_is_told_where_it_came_from(tmp_path: P
     log = (result.folder / "session_0" / "session.log").read_text()
     said = "broken: environment 0 gave an observation with nan in it after step 7 of its episode"
     assert log.count(said) == 1, "once, and before the learner fails"
+
+
+def test_an_error_in_a_worker_is_one_line_and_its_traceback_is_in_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, "+env.make.how=gives_up", "env.vectorization=async", f"hydra.run.dir={tmp_path / 'run'}"]
+    result = labrl.train(words)
+    assert result.sessions[0].error == "ArithmeticError: the simulator gave up"
+    assert "Traceback" not in capfd.readouterr().err
+    log = (result.folder / "session_0" / "session.log").read_text()
+    assert 'raise ArithmeticError("the simulator gave up")' in log, "where it came from"

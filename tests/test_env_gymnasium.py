@@ -98,7 +98,6 @@ def test_a_worker_that_is_killed_is_named_and_keeps_nobody_waiting(num_threads: 
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.filterwarnings("ignore:.*ERROR")
 def test_an_error_of_the_environment_itself_is_told_as_it_is() -> None:
     env = make_env(own_env(Refuses, vectorization="async", **UNCHECKED), seed=1, num_threads=1, num_envs=2)
     env.reset()

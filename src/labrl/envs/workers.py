@@ -6,13 +6,14 @@ import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
 
 from labrl.envs.single import EnvFactory, MakeEnv
 from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children
@@ -23,6 +24,10 @@ LEAVE_SECONDS = 5.0
 
 class EnvironmentLostError(RuntimeError):
     """A worker process is gone, and its environment with it."""
+
+
+class InWorkerError(Exception):
+    """Where an error came from in a worker process: the cause of the same error here."""
 
 
 class Workers(AsyncVectorEnv[Any, Any]):
@@ -63,6 +68,23 @@ class Workers(AsyncVectorEnv[Any, Any]):
             if None in self.parent_pipes or self._watch is None:  # the environment's own, which it told of
                 raise
             raise self._watch.why() from None
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        """As Gymnasium's, which writes the worker's traceback to the terminal; here the error carries it."""
+        failed = list(successes).count(False)
+        if not failed:
+            return
+        errors = [self.error_queue.get() for _ in range(failed)]
+        for index, *_ in errors:
+            self.parent_pipes[index].close()
+            self.parent_pipes[index] = None  # type: ignore[call-overload]  # as Gymnasium has it
+        self._state = AsyncState.DEFAULT
+        _, kind, value, trace = errors[0]
+        try:
+            error = kind(value)
+        except Exception:  # one that is made from more than what it says
+            error = RuntimeError(f"{kind.__name__}: {value}")
+        raise error from InWorkerError(trace)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Let the workers end what they do and leave, or end them after LEAVE_SECONDS.

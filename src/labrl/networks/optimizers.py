@@ -130,8 +130,8 @@ class RMSProp:
     """g <- alpha g + (1 - alpha) d^2, then w <- w - lr d / sqrt(g + eps), for a gradient d.
 
     As Mnih et al. (2016, arXiv:1602.01783, section 4) have it. By default it takes the steps of torch's, with
-    1e-5 beside the root; `eps=1e-5 initial=1` are those of TensorFlow's and of the A2C of OpenAI Baselines,
-    which learn later: gradients of A2C are far smaller than the root of this eps, for games too.
+    1e-5 beside the root; `eps=1e-5 initial=1` are those of TensorFlow's and of the A2C of OpenAI Baselines.
+    A2C's gradients are far smaller than the root of that eps, and its steps then far shorter than lr.
     """
 
     Config = RMSPropConfig
