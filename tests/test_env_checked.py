@@ -75,7 +75,6 @@ class Strays(gym.Env[Any, Any]):
     ("case", "vectorization"),
     [*((case, "sync") for case in CASES), ("stretched", "async"), ("missing", "async")],
 )
-@pytest.mark.filterwarnings("ignore:.*ERROR")
 def test_what_does_not_fit_is_refused_where_it_comes(case: str, vectorization: str) -> None:
     settings = {"vectorization": vectorization, "fresh_env_per_episode": False}
     env = make_env(own_env(Strays, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)

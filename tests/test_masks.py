@@ -178,7 +178,6 @@ def test_masks_that_nobody_could_heed_are_refused_before_a_run(how: dict[str, An
     assert not gives_masks(env)
 
 
-@pytest.mark.filterwarnings("ignore:.*ERROR")
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("later", [[0, -1e8, 0, 0], [1, 1, 1, 1, 1]])
 def test_a_mask_that_is_none_later_is_told_with_its_environment_and_step(

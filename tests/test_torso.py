@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, get_args
 
 import gymnasium as gym
@@ -12,19 +11,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
-from labrl.networks.building import built
-from labrl.networks.compute import Compute
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
-from labrl.networks.inputs import Habits, SideBySide, build_torso, num_features
+from labrl.networks.inputs import SideBySide, num_features
 from labrl.networks.layers import Activation, Initialization
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import MLP, AutoTorsoConfig, MLPConfig, NatureCNN, NatureCNNConfig, check_torso
-from labrl.seeding import Streams
 
 ONE_ARRAY = [
     spaces.Box(-1, 1, (3,)),
@@ -195,199 +189,6 @@ def test_layers_can_be_normalized() -> None:
     mlp(100 * torch.randn(5, 3))
     assert before[0].mean(1).tolist() == pytest.approx([0] * 5, abs=1e-5)
     assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)
-
-
-SEEN = spaces.Box(-1, 1, (3,), np.float64)
-
-
-class Own(nn.Module):
-    """A user's torso that may give anything."""
-
-    def __init__(self, observation_space: gym.Space, shape: list[int], inputs: int = 3) -> None:  # type: ignore[type-arg]
-        super().__init__()
-        self.shape, self.layer = shape, nn.Linear(inputs, 6)
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.layer(observation).reshape(self.shape)
-
-
-class Wide(Own):
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return super().forward(observation).double()
-
-
-class Broken(Own):
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        raise KeyError("left")
-
-
-class Lazy(nn.Sequential):
-    """Weights whose size the first observation decides."""
-
-    def __init__(self, observation_space: gym.Space) -> None:  # type: ignore[type-arg]
-        super().__init__(nn.LazyLinear(6), nn.Tanh())
-
-
-class Holding(nn.Sequential):
-    """A torso with any layer of torch.nn, of one that takes three numbers and gives six."""
-
-    def __init__(self, observation_space: gym.Space, layer: str, options: dict[str, Any]) -> None:  # type: ignore[type-arg]
-        super().__init__(nn.Linear(3, 6), getattr(nn, layer)(**options))
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        features = self[0](observation)
-        return features if isinstance(self[1], nn.RNNBase | nn.MultiheadAttention) else self[1](features)
-
-
-class Habitual(nn.Module):
-    """A torso with a habit: what it does in a forward pass, or is made with, beside six features of three."""
-
-    def __init__(self, observation_space: gym.Space, habit: str) -> None:  # type: ignore[type-arg]
-        super().__init__()
-        if habit == "fails":
-            raise KeyError("left")
-        self.layer, self._habit = nn.Linear(3, 6), habit
-        if habit == "spectral":
-            self.layer = nn.utils.parametrizations.spectral_norm(self.layer)
-        if habit == "double":
-            self.layer.double()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        features = self.layer(observation)
-        if self._habit == "counts" and torch.is_grad_enabled():
-            self.seen.add_(len(observation))  # type: ignore[operator]  # a buffer
-        if self._habit == "one_row":
-            return features.mean(0, keepdim=True)
-        return nn.functional.dropout(features, 0.1, self.training) if self._habit == "draws" else features
-
-
-class NoModule:
-    def __init__(self, observation_space: gym.Space) -> None:  # type: ignore[type-arg]
-        pass
-
-
-def own(**settings: object) -> nn.Module:
-    torso = Component.parse({"_target_": "test_torso.Own", **settings}, "agent.network.torso")
-    return build_torso(torso, spaces.Box(-1, 1, (3,), np.float64))
-
-
-def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
-    assert num_features(own(shape=[-1, 6]), spaces.Box(-1, 1, (3,), np.float64)) == 6
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"shape": [-1, 2, 3]}, r"Own must make \[batch, features\].* of \[1, 3\] it made \[1, 2, 3\]"),
-        ({"shape": [-1]}, r"of \[1, 3\] it made \[6\]"),
-        ({"shape": [2, 3]}, r"of \[1, 3\] it made \[2, 3\]"),
-        ({"shape": [-1, 6], "inputs": 5}, r"fails on \[1, 3\]: RuntimeError: .*multiplied"),
-    ],
-    ids=str,
-)
-def test_features_that_no_layer_can_follow_are_refused(settings: dict, told: str) -> None:
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
-        num_features(own(**settings), spaces.Box(-1, 1, (3,), np.float64))
-
-
-@pytest.mark.parametrize(
-    ("target", "told"),
-    [("torch.nn.Flatten", "takes no observation_space"), ("test_torso.NoModule", r"is no torch\.nn\.Module")],
-)
-def test_what_is_no_torso_is_refused_by_its_name(target: str, told: str) -> None:
-    torso = Component.parse({"_target_": target}, "agent.network.torso")
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: {target} .*{told}"):
-        build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
-
-
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [("Wide", r"must make .* as float32, it made torch\.float64"), ("Broken", "fails on .*KeyError: 'left'")],
-)
-def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, told: str) -> None:
-    torso = Component.parse({"_target_": f"test_torso.{kind}", "shape": [-1, 6]}, "agent.network.torso")
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
-        num_features(build_torso(torso, SEEN), SEEN)
-
-
-def test_an_argument_that_nobody_gives_is_told() -> None:
-    torso = Component.parse({"_target_": "test_torso.Own"}, "agent.network.torso")
-    with pytest.raises(ConfigError, match=r"test_torso\.Own: missing a required argument: 'shape'. Set it"):
-        build_torso(torso, SEEN)
-
-
-def test_weights_that_wait_for_the_first_observation_have_seen_one() -> None:
-    torso = build_torso(Component.parse({"_target_": "test_torso.Lazy"}, "agent.network.torso"), SEEN)
-    assert [list(weight.shape) for weight in torso.parameters()] == [[6, 3], [6]]
-
-
-def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> None:
-    make = lambda: (Holding(SEEN, layer, options),)  # noqa: E731
-    compute = Compute(torch.device("cpu"), torch.float32, 1)
-    built(make, 0, Spaces(SEEN, gym.spaces.Discrete(2), 1), compute, whole_minibatches)
-
-
-@pytest.mark.parametrize(
-    ("layer", "options", "told"),
-    [
-        ("Dropout", {"p": 0.1}, "1 of Holding is a Dropout, whose draws no seed of a run fixes.*p to 0"),
-        ("AlphaDropout", {"p": 0.1}, "AlphaDropout, whose draws"),
-        ("GRU", {"input_size": 6, "hidden_size": 6, "num_layers": 2, "dropout": 0.1}, "GRU with dropout"),
-        ("MultiheadAttention", {"embed_dim": 6, "num_heads": 1, "dropout": 0.1}, "with dropout"),
-        ("RReLU", {}, r"RReLU, whose draws.*nn\.LeakyReLU"),
-        ("BatchNorm1d", {"num_features": 6}, r"BatchNorm1d: it normalizes by the minibatch.*agent=crossq"),
-    ],
-    ids=str,
-)
-def test_layers_by_which_a_run_would_not_repeat_are_refused(
-    layer: str, options: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"agent\.network: .*{told}"):
-        all_built(layer, **options)
-
-
-@pytest.mark.parametrize(
-    ("habit", "told"),
-    [
-        ("draws", "forward pass of Habitual draws random numbers"),
-        ("counts", "forward pass of Habitual changes its buffer seen"),
-        ("spectral", r"changes its buffer layer\.parametrizations\.weight\.0\._[uv]"),
-        ("double", r"test_torso\.Habitual has weights in torch\.float64"),
-        ("one_row", r"of \[2, 3\] it made \[1, 6\]"),
-        ("fails", r"test_torso\.Habitual cannot be made: KeyError: 'left'"),
-    ],
-)
-def test_a_forward_pass_that_leaves_something_behind_is_refused(habit: str, told: str) -> None:
-    words = [
-        "~agent.network.torso",
-        f"+agent.network.torso={{_target_: test_torso.Habitual, habit: {habit}}}",
-    ]
-    config = resolve(compose(["preset=none", *words]))
-    env = Spaces(SEEN, gym.spaces.Discrete(2), 1)
-    compute = Compute(torch.device("cpu"), torch.float32, 1)
-    build = partial(config.agent.build, spaces=env, clock=Clock(1), streams=Streams(0), compute=compute)
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
-        build()
-
-
-def test_what_a_forward_pass_would_have_kept_is_not_there_after_the_first_look() -> None:
-    torso = Habitual(SEEN, "counts")
-    assert num_features(torso, SEEN) == 6
-    assert torso.habits == Habits(draws=False, changes=("seen",))
-    assert float(torso.seen) == 0  # type: ignore[arg-type]
-    before = torch.get_rng_state()
-    assert num_features(Habitual(SEEN, "draws"), SEEN) == 6
-    drawn = torch.get_rng_state()
-    torch.set_rng_state(before)
-    Habitual(SEEN, "draws")
-    assert torch.equal(torch.get_rng_state(), drawn), "only its weights were drawn"
-
-
-def test_layers_that_draw_nothing_are_no_obstacle() -> None:
-    all_built("Dropout", p=0.0)
-    all_built("GRU", input_size=6, hidden_size=6)
-    all_built("BatchNorm1d", whole_minibatches=True, num_features=6)
 
 
 def test_a_residual_network_without_sections_is_refused() -> None:
