@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -41,3 +42,40 @@ def test_each_command_hands_back_the_exit_code_of_its_function(monkeypatch: pyte
         monkeypatch.setattr(labrl.cli, function, lambda code=code: code)
     codes = [getattr(labrl.start, SCRIPTS[command].split(":")[1])() for command in SCRIPTS]
     assert codes == list(range(len(functions)))
+
+
+AS_A_COMMAND = """
+import sys
+import labrl.cli, labrl.start
+def main():
+    assert "torch" not in sys.modules
+    import torch
+    return 0
+labrl.cli.main = main
+sys.exit(labrl.start.main())
+"""
+
+AS_A_FUNCTION = """
+import labrl
+labrl.train(["env=cartpole", "agent=random", "env.max_frame=10", "meta=dev", "meta.report=false", "wandb=disabled"])
+"""
+
+
+@pytest.mark.parametrize("code", [AS_A_COMMAND, AS_A_FUNCTION])
+@pytest.mark.parametrize(
+    ("said", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "123"}, "123"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how_they_wait(
+    code: str, said: dict[str, str], spins: str | None, tmp_path: Path
+) -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))}
+    told = own | said | {"OMP_DISPLAY_ENV": "VERBOSE"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=told, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("torch has another OpenMP here")
+    (line,) = {line.strip() for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line}
+    count = line.partition("=")[2].strip(" '")
+    assert count == spins if spins else int(count) > 10**6  # active threads do not sleep

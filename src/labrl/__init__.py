@@ -24,7 +24,9 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     """
     from labrl.config.compose import compose, resolve, to_plain
     from labrl.config.errors import ConfigError
+    from labrl.start import wait_kindly
 
+    wait_kindly(os.environ)
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ConfigError(
             f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
