@@ -57,7 +57,7 @@ sys.exit(labrl.start.main())
 
 AS_A_FUNCTION = """
 import labrl
-labrl.train(["env=cartpole", "agent=random", "env.max_frame=10", "meta=dev", "meta.report=false", "wandb=disabled"])
+labrl.train(["env=cartpole", "agent=random", "env.max_frame=10", "meta.report=false", "wandb=disabled"])
 """
 
 

@@ -24,9 +24,9 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     """
     from labrl.config.compose import compose, resolve, to_plain
     from labrl.config.errors import ConfigError
-    from labrl.start import wait_kindly
+    from labrl.processes import let_threads_sleep
 
-    wait_kindly(os.environ)
+    let_threads_sleep()
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ConfigError(
             f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
