@@ -34,6 +34,12 @@ CASES: dict[str, tuple[spaces.Space, Any, Any, str]] = {
         r"holds 2\.7, which int64 does not; its space is Discrete\(5\)",
     ),
     "no choice": (spaces.Discrete(5), np.int64(4), 5, r"its observation is 5; its space is Discrete\(5\)"),
+    "no flags": (
+        spaces.MultiBinary(2),
+        np.array([1, 0], np.int8),
+        np.array([1, 2], np.int8),
+        r"is \[1 2\]; its space",
+    ),
     "ragged": (BOX, ZEROS, [[1], [1, 2]], r"its observation is no array"),
     "words": (BOX, ZEROS, ["a"] * 4, r"its observation is of type list"),
     "none": (BOTH, GOOD, None, r"its observation is a NoneType; its space is a dict"),

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from env_cases import own_env
 from exact_cases import SMALL, rows, state, unequal
 from masked_env import Doors
 from numpy.typing import NDArray
@@ -192,6 +193,35 @@ def test_a_mask_that_is_none_later_is_told_with_its_environment_and_step(
     ):
         vector.step(np.array([2, 2]))
     vector.close()
+
+
+class Late(Told):
+    """Begins to say what is valid with its third step."""
+
+    def __init__(self) -> None:
+        super().__init__(first=None, later=[1, 1, 1, 1])
+
+    def _shown(self, over: bool) -> tuple[Any, dict[str, Any]]:
+        seen, info = super()._shown(over)
+        return seen, info if self._steps > 2 else {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_mask_that_comes_only_later_is_told_and_not_passed_over(vectorization: str) -> None:
+    settings = {"vectorization": vectorization, "fresh_env_per_episode": False}
+    env = own_env(Late, **settings)
+    for wanted in (True, False):
+        env.config.action_mask = wanted
+        vector = make_env(env, seed=0, num_threads=1, num_envs=2)
+        vector.reset()
+        vector.step(np.array([2, 2]))
+        vector.step(np.array([2, 2]))
+        if wanted:
+            with pytest.raises(ValueError, match=r"environment \d after step 3.*its first reset.*gave none"):
+                vector.step(np.array([2, 2]))
+        else:
+            vector.step(np.array([2, 2]))
+        vector.close()
 
 
 def test_a_mask_beside_actions_without_choices_stays_in_the_observation() -> None:

@@ -16,14 +16,21 @@ from numpy.typing import NDArray
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
 
+_LATE = (
+    f"it gives info['{KEY}'], and at its first reset and step it gave none, so that the agent was made "
+    "without: give it at every reset and step (env.action_mask=false plays without masks)"
+)
+
 
 class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Of what an environment tells beside, labrl reads the mask only; it comes as flags, the rest goes."""
 
-    def __init__(self, make: MakeEnv, name: str, number: int, masked: bool) -> None:
-        """name: of the environment, and its `number` among those of its session; masked: it gives masks."""
+    def __init__(self, make: MakeEnv, name: str, number: int, masked: bool, heeded: bool) -> None:
+        """name: of the environment, and its `number` among those of its session; masked: it gave a mask when
+        it was tried before the run; heeded: masks would not be left aside."""
         super().__init__(make())
         self._name, self._number = name, number
+        self._unmasked = heeded and not masked
         self._num_flags = sum(choices(self.env.action_space)) if masked else 0
         self._in_dict = carries_mask(self.env.observation_space, self.env.action_space)
         self._expected = _expected(self.env.observation_space, "its observation")
@@ -45,6 +52,8 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         """What is told beside."""
         try:
             self._expected.check(observation)
+            if self._unmasked and KEY in info:
+                raise ValueError(_LATE)
             if not self._num_flags:
                 return {}
             given = observation[KEY] if self._in_dict else info.get(KEY)
@@ -67,6 +76,8 @@ class _Array:
             self._ends = int(space.start), int(space.start) + int(space.n) - 1
         elif isinstance(space, MultiDiscrete):
             self._ends = space.start, space.start + (space.nvec - 1)
+        elif isinstance(space, MultiBinary):
+            self._ends = 0, 1
 
     def check(self, given: Any) -> None:
         """Raises ValueError for another shape, and for what the space's type or range does not hold."""

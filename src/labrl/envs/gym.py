@@ -103,7 +103,10 @@ class GymnasiumEnv:
         fresh = config.fresh_env_per_episode
         if depends_on_history(make, config.name) if fresh is None else fresh:
             make = FreshFactory(make)
-        makes = [partial(Checked, make, config.name, number, self.masked) for number in range(num_envs)]
+        heeded = config.action_mask
+        makes = [
+            partial(Checked, make, config.name, number, self.masked, heeded) for number in range(num_envs)
+        ]
         self._env = _vectorized(makes, config.vectorization, num_threads, self.masked)
         self._lent = isinstance(self._env, Workers)
         given = self._env.single_observation_space, self._env.single_action_space
