@@ -91,6 +91,7 @@ def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
         ("env.num_envs=many", "env.num_envs must be a whole number, got 'many'"),
         ("agent.lr=[1]", "~agent.lr '+agent.lr=...'"),
         ("agent.discount=1.5", "agent.discount must be at most 1, got 1.5"),
+        ("agent.log_std_init=11", "agent.log_std_init must be at most 10, got 11"),
         ("agent.lr=fast", "agent.lr must be a finite number or a schedule"),
         ("agent.normalize_advantage=1", "agent.normalize_advantage must be true or false, got 1"),
         ("meta.device=gpu", "meta.device must be 'auto', 'cpu' or 'cuda', got 'gpu'"),

@@ -72,6 +72,7 @@ def test_entropies_that_can_be_met_are_accepted() -> None:
     accepted("sac", BOX, "agent.target_entropy=-3")
     accepted("sac", BOX, "agent.target_entropy={kind: linear, start: -1, end: -4, horizon: 1000}")
     accepted("sac", CHOICE, "agent.target_entropy=0.2")
+    accepted("sac", gym.spaces.Discrete(1), "agent.target_entropy=0")
 
 
 def test_a_target_for_a_fixed_temperature_is_refused() -> None:

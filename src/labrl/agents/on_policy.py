@@ -27,7 +27,7 @@ from labrl.agents.share import rollout_share
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
-from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
+from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import built, num_workers, precise
@@ -65,8 +65,8 @@ class OnPolicyConfig:
     [-1, 1], stretched to them) or squash (its hyperbolic tangent, stretched to them); null: clip."""
     self_imitation: Component | None = None
     """Learning again from what once turned out better than thought; null: none."""
-    log_std_init: float | None = None
-    """Initial log standard deviation of a Gaussian policy, continuous actions only; null: 0."""
+    log_std_init: LogDeviation | None = None
+    """Initial log standard deviation of a Gaussian policy, in [-20, 10], continuous actions only; null: 0."""
 
 
 class OnPolicyAgent(ABC):

@@ -106,7 +106,9 @@ class SAC(ReplayActorCritic):
                 f"entropy of actions in (-1, 1), {soft.largest_entropy:.3g} where all are as likely (usual: "
                 f"agent.target_entropy={soft.usual_entropy:g})."
             )
-        if not continuous and not 0 <= low <= high < soft.largest_entropy:
+        # Of a single action the usual one is the largest, and the only one there is.
+        reached = high < soft.largest_entropy or high == soft.usual_entropy
+        if not continuous and not (low >= 0 and reached):
             raise ConfigError(
                 f"agent.target_entropy must lie between 0 and {soft.largest_entropy:.3g}, the entropy of "
                 f"{soft.num_outputs} actions that are all as likely, got {low if low < 0 else high:g} "

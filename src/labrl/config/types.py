@@ -17,6 +17,7 @@ from labrl.schedules import Schedule, largest, smallest
 __all__ = [
     "Fraction",
     "Frequency",
+    "LogDeviation",
     "NonNegativeFloat",
     "NonNegativeInt",
     "NonNegativeSchedule",
@@ -105,6 +106,8 @@ Probability = Annotated[float, _Real, Field(ge=0, le=1)]
 """[0, 1]"""
 Fraction = Annotated[float, _Real, Field(gt=0, le=1)]
 """(0, 1]"""
+LogDeviation = Annotated[float, _Real, Field(ge=-20, le=10)]
+"""[-20, 10], which are deviations of 2e-9 to 2e4: beyond, the first losses are no numbers"""
 NonNegativeSchedule = Annotated[Schedule, AfterValidator(_never_negative)]
 """A number or a schedule in [0, inf)"""
 ProbabilitySchedule = Annotated[Schedule, AfterValidator(_a_probability)]
