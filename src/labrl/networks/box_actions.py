@@ -55,16 +55,22 @@ def gaussian_parameters(outputs: Tensor) -> tuple[Tensor, Tensor]:
     return mean, log_std.clamp(*LOG_STD_RANGE)
 
 
+def log_tanh_slope(u: Tensor) -> Tensor:
+    """log d tanh(u)/du = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The same shape.
+
+    It stays finite, and keeps its digits, where tanh(u) rounds to 1.
+    """
+    return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+
+
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
 
-    log pi(a) = log N(u) - sum log(1 - tanh(u)^2), with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)),
-    which stays finite where tanh(u) rounds to 1.
+    log pi(a) = log N(u) - sum log(1 - tanh(u)^2).
 
     mean, log_std, noise: [batch, size], the noise standard normal. Returns [batch, size] and [batch].
     """
     u = torch.addcmul(mean, log_std.exp(), noise)
     normal = -0.5 * noise.square() - log_std
-    squash = (math.log(2) - u - torch.nn.functional.softplus(-2 * u)) * 2
     constant = 0.5 * math.log(2 * math.pi) * mean.shape[1]
-    return u.tanh(), (normal - squash).sum(1) - constant
+    return u.tanh(), (normal - log_tanh_slope(u)).sum(1) - constant

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.errors import ConfigError
+from labrl.networks.box_actions import log_tanh_slope
 from labrl.networks.spaces import has_bounds
 
 INVALID = -1e9
@@ -286,8 +287,8 @@ class SquashedGaussian(RescaledGaussian):
         mean, log_std = parameters.chunk(2, dim=1)
         nodes, weights = self._nodes.to(mean.device), self._weights.to(mean.device)
         around = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes  # [batch, dimensions, nodes]
-        slope = (_log_slope(around) @ weights).sum(1)
-        log_prob = log_prob - _log_slope(action.reshape(mean.shape)).sum(1)
+        slope = (log_tanh_slope(around) @ weights).sum(1)
+        log_prob = log_prob - log_tanh_slope(action.reshape(mean.shape)).sum(1)
         return log_prob - self._log_reach, entropy + slope + self._log_reach
 
     def to_env(self, action: NDArray) -> NDArray:
@@ -298,11 +299,6 @@ class SquashedGaussian(RescaledGaussian):
         """Mean standard deviation before squashing, and the share of components within 1 % of a bound."""
         names = super().statistics(parameters, torch.tanh(action) / 0.98)
         return {"action_std": names["action_std"], "action_saturated_share": names["action_clipped_share"]}
-
-
-def _log_slope(u: Tensor) -> Tensor:
-    """log(1 - tanh(u)^2), without the loss of digits at large u."""
-    return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
 
 
 ActionBounds = Literal["clip", "rescale", "squash"]
