@@ -256,11 +256,6 @@ class DQN:
     def _to_env(self, action: NDArray) -> NDArray:
         return action + self._first_action if self._first_action else action
 
-    def _tensor(self, array: NDArray) -> Tensor:
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
-        return torch.from_numpy(array).to(self._compute.device)
-
     def _noise(self, rows: int) -> Tensor | None:
         """Fresh noise for a noisy network, None for others. [rows, num_noise]"""
         if not self.network.num_noise:
@@ -269,7 +264,7 @@ class DQN:
 
     def _outputs(self, network: QNetwork, observation: NDArray, noise: Tensor | None) -> Tensor:
         """observation: [n, *obs]. Returns [n, actions, outputs]."""
-        inputs = self._tensor(network.layout(observation))
+        inputs = self._compute.tensor(network.layout(observation))
         with self._compute.autocast():
             return network.forward(inputs, noise)
 
@@ -325,7 +320,7 @@ class DQN:
     def _gradient(self, sample: Sample) -> None:
         """Gradient of the weighted mean loss into the flat vector, and ROWS of each sample."""
         columns = (sample.action, sample.reward, sample.discount, sample.weight)
-        action, reward, discount, weight = (self._tensor(column) for column in columns)
+        action, reward, discount, weight = (self._compute.tensor(column) for column in columns)
         # Online network, target network and the choice of the next action: each has noise of its own.
         noise = self._noise(3)
         online, delayed, choosing = (None, None, None) if noise is None else noise.unbind(0)

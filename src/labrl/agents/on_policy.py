@@ -275,10 +275,6 @@ class OnPolicyAgent(ABC):
         kind = self._distribution
         return observation, kind.action_shape, kind.action_dtype, kind.num_parameters, self._spaces.masked
 
-    def _tensor(self, observation: NDArray) -> Tensor:
-        narrow = observation.astype(np.float32) if observation.dtype == np.float64 else observation
-        return torch.from_numpy(narrow).to(self._compute.device)
-
     def _parameters(self, observation: NDArray, mask: NDArray[np.bool_] | None) -> NDArray:
         """What the distributions of valid actions are given by. [num_envs, parameters]"""
         parameters, _ = self._forward(self.network.layout(observation))
@@ -288,7 +284,7 @@ class OnPolicyAgent(ABC):
         """Distribution parameters, and values where they come for free with a shared torso."""
         if self._in_numpy is not None and (quick := self._in_numpy(observation)) is not None:
             return quick, 0.0
-        inputs = self._tensor(observation)
+        inputs = self._compute.tensor(observation)
         shares = self._trained.map(lambda net, rows: self._outputs(net, inputs, rows), len(inputs))
         parameters, value = (joined(parts) for parts in zip(*shares, strict=True))
         return parameters, value if self.network.shared else 0.0
@@ -311,7 +307,7 @@ class OnPolicyAgent(ABC):
             return np.zeros(len(observation), np.float32)
         chunks = []
         for start in range(0, len(observation), 4096):
-            inputs = self._tensor(observation[start : start + 4096])
+            inputs = self._compute.tensor(observation[start : start + 4096])
 
             def work(network: ActorCritic, share: slice, inputs: Tensor = inputs) -> Tensor:
                 with torch.inference_mode(), self._compute.autocast():
@@ -331,7 +327,7 @@ class OnPolicyAgent(ABC):
     ) -> tuple[Tensor, Tensor]:
         """The same of observations as the environment gives them, [n, *obs]."""
         with self._compute.autocast():
-            parameters, value = network(self._tensor(network.layout(observation)))
+            parameters, value = network(self._compute.tensor(network.layout(observation)))
         valid = None if mask is None else torch.from_numpy(mask).to(parameters.device)
         return parameters if valid is None else masked(parameters, valid), value
 

@@ -116,10 +116,10 @@ class RecurrentDQN(DQN):
 
         def work(network: QNetwork, share: slice) -> tuple[Tensor, Tensor]:
             part = None if noise is None else noise[share]
-            inputs = self._tensor(network.layout(observation[share]))
+            inputs = self._compute.tensor(network.layout(observation[share]))
             with torch.inference_mode():
                 with self._compute.autocast():
-                    outputs, after = network.unroll(inputs, self._tensor(state[share]), None, part)
+                    outputs, after = network.unroll(inputs, self._compute.tensor(state[share]), None, part)
                 return self._value.expected(outputs), after
 
         shares = self._trained.map(work, len(observation))
@@ -139,7 +139,7 @@ class RecurrentDQN(DQN):
                 torch.from_numpy((index[share] + begin).ravel()).to(self._compute.device)
                 for index in (sample.at, sample.following)
             )
-            state = self._tensor(sample.state[share])
+            state = self._compute.tensor(sample.state[share])
             fresh, before = sample.fresh[share], sample.burn_in.part(share)
             with torch.no_grad():
                 warmed = self._burnt_in(self.target.network, before, state)
@@ -151,13 +151,14 @@ class RecurrentDQN(DQN):
                 if sample.next_mask is not None:
                     valid = torch.from_numpy(sample.next_mask[steps]).to(expected.device)
                     expected = expected.masked_fill(~valid, -math.inf)
-                reward, discount = self._tensor(sample.reward[steps]), self._tensor(sample.discount[steps])
+                reward = self._compute.tensor(sample.reward[steps])
+                discount = self._compute.tensor(sample.discount[steps])
                 target = self._value.target(chosen(outputs, expected.argmax(1)), reward, discount)
-            taken = chosen(own[at], self._tensor(sample.action[steps]))
+            taken = chosen(own[at], self._compute.tensor(sample.action[steps]))
             losses, errors = self._value.loss(taken, target)
             with torch.no_grad():
                 torch.stack((losses, errors, self._value.expected(taken)), out=self._rows[:, steps])
-            weight = self._tensor(sample.weight[share]).repeat_interleave(learned)
+            weight = self._compute.tensor(sample.weight[share]).repeat_interleave(learned)
             mean = torch.dot(losses, weight / len(losses))
             return mean, mean.detach()
 
@@ -168,7 +169,7 @@ class RecurrentDQN(DQN):
         if not len(before.observation):
             return state
         pieces = Pieces.of(before.start.reshape(len(state), -1))
-        inputs, memory = self._tensor(network.layout(before.observation)), network.torso
+        inputs, memory = self._compute.tensor(network.layout(before.observation)), network.torso
         with self._compute.autocast():
             after = memory.unroll(inputs, pieces.states(state), pieces.lengths)[1]  # type: ignore[operator]
         return after[torch.from_numpy(pieces.last).to(after.device)]
@@ -180,6 +181,6 @@ class RecurrentDQN(DQN):
         start = rows.start.copy()
         start[rows.begin[:-1]] = fresh
         pieces = Pieces.of_rows(start, rows.begin)
-        inputs = self._tensor(network.layout(rows.observation))
+        inputs = self._compute.tensor(network.layout(rows.observation))
         with self._compute.autocast():
             return network.unroll(inputs, pieces.states(state), pieces.lengths, noise)[0]

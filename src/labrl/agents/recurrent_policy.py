@@ -120,7 +120,7 @@ class RecurrentPolicy(OnPolicyAgent):
     def _forward(self, observation: NDArray) -> tuple[NDArray, NDArray | float]:
         """Distribution parameters and values, and the state carried on."""
         assert self._state is not None
-        inputs, state = self._tensor(observation), self._tensor(self._state)
+        inputs, state = self._compute.tensor(observation), self._compute.tensor(self._state)
 
         def work(network: ActorCritic, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
             with torch.inference_mode(), self._compute.autocast():
@@ -134,8 +134,8 @@ class RecurrentPolicy(OnPolicyAgent):
         """Values of what is beyond the rows, each from its state; those of the rows came with the actions."""
         assert isinstance(rollout, SequenceRollout)
         assert self._state is not None
-        state = self._tensor(np.concatenate([self._state, rollout.cut_state]))
-        inputs = self._tensor(self._beyond(rollout))
+        state = self._compute.tensor(np.concatenate([self._state, rollout.cut_state]))
+        inputs = self._compute.tensor(self._beyond(rollout))
 
         def work(network: ActorCritic, rows: slice) -> Tensor:
             with torch.inference_mode(), self._compute.autocast():
@@ -146,7 +146,7 @@ class RecurrentPolicy(OnPolicyAgent):
     def _prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets of a full rollout, sequence after sequence."""
         assert isinstance(rollout, SequenceRollout)
-        state = self._tensor(rollout.state)
+        state = self._compute.tensor(rollout.state)
         return super()._prepare(rollout)._replace(sequences=Sequences(rollout.length, state, rollout.start))
 
     def _backward(self, loss: Callable[[ActorCritic, slice], tuple[Tensor, Tensor]], size: int) -> Tensor:

@@ -296,26 +296,21 @@ class ReplayActorCritic(ABC):
         self._critics.close()
         self._experience.close()
 
-    def _tensor(self, array: NDArray) -> Tensor:
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
-        return torch.from_numpy(array).to(self._compute.device)
-
     def _outputs(self, observation: NDArray) -> NDArray:
         """Of the policy. [n, *obs] -> [n, num_outputs]"""
         with torch.inference_mode(), self._compute.autocast():
             network = self._policy.network
-            return network.forward(self._tensor(network.layout(observation))).cpu().numpy()
+            return network.forward(self._compute.tensor(network.layout(observation))).cpu().numpy()
 
     def _batch(self, sample: Sample) -> Batch:
-        layout = self._policy.network.layout
+        layout, tensor = self._policy.network.layout, self._compute.tensor
         return Batch(
-            self._tensor(layout(sample.observation)),
-            self._tensor(sample.action),
-            self._tensor(sample.reward),
-            self._tensor(layout(sample.next_observation)),
-            self._tensor(sample.discount),
-            self._tensor(sample.weight),
+            tensor(layout(sample.observation)),
+            tensor(sample.action),
+            tensor(sample.reward),
+            tensor(layout(sample.next_observation)),
+            tensor(sample.discount),
+            tensor(sample.weight),
         )
 
     def _step(

@@ -223,10 +223,8 @@ class Sarsa:
 
     def _outputs(self, network: QNetwork, observation: NDArray) -> Tensor:
         """observation: as the network reads it, [n, *obs]. Returns values, [n, actions]."""
-        if observation.dtype == np.float64:
-            observation = observation.astype(np.float32)
         with self._compute.autocast():
-            return network(torch.from_numpy(observation).to(self._compute.device)).squeeze(2)
+            return network(self._compute.tensor(observation)).squeeze(2)
 
     def _values(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Action values, [n, actions]; of actions that are not valid, minus infinity."""

@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.config.errors import ConfigError
@@ -101,6 +103,11 @@ class Compute:
     def waits_for_weights(self) -> bool:
         """Whether matrix products are so fast that an update waits for the weights: by AMX, in bfloat16."""
         return self.narrows and _cpu_has("amx_bf16")
+
+    def tensor(self, array: NDArray) -> Tensor:
+        """An array on the device, real numbers in float32; on a CPU in the same memory, where it can be."""
+        narrow = array.astype(np.float32) if array.dtype == np.float64 else array
+        return torch.from_numpy(narrow).to(self.device)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """The context in which networks are evaluated."""
