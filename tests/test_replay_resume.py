@@ -143,6 +143,20 @@ def test_a_state_in_memory_does_not_change_with_the_memory() -> None:
     np.testing.assert_equal(state, before)
 
 
+def test_a_state_has_nothing_else_of_the_process_between_its_numbers() -> None:
+    """A copy of rows left the bytes between their fields as it found them: equal runs had unequal ones."""
+    memory = uniform(VECTOR, 2, capacity=400)
+    run(memory, list(World(VECTOR, 2, 0).steps(50)))
+    rows = memory._transitions._rows
+    kept = rows.view(np.uint8)[:, : 50 * rows.itemsize]
+    used = sum(kind.itemsize for kind, *_ in rows.dtype.fields.values())
+    assert used < rows.itemsize, "there are bytes between fields"
+    for _ in range(5):
+        dirty = [np.full(kept.nbytes, 255, np.uint8) for _ in range(20)]
+        del dirty  # what is given back is what the next arrays are made of
+        np.testing.assert_array_equal(memory.state_dict()["transitions"]["content"]["rows"], kept)
+
+
 def test_files_of_a_run_that_had_no_checkpoint_yet_are_begun_anew(tmp_path: Path) -> None:
     options = {"capacity": 40, "folder": tmp_path, "frames_kept": 40}
     steps = list(World(STACK, 2, 0, ends=0.02).steps(200))

@@ -251,12 +251,10 @@ class Transitions:
         """Counters, and the content unless it is in files, which are flushed."""
         content = None
         if self._arrays.folder is None:
-            rows = self._rows[:, : self.steps]
-            content = {
-                "frames": self._ring.content(),
-                # As bytes: a checkpoint holds no structured arrays.
-                "rows": np.ascontiguousarray(rows).view(np.uint8).reshape(self.num_envs, -1).copy(),
-            }
+            # Bytes before they are cut: a copy of rows leaves out what lies between their fields, and has
+            # there whatever the process had in that place.
+            rows = self._rows.view(np.uint8)[:, : self.steps * self._rows.itemsize]
+            content = {"frames": self._ring.content(), "rows": rows.copy()}
         self._arrays.flush()
         return {
             "extent": self._lengths(),
