@@ -16,7 +16,7 @@ import yaml
 import labrl
 from labrl.cli import main
 from labrl.config.errors import ConfigError
-from labrl.storage.run_folder import RunFolder
+from labrl.storage.run_folder import RunFolder, RunStatus
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 QUICK = ["agent=random", "env.max_frame=64", *QUIET, "seed=1"]
@@ -42,6 +42,16 @@ def finished(once: Path) -> Path:
 
 def content(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_an_end_that_was_not_recorded_is_found_out(status: RunStatus, finished: Path) -> None:
+    """A kill after the last session's end left a run to go on with, and to go on was refused each time."""
+    run = RunFolder.open(finished)
+    info = run.info()
+    run.set_status(status, sessions=[])
+    assert main([f"+resume={finished}"]) == 2
+    assert {**run.info(), "updated": info["updated"]} == info
 
 
 @pytest.mark.parametrize(

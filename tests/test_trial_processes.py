@@ -156,6 +156,25 @@ def test_a_signal_before_the_first_step_is_told_of(number: signal.Signals, code:
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
 
+def test_a_signal_after_the_end_of_a_session_interrupts_nothing(tmp_path: Path) -> None:
+    """Two sessions that had finished were told as a trial to go on with, which was refused as finished."""
+    (tmp_path / "late_signal.py").write_text(
+        "import atexit, os, signal\n"
+        "from labrl.session.callbacks import Callback\n"
+        "class Late(Callback):\n"
+        "    def finish(self, session):\n"
+        "        atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+    )
+    folder = tmp_path / "run"
+    words = [*ENDLESS, "env.max_frame=64", "meta.max_session=2", "+callbacks.late._target_=late_signal.Late"]
+    with labrl(folder, *words, path=tmp_path) as process:
+        said, _ = process.communicate()
+    assert process.returncode == 0, said
+    assert "to go on" not in said
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+    assert statuses(folder) == ["finished", "finished"]
+
+
 def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with labrl(

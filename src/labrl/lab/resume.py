@@ -37,8 +37,8 @@ def resume_trial(
     """Run the sessions that are not yet where `config` wants them, each from its newest checkpoint.
 
     changed: the keys of the resolved configuration that differ from the run's own; what contradicts its
-    past has been refused or forced by now. Raises, with nothing written, ConfigError where the run is still
-    alive and FinishedError where there is nothing left to do.
+    past has been refused or forced by now. Raises, with nothing run, ConfigError where the run is still alive
+    and FinishedError where there is nothing left to do.
     """
     check(config)
     run = past.folder
@@ -48,6 +48,7 @@ def resume_trial(
         _check_budget(past, config, reached)
         left = _sessions_left(run, config)
         if not left:
+            _record_end(run)
             raise FinishedError(_finished(run, config))
         _check_saved(run, left, reached)
         before = read_provenance(run)
@@ -125,6 +126,12 @@ def _other_budgets(config: TrialConfig) -> dict[str, float]:
     """Limits by the name that results have for what is limited."""
     limits = {"opt_step": config.meta.max_opt_step, "wall": config.meta.max_wall}
     return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _record_end(run: RunFolder) -> None:
+    """Record that all sessions have finished, where the trial was ended before it could say so."""
+    if run.status in ("running", "interrupted"):
+        run.set_status("finished", sessions=[session.read_result() for session in run.sessions()])
 
 
 def _finished(run: RunFolder, config: TrialConfig) -> str:

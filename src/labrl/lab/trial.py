@@ -319,7 +319,7 @@ def _in_processes(
         except BaseException:
             _terminate(processes)  # nobody is left who would watch over them
             raise
-    codes = {index: _exit_code(process) for index, process in by_index.items()}
+    codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
     if interruption.requested:
         # They were told by SIGTERM, whatever this process was told by.
         codes = {
@@ -334,11 +334,12 @@ def _terminate(processes: list[BaseProcess]) -> None:
             process.terminate()
 
 
-def _exit_code(process: BaseProcess) -> int:
-    """Of a finished process, as a shell would tell it."""
+def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
+    """Of a session's process that has ended, as a shell would tell it."""
     code = process.exitcode if process.exitcode is not None else 1
-    if -code in SIGNALS:  # it came before there was anything to save
-        return exit_code_of(-code)
+    if -code in SIGNALS:  # it came before there was anything to save, or after all that there was
+        over = folder.read_result().get("status") in ("finished", "pruned")
+        return 0 if over else exit_code_of(-code)
     return 128 - code if code < 0 else code
 
 
