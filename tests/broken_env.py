@@ -38,7 +38,7 @@ class Broken(gym.Env):
         if self._steps == 20 and self._how == "gives_up":
             raise ArithmeticError("the simulator gave up")
         if self._steps == 20:
-            reward = {"no_number": np.nan, "no_end": np.inf}.get(self._how, reward)
+            reward = {"no_number": np.nan, "no_end": np.inf, "too_large": -1e39}.get(self._how, reward)
         observation = np.zeros(2, np.float32)
         if self._steps == 17 and self._how == "blind":
             observation[1] = np.nan

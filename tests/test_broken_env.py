@@ -40,12 +40,16 @@ def test_what_shows_before_a_run_is_wrong_input(how: str, said: str, tmp_path: P
             "broken: environment 0 gave the reward nan for step 10 of its episode",
         ),
         ("no_end", "gave the reward inf"),
+        ("too_large", "gave the reward -1e+39 for step 10 of its episode"),
     ],
 )
-def test_what_shows_in_a_run_fails_the_session(how: str, said: str, tmp_path: Path) -> None:
+def test_what_shows_in_a_run_fails_the_session(
+    how: str, said: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     result = labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     assert said in (result.sessions[0].error or "")
+    assert not recwarn.list, "numpy has nothing to add"
     text = (result.folder / "run.json").read_text()
     assert (
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["status"] == "failed"
@@ -58,6 +62,15 @@ def test_an_observation_that_is_no_number_is_told_where_it_came_from(tmp_path: P
     log = (result.folder / "session_0" / "session.log").read_text()
     said = "broken: environment 0 gave an observation with nan in it after step 7 of its episode"
     assert log.count(said) == 1, "once, and before the learner fails"
+
+
+def test_numbers_that_grow_beyond_all_bounds_are_told_by_labrl_alone(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    huge = "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 1e30}"
+    result = labrl.train([*WORDS, "+env.make.how=never", huge, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert "loss_value is not finite at frame" in (result.sessions[0].error or "")
+    assert not recwarn.list, "numpy's remark on an overflow names a line of labrl, and no way out"
 
 
 def test_an_error_in_a_worker_is_one_line_and_its_traceback_is_in_the_log(

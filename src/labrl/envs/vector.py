@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -95,12 +95,14 @@ class VectorEnv:
         self._record.append(actions)
         self.actions = actions
         self._return += reward
-        if not math.isfinite(self._return.sum()):
-            self._refuse(reward)
+        with np.errstate(over="ignore"):  # what is too large is told below, by its environment and step
+            narrow = reward.astype(np.float32)
+        if not math.isfinite(narrow.sum(dtype=np.float64)):
+            self._refuse(reward, narrow)
         self._reached = observation
         self._look_at(observation)
         over = ended | truncated
-        step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
+        step = Step(observation, observation, narrow, terminated, truncated, over)
         self._steps += 1
         if self.masked:
             self.action_mask = step.mask = step.next_mask = self._mask(~ended)
@@ -112,13 +114,17 @@ class VectorEnv:
         self._observation = step.observation
         return step
 
-    def _refuse(self, reward: NDArray) -> None:
-        """Raises ValueError for a reward that is no finite number, which nobody could learn from."""
-        for env in np.flatnonzero(~np.isfinite(reward)):
-            raise ValueError(
-                f"{self.name}: environment {env} gave the reward {reward[env]} for step "
-                f"{self._record.lengths[env]} of its episode; rewards must be finite numbers"
-            )
+    def _refuse(self, reward: NDArray, narrow: NDArray) -> Never:
+        """Raises ValueError for a reward that is no finite number, which nobody could learn from.
+
+        narrow: the rewards in single precision.
+        """
+        env = np.flatnonzero(~np.isfinite(narrow))[0]
+        raise ValueError(
+            f"{self.name}: environment {env} gave the reward {reward[env]} for step "
+            f"{self._record.lengths[env]} of its episode; rewards must be finite numbers in single precision "
+            f"(below {np.finfo(np.float32).max:.0e})"
+        )
 
     def _look_at(self, observation: NDArray) -> None:
         """Tell of the first observation that is no finite number: what learns from it fails much later.

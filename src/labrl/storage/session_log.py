@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
     """What labrl warns of meanwhile is also found in the file `log`.
 
-    aloud: that must not keep it from being told where nobody listens otherwise.
+    aloud: that must not keep it from being told where nobody listens otherwise. What numpy remarks of labrl's
+    own arithmetic is left out: where a number that is not finite comes of it, labrl says which.
     """
     logger = logging.getLogger("labrl")
     handlers: list[logging.Handler] = [logging.FileHandler(log, delay=True, encoding="utf-8")]
@@ -23,11 +25,19 @@ def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
         handler.setLevel(logging.WARNING)
         logger.addHandler(handler)
     try:
-        yield
+        with warnings.catch_warnings():
+            _leave_out_overflows()
+            yield
     finally:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
+
+
+def _leave_out_overflows() -> None:
+    """Those of other modules, such as somebody's environment, are still told."""
+    told = "(overflow|invalid value) encountered"
+    warnings.filterwarnings("ignore", told, RuntimeWarning, module=r"(labrl|numpy)\.")
 
 
 def append(log: Path, text: str) -> None:
