@@ -87,6 +87,8 @@ def test_points_out_of_order_are_refused() -> None:
 def test_what_is_beyond_all_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start \* factor \*\* steps is beyond all numbers"):
         StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000)
+    with pytest.raises(ValueError, match=r"start \* factor \*\* steps is beyond all numbers"):
+        StepSchedule(kind="step", start=1.0, factor=1e20, steps=2, horizon=2000)
     with pytest.raises(ValueError, match="end / start is beyond all numbers"):
         ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000)
 

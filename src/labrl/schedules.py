@@ -13,6 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+SMALLEST, LARGEST = 1.2e-38, 3.4e38
+"""Between these sizes single precision holds a number in all its digits."""
+
 Frames = Annotated[int, Field(ge=0)]
 
 
@@ -100,7 +103,7 @@ class StepSchedule(_Shaped):
             last = self.shape(1, 1)
         except OverflowError:
             last = math.inf
-        if not math.isfinite(last):
+        if not abs(last) <= LARGEST:
             raise ValueError(
                 f"start * factor ** steps is beyond all numbers, got {self.start:g} * {self.factor:g} ** "
                 f"{self.steps}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
-from labrl.schedules import Schedule, largest, smallest
+from labrl.schedules import LARGEST, SMALLEST, Schedule, largest, smallest
 
 __all__ = [
     "Fraction",
@@ -43,10 +43,14 @@ def whole_number(value: Any) -> int:
 
 
 def real_number(value: Any) -> float:
-    """`value` as a finite float; a bool or text does not count."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise ValueError("must be a finite number")
+    """`value` as a float that single precision holds; a bool or text does not count."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value - value != 0:
+        raise ValueError("must be a finite number")
+    # All computing is in single precision: beyond it torch stumbles in the middle of a run, and what is
+    # nearer to 0 counts as 0, although it may have to be greater.
+    if value and not SMALLEST <= abs(value) <= LARGEST:
+        raise ValueError(f"must be 0 or a number of a size between {SMALLEST:.2g} and {LARGEST:.2g}")
+    return float(value)
 
 
 def _never_negative(schedule: Schedule) -> Schedule:
