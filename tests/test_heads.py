@@ -14,6 +14,8 @@ from torch.nn.functional import layer_norm, linear
 
 from labrl import train
 from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces
@@ -90,3 +92,17 @@ def test_agents_learn_with_them(agent: str, words: list[str], tmp_path: Path) ->
     result = train([f"agent={agent}", "env=cartpole", "meta=dev", *own, *given, f"hydra.run.dir={tmp_path}"])
     assert result.sessions[0].opt_step > 0
     assert re.search(r"weight +8 x \d+", (tmp_path / "session_0/networks.txt").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["agent=ppo", "agent.network.head_layer_norm=true"], "agent.network.policy_head=[64]"),
+        (["agent=dqn", "agent.network.head_activation=GELU"], "agent.network.head_activation=ReLU"),
+    ],
+)
+def test_options_of_layers_that_are_not_there_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(compose([*words, "env=cartpole", "preset=none"]))
+    assert words[1].rpartition(".")[2] in str(error.value), "what was given"
+    assert said in str(error.value), "and a way out"

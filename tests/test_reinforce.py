@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import gymnasium as gym
@@ -164,10 +165,12 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
     assert "16 episodes of up to 128 steps are under way" in said.out + said.err
 
 
-@pytest.mark.parametrize("word", ["agent.network.value_head=[8]", "agent.network.shared=true"])
-def test_networks_of_values_that_nobody_learns_are_refused(word: str) -> None:
+@pytest.mark.parametrize(
+    "word", ["agent.network.value_head=[8]", "agent.network.shared=true", "agent.value_coef=1"]
+)
+def test_options_of_values_that_nobody_learns_are_refused(word: str) -> None:
     config = resolve(compose(["agent=reinforce", "env=cartpole", "preset=none", word]))
-    with pytest.raises(ConfigError, match=r"agent\.network\.(value_head|shared) .*agent\.baseline is mean"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(word.partition('=')[0])}.*agent\.baseline is mean"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 

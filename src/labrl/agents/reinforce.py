@@ -67,6 +67,12 @@ class Reinforce(LearnsOnce):
                     f"agent.network.{name} is for learned values, and agent.baseline is {config.baseline} "
                     "(set agent.baseline=value)."
                 )
+        if config.value_coef != ReinforceConfig.value_coef and config.baseline != "value":
+            raise ConfigError(
+                f"agent.value_coef={config.value_coef:g} is for learned values, and agent.baseline is "
+                f"{config.baseline} (set agent.baseline=value or agent.value_coef="
+                f"{ReinforceConfig.value_coef:g})."
+            )
         if config.self_imitation is not None and config.baseline != "value":
             raise ConfigError(
                 "agent.self_imitation compares returns with learned values, and agent.baseline is "

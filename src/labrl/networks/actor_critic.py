@@ -17,7 +17,7 @@ from labrl.config.types import PositiveInt
 from labrl.networks.compute import in_float32
 from labrl.networks.in_numpy import Affine, Chain, InNumpy
 from labrl.networks.inputs import build_torso, layout_of, num_features
-from labrl.networks.layers import Activation, orthogonal
+from labrl.networks.layers import Activation, check_head, orthogonal
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import MLP, MLPConfig
 
@@ -38,6 +38,10 @@ class ActorCriticConfig:
     """After each of these layers: an activation of torch.nn by its name."""
     head_layer_norm: bool = False
     """Whether their outputs are normalized before the activation (arXiv:1607.06450)."""
+
+    def __post_init__(self) -> None:
+        units = {"policy_head": self.policy_head, "value_head": self.value_head}
+        check_head(units, self.head_activation, "Tanh", self.head_layer_norm)
 
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:

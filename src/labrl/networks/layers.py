@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar
 
 import torch
@@ -35,6 +35,26 @@ def activation(name: Activation) -> Callable[[Tensor], Tensor]:
 def activation_layer(name: Activation) -> nn.Module:
     """The same as a module."""
     return nn.ReLU(inplace=True) if name == "ReLU" else getattr(nn, name)()
+
+
+def check_head(
+    units: Mapping[str, list[int]], between: Activation, usual: Activation, layer_norm: bool
+) -> None:
+    """Raises ValueError for options of layers between torso and outputs where there are none.
+
+    units: of these layers, by their keys in `agent.network`; between: their activation, which is the `usual`
+    one where none is asked for; layer_norm: whether they are normalized.
+    """
+    if any(units.values()):
+        return
+    normed = str(layer_norm).lower()
+    for key, value, default in [("head_activation", between, usual), ("head_layer_norm", normed, "false")]:
+        if value != default:
+            none = " and ".join(f"agent.network.{name}=[]" for name in units)
+            raise ValueError(
+                f"{key}={value} is for layers between torso and outputs, and {none}: set "
+                f"agent.network.{next(iter(units))}=[64] or agent.network.{key}={default}"
+            )
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

@@ -15,7 +15,7 @@ from labrl.config.types import PositiveFloat, PositiveInt
 from labrl.networks.compute import in_float32
 from labrl.networks.in_numpy import ACTIVATIONS, Affine, Chain, InNumpy
 from labrl.networks.inputs import build_torso, layout_of, num_features
-from labrl.networks.layers import Activation, activation
+from labrl.networks.layers import Activation, activation, check_head
 from labrl.networks.noisy import NoisyLinear
 from labrl.networks.spaces import Spaces
 
@@ -36,6 +36,9 @@ class QNetworkConfig:
     """Whether the state's value and the actions' advantages have a stream each."""
     noisy: PositiveFloat | None = None
     """Initial noise of the layers after the torso, sigma_0, 0.5 in the paper; null: they are not noisy."""
+
+    def __post_init__(self) -> None:
+        check_head({"head": self.head}, self.head_activation, "ReLU", self.head_layer_norm)
 
 
 class Stream(nn.Module):
