@@ -82,6 +82,8 @@ def refused(**settings: Any) -> str:
         {"count": -1},
         {"count": None},
         {"count": float("inf")},
+        {"count": 2**63},
+        {"plain": -1e30},
         {"rate": 1e39},
         {"rate": 1e-39},
         {"real": -1e300},

@@ -34,12 +34,13 @@ __all__ = [
 
 
 def whole_number(value: Any) -> int:
-    """`value` as an int; a float such as 1e7 counts, a bool or text does not."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise ValueError("must be a whole number")
+    """`value` as an int of 64 bits; a float such as 1e7 counts, a bool or text does not."""
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not whole or isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    if abs(value) >= 2**63:  # arrays and clocks of such a size there are not
+        raise ValueError("must be a whole number below 2^63, some 9e18")
+    return int(value)
 
 
 def real_number(value: Any) -> float:
