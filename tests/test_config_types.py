@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import pickle
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from labrl.config.types import (
     NonNegativeSchedule,
     PositiveFloat,
     PositiveInt,
+    PositiveRatio,
     Probability,
     Schedule,
 )
@@ -35,6 +37,7 @@ class PartConfig:
     chance: Probability = 0.5
     share: Fraction = 1.0
     plain: int = 0
+    ratio: PositiveRatio = fractions.Fraction(1)
     real: float = 0.0
     mode: Literal["fast", "slow"] = "fast"
     on: bool = True
@@ -88,6 +91,8 @@ def refused(**settings: Any) -> str:
         {"rate": 1e-39},
         {"real": -1e300},
         {"real": 10**400},
+        {"ratio": float("nan")},
+        {"ratio": -(10**400)},
         {"lr": {"kind": "linear", "start": 1e39, "end": 0, "horizon": 1}},
         {"rate": 0},
         {"rate": True},

@@ -70,7 +70,7 @@ def _exact_ratio(value: Any) -> fractions.Fraction:
     """`value` as it is written: 0.1 is a tenth, and no float near it."""
     if isinstance(value, fractions.Fraction) and value > 0:
         return value
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
     quotient = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*/\s*0*[1-9]\d*\s*", value)
     ratio = fractions.Fraction(str(value).replace(" ", "")) if number or quotient else None
     if ratio is None or ratio <= 0:
