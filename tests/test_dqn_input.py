@@ -70,7 +70,7 @@ def test_contradictions_name_both_sides_and_the_way_out(overrides: list[str], me
             "v_min and v_max must leave 51 atoms apart in float32, got v_min=1 and v_max=1.00000001",
         ),
         (
-            ["agent/value=categorical", "agent.value.v_min=-1e300", "agent.value.v_max=1e300"],
+            ["agent/value=categorical", "agent.value.v_min=-3e38", "agent.value.v_max=3e38"],
             "agent.value: v_min and v_max must leave 51 atoms apart in float32",
         ),
         (
