@@ -15,7 +15,7 @@ import labrl.configs
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.errors import ConfigError
-from labrl.config.generated import GeneratedSource, preset_names
+from labrl.config.generated import GeneratedSource, part_preset_names, preset_names
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
 from labrl.lab.trial import check
@@ -139,6 +139,9 @@ def test_preset_can_be_chosen_by_name() -> None:
 def test_presets_are_named_after_a_pair_that_exists(preset: str) -> None:
     folder, _, name = preset.rpartition("/")
     owners = sorted(f.stem for f in (CONFIGS / "agent" / folder).glob("*.yaml"))
+    if folder:  # those of a part may be one agent's
+        agents = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))
+        owners += [f"{agent}_{option}" for agent in agents for option in owners]
     assert name in [f"{owner}_{env}" for owner in owners for env in [*ENVS, "atari"]]
 
 
@@ -170,6 +173,18 @@ def test_a_part_has_its_presets_wherever_it_is_used_and_nowhere_else() -> None:
         composed(*words, "env=pong")
     cfg = compose(["agent=dqn", "env=pong", "preset=none"])
     assert (cfg.agent.exploration.epsilon.horizon, cfg.agent.memory.storage) == (10_000, "ram")
+
+
+def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() -> None:
+    assert part_preset_names("rainbow.replace_pong") == [
+        *("replace_atari", "replace_pong"),
+        *(f"{agent}_replace_{env}" for agent in ("dqn", "c51", "rainbow") for env in ("atari", "pong")),
+    ]
+    for agent, epsilon, every in (("dqn", 0.05, 500), ("double_dqn", 0.01, 50), ("dueling_dqn", 0.01, 50)):
+        cfg = compose([f"agent={agent}", "env=lunar_lander"])
+        assert (cfg.agent.exploration.epsilon.end, cfg.agent.target.every) == (epsilon, every)
+    other = ["agent/exploration=boltzmann", "agent/target=polyak", "agent/memory=prioritized"]
+    assert composed("agent=double_dqn", "env=lunar_lander", *other).agent.config.memory.config.beta == 0
 
 
 def test_users_preset_for_a_part_applies(tmp_path: Path) -> None:

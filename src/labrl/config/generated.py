@@ -26,7 +26,8 @@ PARTS = ("value", "target", "memory", "exploration", "noise")
 class GeneratedSource(ConfigSource):
     """`env/<game>`: the Atari base with that game; `preset/auto_<agent>_<env>`: what presets fit it.
 
-    An agent that is put together from parts gets those of its parts too: `preset/<part>/auto_<option>_<env>`.
+    An agent that is put together from parts gets those of its parts too:
+    `preset/<part>/auto_<agent>.<option>_<env>`.
     """
 
     @staticmethod
@@ -55,8 +56,10 @@ class GeneratedSource(ConfigSource):
         else:
             assert pair is not None
             group = config_path.strip("/").rpartition("/")[0]
-            parts = _part_presets(pair) if group == "preset" else []
-            content = {"defaults": [*parts, {f"optional /{group}@_global_": preset_names(pair)}]}
+            whole = group == "preset"
+            parts = _part_presets(pair) if whole else []
+            names = preset_names(pair) if whole else part_preset_names(pair)
+            content = {"defaults": [*parts, {f"optional /{group}@_global_": names}]}
         return ConfigResult(
             provider=self.provider,
             path=self.full_path(),
@@ -71,7 +74,7 @@ class GeneratedSource(ConfigSource):
 
 
 def preset_names(pair: str) -> list[str]:
-    """Presets for `<agent>_<env>` or `<option of a part>_<env>`, the special after the general.
+    """Presets for `<agent>_<env>`, the special after the general.
 
     First those of the agents that the agent builds on; of each those of the game's family before the game's.
     """
@@ -82,12 +85,19 @@ def preset_names(pair: str) -> list[str]:
     return [f"{ancestor}_{one}" for ancestor in _lineage(owner) for one in envs]
 
 
+def part_preset_names(pair: str) -> list[str]:
+    """Presets for `<agent>.<option>_<env>`: of the option in any agent, then of the agents in turn."""
+    agent, _, option = pair.partition(".")
+    names = preset_names(option)
+    return [*names, *(f"{ancestor}_{name}" for ancestor in _lineage(agent) for name in names)]
+
+
 def _part_presets(pair: str) -> list[dict[str, str]]:
     """Entries of a defaults list: the automatic presets of the parts that an agent is put together from."""
     agent, env = _split(pair)
     chosen = _defaults(_lineage(agent)[0])
     parts = [part for part in PARTS if re.search(rf"^  - {part}:", chosen, re.MULTILINE)]
-    return [{f"optional /preset/{part}": f"{AUTO}${{agent/{part}}}_{env}"} for part in parts]
+    return [{f"optional /preset/{part}": f"{AUTO}{agent}.${{agent/{part}}}_{env}"} for part in parts]
 
 
 def _split(pair: str) -> tuple[str, str | None]:
