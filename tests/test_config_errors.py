@@ -31,7 +31,11 @@ def refused(*overrides: str) -> str:
             "env.kwargs={gravity: -5}",
             "env.kwargs.gravity: no such key; groups of keys are merged. To add to this",
         ),
-        ("agent/memory=uniform", "agent/memory: what is chosen for agent has no such part."),
+        (
+            "agent/memory=uniform",
+            "agent/memory: agent=ppo has no such part; these have one: c51, crossq, ddpg, double_dqn, dqn,",
+        ),
+        ("agent/noise=gaussian", "agent/noise: agent=ppo has no such part; these have one: ddpg, td3."),
         ("agent/netwrk=mlp", "agent/netwrk: no such group. Did you mean agent/network?"),
         ("agent=pppo", "agent=pppo: no such option. Did you mean agent=ppo?"),
         ("env=ponk", "env=ponk: no such option. Did you mean env=pong? labrl-envs lists all"),

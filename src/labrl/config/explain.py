@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import ConfigDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -166,8 +167,7 @@ def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> Co
     groups = list(_groups(loader))
     if "/" in key:
         if key in groups:
-            parent = key.rpartition("/")[0]
-            return ConfigError(f"{key}: what is chosen for {parent} has no such part.")
+            return ConfigError(f"{key}: {_without_part(key, overrides, loader)}")
         group, _, place = key.partition("@")
         if place and group in groups:
             return ConfigError(
@@ -223,24 +223,48 @@ def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | 
     return None if parent in keys else nearest(key, [*keys, *groups])
 
 
+def _without_part(group: str, overrides: Sequence[str], loader: ConfigLoader) -> str:
+    """That nothing is chosen from `group`, and who would have a part from there."""
+    parent, _, part = group.rpartition("/")
+    cfg = _chosen([word for word in overrides if not word.startswith(f"{group}=")], loader)
+    owners = _agents_where(lambda file: part in _parts(file), loader) if parent == "agent" else []
+    if cfg is None or not owners:
+        return f"what is chosen for {parent} has no such part."
+    return f"agent={cfg.hydra.runtime.choices.agent} has no such part; these have one: {', '.join(owners)}."
+
+
+def _parts(file: ConfigResult) -> list[str]:
+    """The groups from which a file's list of defaults chooses."""
+    return [one.group for one in file.defaults_list or [] if isinstance(one, GroupDefault) and one.group]
+
+
 def _agents_with(key: str, loader: ConfigLoader) -> list[str]:
     """The agents in whose files, or in those that they build on, `key` stands."""
     group, _, inner = key.partition(".")
     if group != "agent" or not inner:
         return []
+
+    def stands_in(file: ConfigResult) -> bool:
+        plain = OmegaConf.to_container(file.config, resolve=False)
+        assert isinstance(plain, dict)
+        return inner in _keys(plain)
+
+    return _agents_where(stands_in, loader)
+
+
+def _agents_where(true_of: Callable[[ConfigResult], bool], loader: ConfigLoader) -> list[str]:
+    """The agents of whose file, or of one that they build on, something is true."""
     assert isinstance(loader, ConfigLoaderImpl)
     repository = loader.repository
 
-    def stands_in(agent: str) -> bool:
+    def holds(agent: str) -> bool:
         file = repository.load_config(f"agent/{agent}")
         if file is None:
             return False
         bases = [one.path for one in file.defaults_list or [] if isinstance(one, ConfigDefault) and one.path]
-        plain = OmegaConf.to_container(file.config, resolve=False)
-        assert isinstance(plain, dict)
-        return inner in _keys(plain) or any(stands_in(base) for base in bases if base != "_self_")
+        return true_of(file) or any(holds(base) for base in bases if base != "_self_")
 
-    return [agent for agent in loader.get_group_options("agent") if stands_in(agent)]
+    return [agent for agent in loader.get_group_options("agent") if holds(agent)]
 
 
 def _chosen(overrides: Sequence[str], loader: ConfigLoader) -> DictConfig | None:
