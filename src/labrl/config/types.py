@@ -43,9 +43,14 @@ def whole_number(value: Any) -> int:
     return int(value)
 
 
+def _is_finite_number(value: Any) -> bool:
+    """A bool or text is none. Not by math.isfinite, which fails for a whole number beyond all floats."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
+
+
 def real_number(value: Any) -> float:
     """`value` as a float that single precision holds; a bool or text does not count."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or value - value != 0:
+    if not _is_finite_number(value):
         raise ValueError("must be a finite number")
     # All computing is in single precision: beyond it torch stumbles in the middle of a run, and what is
     # nearer to 0 counts as 0, although it may have to be greater.
@@ -70,9 +75,8 @@ def _exact_ratio(value: Any) -> fractions.Fraction:
     """`value` as it is written: 0.1 is a tenth, and no float near it."""
     if isinstance(value, fractions.Fraction) and value > 0:
         return value
-    number = isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
     quotient = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*/\s*0*[1-9]\d*\s*", value)
-    ratio = fractions.Fraction(str(value).replace(" ", "")) if number or quotient else None
+    ratio = fractions.Fraction(str(value).replace(" ", "")) if _is_finite_number(value) or quotient else None
     if ratio is None or ratio <= 0:
         raise ValueError('must be a number greater than 0, or a quotient of two such as "1/3"')
     return ratio
@@ -112,7 +116,7 @@ Probability = Annotated[float, _Real, Field(ge=0, le=1)]
 Fraction = Annotated[float, _Real, Field(gt=0, le=1)]
 """(0, 1]"""
 LogDeviation = Annotated[float, _Real, Field(ge=-20, le=10)]
-"""[-20, 10], which are deviations of 2e-9 to 2e4: beyond, the first losses are no numbers"""
+"""[-20, 10], which are deviations of 2e-9 to 2e4: far beyond, the first losses are no numbers"""
 NonNegativeSchedule = Annotated[Schedule, AfterValidator(_never_negative)]
 """A number or a schedule in [0, inf)"""
 ProbabilitySchedule = Annotated[Schedule, AfterValidator(_a_probability)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Never
 
@@ -23,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 ENDLESS = 27_000
 """Steps of an episode that perhaps never ends: as many as of a game of the ALE at its longest."""
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Learners see rewards in single precision."""
 
 SHORT = 32
 """Steps at the start of a run in which no next episode is made ready: it may be over before."""
@@ -95,14 +97,12 @@ class VectorEnv:
         self._record.append(actions)
         self.actions = actions
         self._return += reward
-        with np.errstate(over="ignore"):  # what is too large is told below, by its environment and step
-            narrow = reward.astype(np.float32)
-        if not math.isfinite(narrow.sum(dtype=np.float64)):
-            self._refuse(reward, narrow)
+        if not np.abs(reward).max() <= LARGEST_REWARD:  # of nan it is nan, which is not
+            self._refuse(reward)
         self._reached = observation
         self._look_at(observation)
         over = ended | truncated
-        step = Step(observation, observation, narrow, terminated, truncated, over)
+        step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
         self._steps += 1
         if self.masked:
             self.action_mask = step.mask = step.next_mask = self._mask(~ended)
@@ -114,16 +114,13 @@ class VectorEnv:
         self._observation = step.observation
         return step
 
-    def _refuse(self, reward: NDArray, narrow: NDArray) -> Never:
-        """Raises ValueError for a reward that is no finite number, which nobody could learn from.
-
-        narrow: the rewards in single precision.
-        """
-        env = np.flatnonzero(~np.isfinite(narrow))[0]
+    def _refuse(self, reward: NDArray) -> Never:
+        """Raises ValueError for a reward that is no finite number, which nobody could learn from."""
+        env = np.flatnonzero(~(np.abs(reward) <= LARGEST_REWARD))[0]
         raise ValueError(
             f"{self.name}: environment {env} gave the reward {reward[env]} for step "
             f"{self._record.lengths[env]} of its episode; rewards must be finite numbers in single precision "
-            f"(below {np.finfo(np.float32).max:.0e})"
+            f"(below {LARGEST_REWARD:.0e})"
         )
 
     def _look_at(self, observation: NDArray) -> None:

@@ -338,8 +338,7 @@ def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
     """Of a session's process that has ended, as a shell would tell it."""
     code = process.exitcode if process.exitcode is not None else 1
     if -code in SIGNALS:  # it came before there was anything to save, or after all that there was
-        over = folder.read_result().get("status") in ("finished", "pruned")
-        return 0 if over else exit_code_of(-code)
+        return 0 if folder.ended_well else exit_code_of(-code)
     return 128 - code if code < 0 else code
 
 

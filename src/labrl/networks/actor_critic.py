@@ -41,7 +41,7 @@ class ActorCriticConfig:
 
     def __post_init__(self) -> None:
         units = {"policy_head": self.policy_head, "value_head": self.value_head}
-        check_head(units, self.head_activation, "Tanh", self.head_layer_norm)
+        check_head(units, self.head_activation, ActorCriticConfig.head_activation, self.head_layer_norm)
 
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:

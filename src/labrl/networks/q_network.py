@@ -38,7 +38,8 @@ class QNetworkConfig:
     """Initial noise of the layers after the torso, sigma_0, 0.5 in the paper; null: they are not noisy."""
 
     def __post_init__(self) -> None:
-        check_head({"head": self.head}, self.head_activation, "ReLU", self.head_layer_norm)
+        usual = QNetworkConfig.head_activation
+        check_head({"head": self.head}, self.head_activation, usual, self.head_layer_norm)
 
 
 class Stream(nn.Module):

@@ -120,6 +120,11 @@ class SessionFolder:
             return {}
         return content if isinstance(content, dict) else {}
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether the session says of itself that it has nothing left to do."""
+        return self.read_result().get("status") in ("finished", "pruned")
+
     def lock(self) -> FolderLock:
         """Held by the session's own process, which may outlive the one that started it."""
         return FolderLock(self.path)

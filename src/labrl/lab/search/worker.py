@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -123,9 +122,8 @@ def _has_ended(run: RunFolder) -> bool:
     """Whether nothing is left to be done, whatever the marker of a killed trial says."""
     if run.status in ("finished", "pruned"):
         return True
-    results = [session.result for session in run.sessions()]
-    expected = _sessions_of(run)
-    return len(results) == expected > 0 and all(_ended_well(path) for path in results)
+    sessions, expected = run.sessions(), _sessions_of(run)
+    return len(sessions) == expected > 0 and all(session.ended_well for session in sessions)
 
 
 def _sessions_of(run: RunFolder) -> int:
@@ -133,13 +131,6 @@ def _sessions_of(run: RunFolder) -> int:
         return int(Past.of(run).config["meta"]["max_session"])
     except ConfigError:
         return 0
-
-
-def _ended_well(result: Path) -> bool:
-    try:
-        return json.loads(result.read_text(encoding="utf-8"))["status"] in ("finished", "pruned")
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def _outcome(folder: Path, result: TrialResult) -> Outcome:
