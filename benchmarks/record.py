@@ -35,15 +35,17 @@ def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def source(run: Run, name: str, folder: Path) -> dict[str, str]:
-    """Columns that say where numbers come from; keeps its configuration, `folder`/configs/`name`.yaml.
-
-    commit: of labrl, with a plus where its files were changed; '' where nobody knows.
-    """
+    """Columns that say where numbers come from; keeps its configuration, `folder`/configs/`name`.yaml."""
     configs = folder / "configs"
     configs.mkdir(parents=True, exist_ok=True)
     write_atomic(configs / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(run.config)))
+    return {"commit": commit(run)}
+
+
+def commit(run: Run) -> str:
+    """Of labrl, with a plus where its files were changed; '' where nobody knows."""
     code = run.provenance.get("git", {}).get("labrl") or {}
-    return {"commit": f"{code.get('commit') or ''}{'+' if code.get('dirty') else ''}"}
+    return f"{code.get('commit') or ''}{'+' if code.get('dirty') else ''}"
 
 
 def as_row(result: Result) -> dict[str, Any]:

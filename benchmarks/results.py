@@ -1,4 +1,4 @@
-"""The scores that SLM Lab publishes, by labrl, and Atari: train what is missing, write docs/results.md.
+"""SLM Lab's published scores by labrl, Atari, and studies: run what is missing, write docs/results.md.
 
 The page is written after each run, from the runs below --root and, for those that are not there, from what
 docs/results/ holds of earlier ones. Ctrl-C and the end of --minutes save what is being trained, and the same
@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import atari, record
+from benchmarks import atari, record, studies
 from labrl.analysis.published import Result, as_markdown, cells, judged, summary
-from labrl.analysis.runs import Run, load_run
+from labrl.analysis.runs import Run, load_experiment, load_run
 from labrl.config.errors import ConfigError
+from labrl.storage.experiment_folder import is_experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
@@ -47,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train what is missing, write the page. Returns the exit code: 1 where a cell could not be trained."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
     published = {cell.name: cell.words for cell in cells()}
-    known = published | atari.WORDS
-    names = f"of {', '.join(published)} (all of these without any), {', '.join(atari.WORDS)}"
+    known = published | atari.WORDS | studies.words()
+    names = f"of {', '.join(published)} (all of these without any), {', '.join([*known][len(published) :])}"
     parser.add_argument("cells", nargs="*", metavar="cell", help=names)
     parser.add_argument("--root", type=Path, default=Path("runs/results"), help="where the runs lie")
     parser.add_argument("--minutes", type=float, help="to train for, at most; 0 only writes the page")
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = []
     for name in words.cells or published:
         folder = words.root / name
-        if _finished(_run_in(folder)):
+        if _finished(folder):
             continue
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
@@ -79,9 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command(words: Sequence[str], folder: Path) -> list[str]:
-    """The words after `labrl` that begin the run of a cell with `words`, or go on with it."""
-    if _run_in(folder) is not None:
-        return [f"+resume={folder}"]
+    """The words after `labrl` that begin the run or the search of `words`, or go on with it."""
+    multirun = ["-m"] if "-m" in words else []
+    if _status(folder) is not None:
+        return [*multirun, f"+resume={folder}"]
+    if multirun:
+        return [*words, f"hydra.sweep.dir={folder}"]
     return [*words, "seed=0", f"hydra.run.dir={folder}"]
 
 
@@ -107,9 +111,19 @@ def write_page(root: Path) -> str:
     """Write docs/results.md; returns how many cells are better, equal and so on."""
     found = results(root)
     page = f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}"
+    page += _studies(root)
     page += atari.section(_with_rows(root, atari.WORDS), PAGE.with_suffix(""))
     PAGE.write_text(page)
     return summary(found)
+
+
+def _studies(root: Path) -> str:
+    """The part of the page about studies, after what has finished below `root` is put on record."""
+    folder = PAGE.with_suffix("") / "studies"
+    for name, cell in studies.searchable().items():
+        if _finished(root / name):
+            studies.keep(load_experiment(root / name), cell, folder)
+    return studies.section(studies.read(folder))
 
 
 def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:
@@ -143,8 +157,16 @@ def _run_in(folder: Path) -> Run | None:
         return None
 
 
-def _finished(run: Run | None) -> bool:
-    return run is not None and run.status == "finished"
+def _status(folder: Path) -> str | None:
+    """Of the run or the experiment in `folder`; None where there is none."""
+    if is_experiment(folder):
+        return load_experiment(folder).status
+    run = _run_in(folder)
+    return None if run is None else run.status
+
+
+def _finished(folder: Path) -> bool:
+    return _status(folder) == "finished"
 
 
 if __name__ == "__main__":

@@ -130,6 +130,10 @@ def test_bad_syntax_shows_how_to_write_it(bad: str) -> None:
     assert "key=value" in message
 
 
+def test_null_among_choices_is_shown_the_way_that_can_hold_it() -> None:
+    assert refused("agent.clip=choice(null, 0.2)").endswith("write 'agent.clip=null, 0.2'")
+
+
 def test_class_that_is_no_vector_environment_is_shown_its_place() -> None:
     message = refused("env={_target_: builtins.dict}", "~env.id", "~env.name")
     assert "'env.make={_target_: builtins.dict}'" in message

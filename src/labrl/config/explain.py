@@ -98,6 +98,9 @@ def _first_line(text: Any) -> str:
 
 
 def _bad_syntax(override: str) -> ConfigError:
+    choices = re.fullmatch(r"(.+?)=choice\((.*\bnull\b.*)\)", override)
+    if choices:
+        return ConfigError(f"{override}: choice(...) cannot hold null; write '{choices[1]}={choices[2]}'")
     return ConfigError(
         f"{override}: cannot be read. "
         "Write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, "

@@ -1,0 +1,183 @@
+"""The searches behind presets: what they ran, what they found, and whether the preset says so."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from labrl.analysis.published import Cell, cells
+from labrl.analysis.runs import Experiment
+from labrl.analysis.search import SearchResult, importances, read_search
+from labrl.analysis.tables import number
+from labrl.config.compose import compose, to_plain
+from labrl.storage.atomic import write_atomic
+
+ROUNDED = 0.03
+"""Part of a searched number by which a preset may differ from it: nobody needs its sixteen digits."""
+
+MATTERED = 3
+"""Keys that the page names, those with the largest importance."""
+
+KEPT_ROWS = 10
+"""Of a trial's evaluations, for the record."""
+
+_A2C = {
+    "agent/optimizer": "choice(rmsprop, adam)",
+    "agent.lr.start": "tag(log, interval(3e-4, 1e-2))",
+    "agent.horizon": "choice(5, 8, 16, 32, 64)",
+    "agent.gae_lambda": "choice(0.9, 0.95, 0.98, 1.0)",
+    "agent.value_coef": "tag(log, interval(0.1, 2.0))",
+    "agent.entropy_coef": "tag(log, interval(1e-5, 3e-2))",
+    "agent.max_grad_norm": "choice(0.5, 1.0, 5.0)",
+    "agent.normalize_advantage": "choice(true, false)",
+}
+
+_LONG = {"agent.discount": "choice(0.98, 0.99, 0.995, 0.999)"}
+
+_GAUSSIAN = {"agent.log_std_init": "choice(-1.0, -0.5, 0.0)"}
+
+_NORMALIZED = (
+    "{_target_:labrl.agents.transforms.NormalizeReward,discount:${agent.discount},clip:10.0,epsilon:1e-8}"
+)
+
+SPACES: dict[str, dict[str, str]] = {
+    "lunar_lander_a2c": _A2C | _LONG | {"transforms.reward": f"null,{_NORMALIZED}"},
+    "lunar_lander_continuous_a2c": _A2C | _LONG | _GAUSSIAN,
+    "pendulum_a2c": _A2C | {"agent.discount": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
+}
+"""What is searched, by the cell whose preset it is for."""
+
+HOW = ("meta.max_session=1", "meta.max_trial=30", "search.confirm.top=2", "seed=100")
+
+PREFACE = """# Studies
+
+Searches for the values of a preset, on the cell's environment and frames but on seeds of their own:
+`make results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session; ASHA stops the hopeless.
+The best two run again on four fresh seeds, which neither the search nor the table above has seen, and so does
+the preset of that time (*before*). *Final return*: mean over the last tenth of the rows. *Mattered most*:
+share of what sets the best trials apart. `results/studies/` keeps the command, the space, all trials and the
+fresh seeds.
+
+"""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is kept of a finished search."""
+
+    cell: Cell
+    info: dict[str, Any]
+    """As much of `experiment.json` as means something elsewhere."""
+
+    @property
+    def search(self) -> SearchResult:
+        """Its trials and their values."""
+        search = read_search(self.info)
+        assert search is not None, f"{self.cell.name}: no search"
+        return search
+
+    def mean(self, trial: int | None) -> float | None:
+        """Final return on the fresh seeds of a trial, or of the preset before: None. None where it failed."""
+        (one,) = (one for one in self.info["search"]["confirm"]["candidates"] if one["trial"] == trial)
+        return None if one["mean"] is None else float(one["mean"])
+
+    def is_preset(self) -> bool:
+        """Whether the preset has what was found, but for `ROUNDED`."""
+        searched = shlex.split(self.info["search"]["best"]["command"])[1:]
+        now, found = (to_plain(compose(words)) for words in (self.cell.words, searched))
+        return _alike(now | {"meta": None}, found | {"meta": None})
+
+
+def searchable() -> dict[str, Cell]:
+    """The cells that have a study, by its name."""
+    return {f"study_{cell.name}": cell for cell in cells() if cell.name in SPACES}
+
+
+def words() -> dict[str, list[str]]:
+    """What `labrl` is given for each study, by its name."""
+    return {
+        name: [
+            *("-m", "hydra/sweeper=optuna", *cell.words),
+            *(f"{key}={values}" for key, values in SPACES[cell.name].items()),
+            *HOW,
+        ]
+        for name, cell in searchable().items()
+    }
+
+
+def keep(experiment: Experiment, cell: Cell, folder: Path) -> None:
+    """Write what a finished search found to `folder`, without what only its machine knows."""
+    info, search = experiment.info, dict(experiment.info["search"])
+    confirm = dict(search["confirm"])
+    confirm["candidates"] = [_without(one, "folders") for one in confirm["candidates"]]
+    content = {
+        "kind": info["kind"],
+        "command": shlex.join(["labrl", "-m", "hydra/sweeper=optuna", *info["overrides"]]),
+        "commits": sorted({record.commit(run) for run in experiment.runs}),
+        "search": _without(search, "storage", "study_name") | {"confirm": confirm},
+        "trials": [
+            {key: trial[key] for key in ("number", "params", "values", "state", "error")}
+            | {"intermediate": _thinned(trial["intermediate"])}
+            for trial in info["trials"]
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / f"{cell.name}.json", json.dumps(content, indent=1) + "\n")
+
+
+def read(folder: Path) -> list[Study]:
+    """The studies that are kept in `folder`, in the order of the cells."""
+    files = {cell: folder / f"{cell.name}.json" for cell in cells()}
+    return [Study(cell, json.loads(file.read_text())) for cell, file in files.items() if file.exists()]
+
+
+def section(studies: Iterable[Study]) -> str:
+    """The part of the page about studies; '' where there is none."""
+    lines = [
+        "| cell | trials | stopped early | final return, fresh seeds | before | mattered most | preset |",
+        "|---|---:|---:|---:|---:|---|---|",
+    ]
+    lines += [_line(study) for study in studies]
+    return f"\n{PREFACE}" + "\n".join(lines) + "\n" if len(lines) > 2 else ""
+
+
+def _line(study: Study) -> str:
+    search = study.search
+    pruned = sum(trial.state == "pruned" for trial in search.trials)
+    mattered = list(importances(search).items())[:MATTERED]
+    taken = "has its values" if study.is_preset() else "keeps its own"
+    entries = [
+        study.cell.name.replace("_", r"\_"),
+        len(search.trials),
+        pruned,
+        number(study.mean(study.info["search"]["best"]["trial"])),
+        number(study.mean(None)),
+        ", ".join(f"`{key}` {share:.0%}" for key, share in mattered),
+        taken,
+    ]
+    return f"| {' | '.join(str(entry) for entry in entries)} |"
+
+
+def _thinned(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Some `KEPT_ROWS` of them, the last one always."""
+    step = max(1, len(rows) // KEPT_ROWS)
+    return [[frame, round(value, 2)] for frame, value in rows[::-1][::step][::-1]]
+
+
+def _without(content: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in keys}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two configurations are equal but for the last digits of numbers."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=ROUNDED)
+    return bool(one == other)

@@ -1,0 +1,173 @@
+"""A search behind a preset is kept with its trials, and the page says whether the preset has its values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import results, studies
+from labrl.analysis.published import cells
+from labrl.analysis.runs import Experiment
+from labrl.config.compose import compose
+
+KEPT = studies.read(results.PAGE.with_suffix("") / "studies")
+
+CELL = next(cell for cell in cells() if cell.name == "pendulum_a2c")
+
+SPACE = {
+    "agent.lr.start": {
+        "name": "FloatDistribution",
+        "attributes": {"low": 1e-4, "high": 1e-2, "log": True, "step": None},
+    },
+    "agent.horizon": {"name": "CategoricalDistribution", "attributes": {"choices": [8, 16]}},
+}
+
+
+def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
+    """A finished search of Pendulum's A2C in `path`, whose best trial has the words of `command`."""
+    trials = [
+        {
+            "number": number,
+            "overrides": [f"hydra.run.dir={path}"],
+            "folder": str(number),
+            "status": "finished",
+            "params": {"agent.lr.start": 5e-4 * (1 + number), "agent.horizon": [8, 16][number % 2]},
+            "values": [-200.0 - number],
+            "state": ["complete", "pruned"][number % 2],
+            "intermediate": [[500 * (1 + row), -1000.0 + row / 3] for row in range(100)],
+            "error": None,
+            "host": "somewhere",
+        }
+        for number in range(12)
+    ]
+    confirm = {
+        "seeds": [1, 2],
+        "winner": 0,
+        "held": True,
+        "candidates": [
+            {"trial": 0, "mean": best, "values": [[best], [best]], "folders": [f"{path}/a"]},
+            {"trial": None, "mean": -455.0, "values": [[-455.0], [-455.0]], "folders": [f"{path}/b"]},
+        ],
+    }
+    search = {
+        "storage": f"sqlite:///{path}/study.db",
+        "study_name": "labrl",
+        "space": SPACE,
+        "objective": ["final_return"],
+        "directions": ["maximize"],
+        "confirm": confirm,
+        "best": {
+            "trial": 0,
+            "params": trials[0]["params"],
+            "command": command,
+            "file": "experiment/best.yaml",
+        },
+    }
+    info = {
+        "kind": "search",
+        "status": "finished",
+        "overrides": CELL.words,
+        "search": search,
+        "trials": trials,
+    }
+    path.mkdir(parents=True)
+    (path / "experiment.json").write_text(json.dumps({"format_version": 1, **info}))
+    return Experiment(path, info, [], [])
+
+
+def kept(tmp_path: Path, *words: str) -> studies.Study:
+    """A study whose best trial was composed with `words` besides the cell's."""
+    command = " ".join(["labrl", *CELL.words, "meta.num_cpus=1", *words])
+    studies.keep(experiment(tmp_path / "elsewhere", command), CELL, tmp_path / "kept")
+    (study,) = studies.read(tmp_path / "kept")
+    return study
+
+
+def test_every_study_can_be_asked_for_and_every_searched_key_exists() -> None:
+    assert set(studies.words()) == {f"study_{name}" for name in studies.SPACES}
+    for name, words in studies.words().items():
+        cell = studies.searchable()[name]
+        config = compose(cell.words)
+        assert words[:2] == ["-m", "hydra/sweeper=optuna"]
+        for key in studies.SPACES[cell.name]:
+            node: Any = config
+            for part in key.split("/")[:1] if "/" in key else key.split("."):
+                assert part in node, f"{name}: {key}"
+                node = node[part]
+
+
+def test_what_is_kept_means_something_on_another_machine(tmp_path: Path) -> None:
+    study = kept(tmp_path)
+    text = (tmp_path / "kept" / "pendulum_a2c.json").read_text()
+    assert str(tmp_path) not in text.replace(str(tmp_path / "kept"), "")
+    assert "somewhere" not in text
+    assert study.info["command"].startswith("labrl -m hydra/sweeper=optuna experiment=slm_lab/pendulum")
+    assert [trial.state for trial in study.search.trials] == ["complete", "pruned"] * 6
+    rows = study.search.trials[0].intermediate
+    assert 10 <= len(rows) <= 11
+    assert max(rows) == 50_000
+    assert (study.mean(0), study.mean(None)) == (-150.0, -455.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_preset"),
+    [
+        ("", True),
+        ("agent.lr.start={lr:.2e}", True),
+        ("agent.lr.start={other_lr}", False),
+        ("agent.horizon={other_horizon}", False),
+        ("agent/optimizer=ppo_adam", False),
+        ("transforms.reward=null", False),
+    ],
+)
+def test_a_preset_has_the_values_of_its_study_or_keeps_its_own(
+    tmp_path: Path, change: str, is_preset: bool
+) -> None:
+    agent = compose(CELL.words).agent
+    lr, horizon = agent.lr.start, agent.horizon
+    word = change.format(lr=lr * 1.01, other_lr=lr * 1.1, other_horizon=horizon + 1)
+    study = kept(tmp_path, *([word] if word else []))
+    assert study.is_preset() == is_preset
+    (line,) = (line for line in studies.section([study]).splitlines() if line.startswith("| pendulum"))
+    assert line.startswith("| pendulum\\_a2c | 12 | 6 | −150.0 | −455.0 | `agent.")
+    assert line.endswith("| has its values |" if is_preset else "| keeps its own |")
+
+
+def test_a_study_is_begun_resumed_and_put_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    root, name = tmp_path / "runs", "study_pendulum_a2c"
+    words = studies.words()[name]
+    assert results.command(words, root / name) == [*words, f"hydra.sweep.dir={root / name}"]
+    results.write_page(root)
+    assert "# Studies" not in (tmp_path / "results.md").read_text()
+    experiment(root / name, " ".join(["labrl", *CELL.words]))
+    assert results.command(words, root / name) == ["-m", f"+resume={root / name}"]
+    asked: list[Any] = []
+    monkeypatch.setattr(results, "_train", lambda words, seconds: asked.append(words) or 0)
+    assert results.main([name, "--root", str(root)]) == 0
+    assert asked == []
+    page = (tmp_path / "results.md").read_text()
+    assert "# Studies" in page
+    results.write_page(tmp_path / "another machine")
+    assert (tmp_path / "results.md").read_text() == page
+
+
+@pytest.mark.parametrize("study", KEPT, ids=lambda study: study.cell.name)
+def test_the_page_says_of_each_kept_study_what_is_true_of_the_preset(study: studies.Study) -> None:
+    (line,) = (
+        line for line in studies.section([study]).splitlines() if line.startswith(f"| {study.cell.name[:4]}")
+    )
+    told = line.split("|")
+    (on_page,) = (row.split("|") for row in results.PAGE.read_text().splitlines() if row[:30] == line[:30])
+    assert (on_page[1:6], on_page[-2]) == (told[1:6], told[-2])
+
+
+def test_a_trial_of_a_study_that_could_not_be_confirmed_is_told(tmp_path: Path) -> None:
+    study = kept(tmp_path)
+    study.info["search"]["confirm"]["candidates"][1]["mean"] = None
+    assert "| −150.0 | – |" in studies.section([study])
