@@ -40,6 +40,7 @@ def files() -> list[Path]:
         ["agent.batch_size=100"],
         ["env.max_frame=10"],
         ["meta.max_session=1000000"],
+        ["agent=dqn", "agent.memory.capacity=1e15"],  # only building the memory finds it out
         ["+callbacks.mine._target_=pathlib.Path"],
         ["transforms.reward={_target_: builtins.dict}"],
         ["hydra/launcher=slrm"],

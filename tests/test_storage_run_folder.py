@@ -153,3 +153,35 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
             write_atomic(path, "after")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_refused_before_its_first_step_leaves_nothing(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.session(0)
+    for file in (run.config, run.overrides, run.provenance, run.path / "labrl.diff"):
+        file.write_text("")
+    with run.lock():
+        pass
+    run.discard_unplayed()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "session_0/train.csv", "wandb/run-1/log"])
+def test_a_refused_run_with_anything_else_in_its_folder_stays_whole(tmp_path: Path, name: str) -> None:
+    run = RunFolder.create(tmp_path)
+    run.config.write_text("")
+    other = tmp_path / name
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_text("")
+    run.discard_unplayed()
+    assert other.exists()
+    assert run.config.exists()
+    assert run.status == "running"
+
+
+def test_the_working_folder_is_emptied_and_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create(".").discard_unplayed()
+    assert list(tmp_path.iterdir()) == []

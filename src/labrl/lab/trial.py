@@ -41,6 +41,7 @@ from labrl.session.callbacks.display import SessionProgress
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import forget_shared_weights
+from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.workspace import memory_available
@@ -205,15 +206,20 @@ def run_trial(
     """Run all sessions in a new run folder and record what they came to.
 
     plain: the configuration as it is saved and handed to processes; command: what was typed. Raises
-    ConfigError for wrong input, before the folder is made.
+    ConfigError for wrong input, and leaves no folder then, but among the trials of an experiment.
     """
     check(config)
     run = RunFolder.create(folder)
     seed = draw_seed() if config.seed is None else config.seed
     config, plain = dataclasses.replace(config, seed=seed), {**plain, "seed": seed}
-    with run.lock(), recording_failure(run):
-        write_provenance(run, plain, command)
-        return run_sessions(config, plain, run, list(range(config.meta.max_session)))
+    try:
+        with run.lock(), recording_failure(run):
+            write_provenance(run, plain, command)
+            return run_sessions(config, plain, run, list(range(config.meta.max_session)))
+    except ConfigError:
+        if experiment_of(run.path) is None:
+            run.discard_unplayed()
+        raise
 
 
 @contextmanager

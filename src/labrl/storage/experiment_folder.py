@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
-from labrl.storage.lock import FolderLock, HeldError
+from labrl.storage.lock import LOCK, FolderLock, HeldError
 from labrl.storage.marker import check_free, claim, now, place
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 from labrl.storage.run_folder import REPORT_FILES
@@ -257,7 +257,7 @@ def take_away(folder: Path, before: set[str] | None) -> None:
     for path in folder.iterdir():
         if path.name in (before or ()):
             continue
-        if path.is_file() and (path.name in (EXPERIMENT_MARKER, ".lock") or path.name.startswith(STUDY_FILE)):
+        if path.is_file() and (path.name in (EXPERIMENT_MARKER, LOCK) or path.name.startswith(STUDY_FILE)):
             path.unlink()
         elif path.name == ".submitit" or (path.is_dir() and not _files_besides_log(path)):
             shutil.rmtree(path, ignore_errors=True)

@@ -13,6 +13,9 @@ from types import TracebackType
 
 _log = logging.getLogger(__name__)
 
+LOCK = ".lock"
+"""In the folder: the file that is held, with who holds it."""
+
 _LOOK_SECONDS = 0.1
 """How long one who merely looks whether a folder is held may keep one who wants to hold it waiting."""
 
@@ -28,7 +31,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / ".lock"
+        self.path = folder / LOCK
         self._descriptor: int | None = None
 
     def __enter__(self) -> FolderLock:

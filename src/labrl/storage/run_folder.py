@@ -6,14 +6,14 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
-from labrl.storage.lock import FolderLock, HeldError
+from labrl.storage.lock import LOCK, FolderLock, HeldError
 from labrl.storage.marker import check_free, claim, now, place
 
 FORMAT_VERSION = 1
@@ -231,6 +231,24 @@ class RunFolder:
         """Record how the run stands, and further plain `facts`, in `run.json`."""
         write_json(self.path / MARKER, {**self.info(), "status": status, "updated": now(), **facts})
 
+    def discard_unplayed(self) -> None:
+        """Delete what was written of a run that was refused before its first step.
+
+        A folder that holds anything besides the run's description stays as it is.
+        """
+        files = [path for path in self.path.rglob("*") if not path.is_dir()]
+        if not all(
+            path.name == LOCK or (path.parent == self.path and _describes(path.name)) for path in files
+        ):
+            return
+        with suppress(OSError):  # left behind, it does no harm
+            for path in files:
+                path.unlink()
+            for session in self.sessions():
+                session.path.rmdir()
+            if self.path != Path.cwd():
+                self.path.rmdir()
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes out for as long as this lasts.
@@ -263,6 +281,11 @@ class RunFolder:
         """The folders of all sessions that have started, in order of their number."""
         found = [path for path in self.path.glob("session_*") if path.name[len("session_") :].isdigit()]
         return sorted(map(SessionFolder, found), key=lambda folder: folder.index)
+
+
+def _describes(name: str) -> bool:
+    """Whether a file of a run folder says what was to be run, and nothing of what was."""
+    return name in (MARKER, "config.yaml", "overrides.yaml", PROVENANCE) or name.endswith(".diff")
 
 
 def _why_not(folder: Path, error: OSError) -> str:
