@@ -73,6 +73,11 @@ def test_nothing_changes_after_the_horizon(schedule: object, frame: int) -> None
     assert value_at(schedule, frame) == value_at(schedule, 100)  # type: ignore[arg-type]
 
 
+def test_a_warm_up_until_the_horizon_ends_there() -> None:
+    schedule = LinearSchedule(kind="linear", start=1.0, end=0.5, horizon=10, warmup=10)
+    assert [value_at(schedule, frame) for frame in (0, 9, 10, 11)] == [0.0, 0.9, 0.5, 0.5]
+
+
 def test_a_warm_up_that_outlasts_the_schedule_is_refused() -> None:
     LinearSchedule(kind="linear", start=1, end=0, horizon=10, warmup=10)
     with pytest.raises(ValueError, match=r"warmup must not be longer than horizon 10.*got 11"):

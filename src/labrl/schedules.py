@@ -177,5 +177,7 @@ def value_at(schedule: Schedule, frame: int) -> float:
         return schedule.at(frame)
     if frame < schedule.warmup:
         return schedule.start * frame / schedule.warmup
-    way = max(schedule.horizon - schedule.warmup, 1)
+    way = schedule.horizon - schedule.warmup
+    if not way:
+        return schedule.shape(1, 1)  # a warm-up until the horizon, where all has ended
     return schedule.shape(min(frame - schedule.warmup, way), way)
