@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import threading
 from multiprocessing.connection import Client
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import PLAN, WORDS
 
@@ -17,7 +21,13 @@ from labrl.cli import main
 from labrl.lab import reporting
 from labrl.lab.search.channel import Hub
 from labrl.lab.search.confirm import Candidate, Confirmation
+from labrl.lab.search.outcome import break_off
+from labrl.lab.search.storage import StudyStorage
+from labrl.lab.search.study import Study
+from labrl.session.callbacks.search import ReportToSearch
+from labrl.session.interruption import Interruption
 from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.run_folder import RunFolder
 
 
@@ -154,3 +164,71 @@ def test_a_search_of_one_trial_says_that_it_is_none(
     words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=1"]
     assert main([*words, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra.sweeper.n_jobs=1"]) == 0
     assert "meta.max_trial=1: one trial is compared with none" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer() -> None:
+    def fail(trial: int) -> bool:
+        raise RuntimeError("no answer")
+
+    with Hub(fail) as hub:
+        _, key, address = hub.channel(7).split(" ", 2)
+        session = Client(address, authkey=bytes.fromhex(key))
+        session.send(7)
+        session.send(100)
+        with pytest.raises(EOFError):
+            session.recv()
+
+
+def test_a_session_told_to_stop_does_not_wait_for_its_search() -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def answer(trial: int) -> bool:
+        asked.set()
+        return answered.wait(60)
+
+    interruption = Interruption()
+    session = SimpleNamespace(interruption=interruption)
+    with Hub(answer) as hub:
+        callback = ReportToSearch(hub.channel(7))
+        callback.start(session)  # type: ignore[arg-type]
+        reporting = threading.Thread(target=callback.row, args=(session, "eval", {"frame": 100}))
+        reporting.start()
+        assert asked.wait(60)
+        interruption.follow(signal.SIGTERM)
+        reporting.join(60)
+        assert not reporting.is_alive()
+        assert not interruption.pruned
+        answered.set()
+
+
+def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "experiment"
+    report = Study.report
+
+    def failing(study: Study, number: int, folder: Path) -> bool:
+        if number == 1:
+            raise StorageInternalError("in general") from OSError("the disk is full")
+        return report(study, number, folder)
+
+    monkeypatch.setattr(Study, "report", failing)
+    words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=2", "hydra.sweeper.n_jobs=1"]
+    assert main([*words, f"hydra.sweep.dir={home}"]) == 1
+    said = capsys.readouterr().out
+    assert "the search cannot go on: the disk is full" in said
+    assert f"labrl -m +resume={home}" in said
+    assert json.loads((home / "experiment.json").read_text())["status"] == "interrupted"
+    (session,) = RunFolder.open(home / "1_ppo_cartpole").sessions()
+    assert session.checkpoint_frames()
+    monkeypatch.setattr(Study, "report", report)
+    assert main(["-m", f"+resume={home}"]) == 0
+    trials = json.loads((home / "experiment.json").read_text())["trials"]
+    assert [trial["status"] in ("finished", "pruned") for trial in trials] == [True, True]
+
+
+def test_what_is_no_failure_of_the_storage_is_not_told_as_one(tmp_path: Path) -> None:
+    storage = StudyStorage(None, tmp_path)
+    with pytest.raises(KeyError, match="a bug"):
+        break_off(ExperimentFolder(tmp_path), storage, KeyError("a bug"))

@@ -21,7 +21,7 @@ from labrl.config.types import whole_number
 from labrl.lab.baseline import random_return
 from labrl.lab.search.checks import check_pruner, check_ready, check_space
 from labrl.lab.search.objective import Direction, direction_of
-from labrl.lab.search.outcome import conclude
+from labrl.lab.search.outcome import break_off, conclude
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.search.search import Search
 from labrl.lab.search.space import Space
@@ -80,8 +80,11 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
         # of a resumed search with its edits, so that the next resume knows them
         experiment.set_status("running", **_typed(cfg, words), search=_facts(storage, study))
         _announce(study, storage, len(shares), experiment)
-        code, confirmation = one.run()
-        return conclude(one, storage, code, confirmation, report=asked.meta.report)
+        try:
+            code, confirmation = one.run()
+            return conclude(one, storage, code, confirmation, report=asked.meta.report)
+        except Exception as error:
+            return break_off(experiment, storage, error)
 
 
 def _check_launcher(cfg: DictConfig) -> None:

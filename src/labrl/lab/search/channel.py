@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -47,10 +48,9 @@ class Hub:
             threading.Thread(target=self._serve, args=(session,), name="session", daemon=True).start()
 
     def _serve(self, session: Connection) -> None:
-        try:
+        # Whatever ends this thread, the session must not wait for an answer that nobody gives.
+        with session, contextlib.suppress(OSError, EOFError):
             trial = session.recv()
             while True:
                 session.recv()  # the frame; what was reached there lies in the run folder
                 session.send(self._answer(trial))
-        except (OSError, EOFError):
-            session.close()

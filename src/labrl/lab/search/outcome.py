@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from optuna.trial import TrialState
 
+from labrl.config.errors import ConfigError
 from labrl.lab import reporting
 from labrl.lab.search.confirm import Candidate, Confirmation
 from labrl.lab.search.recipe import BEST
 from labrl.lab.search.storage import StudyStorage
 from labrl.lab.summary import say
 from labrl.storage.atomic import write_atomic
+from labrl.storage.experiment_folder import ExperimentFolder
 
 if TYPE_CHECKING:
     from labrl.lab.search.search import Search
@@ -56,6 +59,21 @@ def conclude(
     say(f"experiment folder: {experiment.path}")
     storage.close()
     return code
+
+
+def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Exception) -> int:
+    """Tell that the study's storage, or the disk, failed in the middle of the search. Returns the exit code.
+
+    Raises `error` where it is anything else.
+    """
+    reason = storage.failed(error)
+    if reason is None:
+        raise error
+    with contextlib.suppress(OSError, ConfigError):  # it may be the disk that is full, or gone
+        experiment.set_status("interrupted")
+    say(f"the search cannot go on: {reason}   (its storage: {storage.told})")
+    say(f"the trials have saved their state; once that is mended: labrl -m +resume={experiment.path}")
+    return 1
 
 
 def _write_results(search: Search) -> None:

@@ -57,13 +57,15 @@ class Search:
         self._free = list(self.shares)
         self._again: list[Assignment] = []
         self._gave_up = False
+        self._broken: Exception | None = None
         self._last_beat = time.monotonic()
 
     def run(self) -> tuple[int, Confirmation | None]:
         """Run trials until the study has all of them, then confirm the best.
 
         Returns 0, or 130 or 143 where a signal ended it, or 1 where too many trials failed; and the
-        confirmation, if this machine made one.
+        confirmation, if this machine made one. Raises what the study's storage raises, with all trials
+        saved and ended.
         """
         with (
             Interruption() as interruption,
@@ -106,6 +108,8 @@ class Search:
         """Give tasks to free workers until none is left and the last has ended, or a signal came."""
         told = False
         while True:
+            if self._broken is not None:
+                raise self._broken
             while self._free and not interruption.requested and (one := following()) is not None:
                 share = self._free.pop(0)
                 pool.start((one, share), task(one), share.environment)
@@ -209,9 +213,13 @@ class Search:
         return confirmation
 
     def _report(self, number: int) -> bool:
-        """Whether a trial, one of whose sessions has evaluated, is to stop."""
-        facts = self.study.trials()[number].user_attrs[FACTS]
-        return self.study.report(number, Path(facts["folder"]))
+        """Whether a trial, one of whose sessions has evaluated, is to stop; called in a thread of its own."""
+        try:
+            facts = self.study.trials()[number].user_attrs[FACTS]
+            return self.study.report(number, Path(facts["folder"]))
+        except Exception as error:
+            self._broken = self._broken or error  # for the thread that can end the search
+            return False
 
     def _beat(self) -> None:
         if time.monotonic() - self._last_beat > self.study.plan.heartbeat:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
@@ -93,8 +94,17 @@ class StudyStorage:
             if self._kind == "postgresql":
                 how = 'pip install "labrl[search]"'
             return f"the driver of this database is missing ({error}): {how}"
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"cannot be reached: {lines[0] if lines else type(error).__name__}"
+        return f"cannot be reached: {_first_line(error)}"
+
+    def failed(self, error: Exception) -> str | None:
+        """Why this storage could not do what it was asked, where `error` says so; None: it is another's."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if isinstance(error, StorageInternalError):
+            error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        elif not isinstance(error, SQLAlchemyError | OSError):
+            return None
+        return _first_line(error)
 
     @contextmanager
     def _database_lock(self, name: str) -> Iterator[None]:
@@ -135,6 +145,11 @@ def _file_lock(path: Path) -> Iterator[None]:
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def silence() -> None:

@@ -11,6 +11,9 @@ from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 CHANNEL = "LABRL_SEARCH_CHANNEL"
 """Variable in which a search tells the processes of its trials where it listens."""
 
+PATIENCE = 0.5
+"""Seconds between two looks at whether the session is to stop, where its search is long in answering."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +49,9 @@ class ReportToSearch(Callback):
             return
         try:
             self._search.send(int(row["frame"]))
+            while not self._search.poll(PATIENCE):
+                if session.interruption.requested:  # whoever resumes it is asked about the same row
+                    return
             if self._search.recv():
                 session.interruption.give_up()
         except (OSError, EOFError) as error:
