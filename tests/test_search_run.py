@@ -166,8 +166,11 @@ def test_a_search_of_one_trial_says_that_it_is_none(
     assert "meta.max_trial=1: one trial is compared with none" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer() -> None:
+def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
     def fail(trial: int) -> bool:
         raise RuntimeError("no answer")
 
