@@ -181,6 +181,9 @@ def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer(
         session.send(100)
         with pytest.raises(EOFError):
             session.recv()
+        for thread in threading.enumerate():
+            if thread.name == "session":
+                thread.join(60)
 
 
 def test_a_session_told_to_stop_does_not_wait_for_its_search() -> None:
