@@ -45,6 +45,9 @@ def test_help_names_every_option_of_every_group(capsys: pytest.CaptureFixture[st
     for group in ("agent", "agent/network", *parts, "env", "meta"):
         for file in (CONFIGS / group).glob("*.yaml"):
             assert file.stem in text or file.stem == "atari"
+    (line,) = (line for line in text.splitlines() if line.strip().startswith("search "))
+    offered = set(line.split(":")[0].replace(",", "").split()[1:])
+    assert offered == {file.stem for file in (CONFIGS / "search").glob("*.yaml")} - {"none"}
     assert "labrl-envs" in text
 
 

@@ -139,6 +139,19 @@ def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
 
 
 @needs_proc
+def test_an_edit_that_would_change_the_past_is_refused_before_any_trial_is_touched(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=1,2"]) == 0
+    record = (the_experiment() / "experiment.json").read_bytes()
+    capsys.readouterr()
+    assert main(["-m", "+resume=latest", "meta.episode_window=50"]) == 2
+    said = capsys.readouterr().err
+    assert "trial 0, 0_random_cartpole: with these values the past of the run would have been another" in said
+    assert "meta.episode_window  100   50" in said
+    assert (the_experiment() / "experiment.json").read_bytes() == record
+
+
 @two_at_once
 def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
     words = [*QUICK[:-1], "meta.tensorboard=false", "hydra.launcher.n_jobs=2", "seed=0,1,2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -38,8 +39,10 @@ AGENTS = ("ppo", "dqn", "sac", "rainbow", "a2c", "td3", "reinforce", "double_dqn
 
 
 def test_an_agent_has_one_style_everywhere_and_no_two_share_it() -> None:
-    styles = [agent_style(agent) for agent in AGENTS]
-    assert len(set(styles)) == len(AGENTS)
+    options = (files("labrl.configs") / "agent").iterdir()
+    agents = [file.name.removesuffix(".yaml") for file in options if file.name.endswith(".yaml")]
+    styles = {agent: agent_style(agent) for agent in agents}
+    assert len(set(styles.values())) == len(styles) > 20
     assert agent_style("random").colour == GREY
     assert agent_style("mine") == agent_style("mine")
     assert group_styles(["sac", "ppo"]) == [agent_style("sac"), agent_style("ppo")]

@@ -69,7 +69,10 @@ class AsyncUnrollConfig:
 
 @dataclass(kw_only=True)
 class MetaConfig:
-    """How a trial is run; nothing here changes what is learned."""
+    """How a trial is run, not what is learned.
+
+    But `precision` and `compile` change last digits, `distributed` and `async_unroll` which weights act.
+    """
 
     distributed: Literal[False, "shared", "synced"] = False
     """Whether sessions train the same weights without a lock (Hogwild): shared, in the same memory; synced,

@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from labrl.config.consistency import changes, contradictions, quoted, refusal
-from labrl.config.errors import ConfigError
+from labrl.config.consistency import changes, quoted
 from labrl.lab.past import Past, find
 from labrl.lab.request import Request, request_of
 
@@ -73,13 +72,9 @@ class Again:
         from labrl.lab.resume import resume_trial
         from labrl.lab.trial import run_trial
 
+        if not self._request.force:
+            self._past.check(cfg, plain, f"+{self._request.kind}={self._past.folder.path}")
         changed = changes(self._past.config, plain)
-        contradicting = contradictions(changed)
-        if contradicting and not self._request.force:
-            unresolved = OmegaConf.to_container(cfg, resolve=False)
-            assert isinstance(unresolved, dict)
-            told = refusal(contradicting, {str(key): value for key, value in unresolved.items()})
-            raise ConfigError(f"+{self._request.kind}={self._past.folder.path}: {told}")
         if self._request.kind == "resume":
             return resume_trial(self._past, self._request, changed, config, plain, command)
         return self._compared(run_trial(config, plain, folder, command))

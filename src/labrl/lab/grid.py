@@ -57,13 +57,15 @@ def plan_grid(
     compose: Compose,
     machine: Machine | None,
     before: ExperimentFolder | None = None,
+    force: bool = False,
 ) -> Plan:
     """Number the trials and find out what is left of them.
 
     trials: the words of each; machine: that runs them, None where others do; before: the experiment that is
-    resumed, whose trials keep number and folder and, where they have finished, are not run again. Raises
-    ConfigError for what cannot be composed, for a wrong value, for two trials that are the same or have one
-    folder, and for more GPUs than there are.
+    resumed, whose trials keep number and folder and, where they have finished, are not run again; force:
+    also where their past would have been another one. Raises ConfigError for that, for what cannot be
+    composed, for a wrong value, for two trials that are the same or have one folder, and for more GPUs than
+    there are.
     """
     old = before.trials() if before else []
     kept = [record for record in old if before and before.trial_path(record).exists()]
@@ -85,6 +87,8 @@ def plan_grid(
             record.status, record.error = "finished", None
             continue
         _check_values(cfg, words, trials)
+        if before and not force:
+            _check_past(before, record, cfg)
         record.status, record.error = "waiting", None
         need = Need.of(_meta(cfg), len(trials), machine.cores if machine else None)
         if machine:
@@ -180,6 +184,18 @@ def _is_done(before: ExperimentFolder, record: TrialRecord, cfg: DictConfig) -> 
     return {change.key for change in changed} <= {"seed"} and all(
         change.key != "seed" or change.new is None for change in changed
     )
+
+
+def _check_past(before: ExperimentFolder, record: TrialRecord, cfg: DictConfig) -> None:
+    """Raises ConfigError, with a table, where a trial that has begun would have had another past."""
+    try:
+        past = Past.of(RunFolder.open(before.trial_path(record)))
+    except ConfigError:  # it has not begun
+        return
+    plain = to_plain(cfg)
+    if plain["seed"] is None:
+        plain["seed"] = past.config["seed"]
+    past.check(cfg, plain, f"trial {record.number}, {record.folder}")
 
 
 def _check_folders(records: Sequence[TrialRecord]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from labrl.config.consistency import only_watches
+from omegaconf import DictConfig, OmegaConf
+
+from labrl.config.consistency import changes, contradictions, only_watches, refusal
 from labrl.config.errors import ConfigError, nearest
 from labrl.storage.experiment_folder import is_experiment, one_of_its_trials
 from labrl.storage.provenance import Command, read_command, read_config
@@ -32,6 +34,18 @@ class Past:
     def of(cls, folder: RunFolder) -> Past:
         """Read it. Raises ConfigError where the folder was left before it was complete."""
         return cls(folder, read_command(folder), read_config(folder))
+
+    def check(self, cfg: DictConfig, plain: Mapping[str, Any], asked: str) -> None:
+        """Raises ConfigError, with a table, where the run would have another past with other values.
+
+        cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it.
+        """
+        contradicting = contradictions(changes(self.config, plain))
+        if contradicting:
+            unresolved = OmegaConf.to_container(cfg, resolve=False)
+            assert isinstance(unresolved, dict)
+            told = refusal(contradicting, {str(key): value for key, value in unresolved.items()})
+            raise ConfigError(f"{asked}: {told}")
 
     @property
     def words(self) -> list[str]:

@@ -37,8 +37,8 @@ def sweep_grid(
     machine = None if getattr(launcher, "elsewhere", False) else Machine()
     if hasattr(launcher, "check"):
         launcher.check()
-    plan = plan_grid(combinations(words), lambda trial: compose(config, trial), machine, before)
     job.in_experiment, job.force = True, again is not None and again.force
+    plan = plan_grid(combinations(words), lambda trial: compose(config, trial), machine, before, job.force)
     job.raises_interruption = isinstance(launcher, BasicLauncher)
     typed = _typed(config, job)
     with Experiment.at_work(path, "grid", plan.records, again is not None, **typed) as experiment:

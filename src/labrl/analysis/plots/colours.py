@@ -56,9 +56,9 @@ class Style:
 
 _ORDER = (
     *("ppo", "dqn", "sac", "rainbow", "a2c", "td3"),
-    *("reinforce", "double_dqn", "crossq", "c51", "sil", "ddpg"),
+    *("reinforce", "double_dqn", "crossq", "c51", "sil_ppo", "ddpg"),
     *("sarsa", "dueling_dqn", "qr_dqn", "rainbow_lite", "recurrent_ppo", "recurrent_a2c"),
-    "recurrent_dqn",
+    *("recurrent_dqn", "sil_a2c"),
 )
 """The place of an agent is its style: new names come last."""
 
