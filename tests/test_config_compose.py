@@ -20,6 +20,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
 from labrl.lab.trial import check
 from labrl.schedules import LinearSchedule
+from labrl.storage.provenance import Command
 
 CONFIGS = Path(labrl.configs.__file__).parent
 ENVS = [f.stem for f in sorted((CONFIGS / "env").glob("*.yaml")) if f.stem not in ("atari", "gymnasium")]
@@ -185,6 +186,33 @@ def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() ->
         assert (cfg.agent.exploration.epsilon.end, cfg.agent.target.every) == (epsilon, every)
     other = ["agent/exploration=boltzmann", "agent/target=polyak", "agent/memory=prioritized"]
     assert composed("agent=double_dqn", "env=lunar_lander", *other).agent.config.memory.config.beta == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer"),
+    [
+        (["agent=a2c"], "RMSProp"),
+        (["agent=a2c", "env=pong"], "RMSProp"),
+        (["agent=a2c", "env=lunar_lander"], "Adam"),
+        (["agent=sil_a2c", "env=lunar_lander"], "Adam"),
+        (["agent=a2c", "env=lunar_lander", "preset=none"], "RMSProp"),
+        (["agent=a2c", "env=gymnasium", "env.id=LunarLander-v3", "preset=a2c_lunar_lander"], "Adam"),
+        (["agent=a2c", "env=lunar_lander", "agent/optimizer=rmsprop"], "RMSProp"),
+        (["agent=a2c", "agent/optimizer=a2c_lunar_lander"], "Adam"),
+    ],
+)
+def test_a_preset_can_have_an_optimizer_of_another_kind(words: list[str], optimizer: str) -> None:
+    assert composed(*words).agent.config.optimizer.target == f"labrl.networks.optimizers.{optimizer}"
+    cfg = compose(words, with_hydra=True)
+    recorded = Command.of(words, cfg.hydra, None).choices["agent/optimizer"]
+    assert compose([*words, f"agent/optimizer={recorded}"]).agent == cfg.agent
+    assert "auto_" not in recorded
+
+
+def test_an_optimizer_of_a_preset_belongs_to_one_that_exists() -> None:
+    known = [file.stem for file in (CONFIGS / "agent" / "optimizer").glob("*.yaml")]
+    assert [name for name in known if any(name.endswith(f"_{env}") for env in ENVS)] == ["a2c_lunar_lander"]
+    assert "a2c_lunar_lander" in PRESETS
 
 
 def test_users_preset_for_a_part_applies(tmp_path: Path) -> None:

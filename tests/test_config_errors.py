@@ -130,6 +130,11 @@ def test_bad_syntax_shows_how_to_write_it(bad: str) -> None:
     assert "key=value" in message
 
 
+def test_what_takes_part_in_a_choice_cannot_be_taken_away() -> None:
+    assert refused("agent=a2c", "~env").startswith("agent and env must each be chosen")
+    assert refused("agent=a2c", "~preset").endswith("to leave presets out write preset=none")
+
+
 def test_null_among_choices_is_shown_the_way_that_can_hold_it() -> None:
     assert refused("agent.clip=choice(null, 0.2)").endswith("write 'agent.clip=null, 0.2'")
 

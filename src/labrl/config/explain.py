@@ -78,8 +78,9 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     if plugin:
         extra = "ray" if plugin[1].startswith("Ray") else "submitit"
         return ConfigError(f"this launcher is not installed: pip install 'labrl[{extra}]'")
-    choices = re.match(r"Error resolving interpolation 'auto_\$\{agent\}", message)
-    if choices:
+    if re.match(r"Error resolving interpolation 'auto_", message):
+        if "~preset" in overrides:
+            return ConfigError("~preset: the agent asks for it; to leave presets out write preset=none")
         return ConfigError("agent and env must each be chosen: agent=<option> env=<option>")
     absent = re.search(r"Missing mandatory value: (\S+)", whole)
     if absent:

@@ -19,6 +19,9 @@ from labrl.envs.games import games
 
 AUTO = "auto_"
 """Beginning of the choices `preset=auto_<agent>_<env>`, which config.yaml makes by itself."""
+OPTIMIZER = "agent/optimizer"
+"""Group whose option a preset may choose, with one of its own name: a preset cannot replace another option's
+keys, only change them. For that the agent's file says `optimizer: auto_<usual>.${preset}`."""
 PARTS = ("value", "target", "memory", "exploration", "noise")
 """Groups below `agent/` whose options have presets: `preset/exploration/epsilon_greedy_cartpole`."""
 
@@ -27,7 +30,7 @@ class GeneratedSource(ConfigSource):
     """`env/<game>`: the Atari base with that game; `preset/auto_<agent>_<env>`: what presets fit it.
 
     An agent that is put together from parts gets those of its parts too:
-    `preset/<part>/auto_<agent>.<option>_<env>`.
+    `preset/<part>/auto_<agent>.<option>_<env>`. `agent/optimizer/auto_<usual>.<preset>`: see OPTIMIZER.
     """
 
     @staticmethod
@@ -45,14 +48,16 @@ class GeneratedSource(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Whether `config_path` is a game or an automatic preset."""
-        return _game(config_path) is not None or _pair(config_path) is not None
+        return any(kind(config_path) is not None for kind in (_game, _pair, _optimizer))
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The configuration at `config_path`, with its defaults list."""
-        game, pair = _game(config_path), _pair(config_path)
+        game, pair, optimizer = _game(config_path), _pair(config_path), _optimizer(config_path)
         content: dict[str, Any]
         if game is not None:
             content = {"defaults": ["atari", "_self_"], "game": game}
+        elif optimizer is not None:
+            content = {"defaults": [optimizer]}
         else:
             assert pair is not None
             group = config_path.strip("/").rpartition("/")[0]
@@ -64,7 +69,7 @@ class GeneratedSource(ConfigSource):
             provider=self.provider,
             path=self.full_path(),
             config=OmegaConf.create(content),
-            header={"package": None if game is not None else "_global_"},
+            header={"package": "_global_" if pair is not None else None},
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
@@ -141,6 +146,24 @@ def _pair(config_path: str) -> str | None:
     """What an automatic preset is for, as in `preset/auto_<agent>_<env>`."""
     group, _, name = config_path.strip("/").rpartition("/")
     return name.removeprefix(AUTO) if group.split("/")[0] == "preset" and name.startswith(AUTO) else None
+
+
+def chosen_optimizer(option: str) -> str | None:
+    """The option of agent/optimizer that `auto_<usual>.<preset>` stands for; None for one that is no such.
+
+    It bears the name of the preset, of several the most special one, or else it is the usual one.
+    """
+    if not option.startswith(AUTO):
+        return None
+    usual, _, preset = option.removeprefix(AUTO).partition(".")
+    names = preset_names(preset.removeprefix(AUTO)) if preset.startswith(AUTO) else [preset]
+    known = resources.files("labrl.configs").joinpath(*OPTIMIZER.split("/"))
+    return next((one for one in reversed(names) if known.joinpath(f"{one}.yaml").is_file()), usual)
+
+
+def _optimizer(config_path: str) -> str | None:
+    group, _, name = config_path.strip("/").rpartition("/")
+    return chosen_optimizer(name) if group == OPTIMIZER else None
 
 
 def register() -> None:

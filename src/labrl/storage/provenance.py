@@ -56,8 +56,12 @@ class Command:
     @classmethod
     def of(cls, overrides: list[str], hydra: Any, config_dir: str | os.PathLike[str] | None) -> Command:
         """From the words, Hydra's own node of what they composed, and --config-dir."""
+        from labrl.config.generated import OPTIMIZER, chosen_optimizer  # Hydra, which reading does without
+
         options = hydra.runtime.choices.items()
         choices = {str(group): str(option) for group, option in options if not group.startswith("hydra/")}
+        if optimizer := chosen_optimizer(choices.get(OPTIMIZER, "")):
+            choices[OPTIMIZER] = optimizer
         return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None)
 
 
