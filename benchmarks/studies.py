@@ -46,21 +46,43 @@ _NORMALIZED = (
     "{_target_:labrl.agents.transforms.NormalizeReward,discount:${agent.discount},clip:10.0,epsilon:1e-8}"
 )
 
+_SHORT = {"env.max_frame": "3e4", "meta.max_trial": "16", "search.confirm.top": "1"}
+"""For what succeeds within a tenth of the cell's frames."""
+
+_SOFT = {
+    "agent.lr": "tag(log, interval(3e-4, 3e-3))",
+    "agent.batch_size": "choice(64, 128)",
+    "agent.n_step": "choice(1, 3, 5)",
+    "agent.target_entropy": "choice(0.02, 0.1, 0.3, 0.66)",
+    "agent.initial_temperature": "choice(0.1, 1.0)",
+}
+
+_DQN = {
+    "agent.lr.start": "tag(log, interval(1e-4, 3e-3))",
+    "agent.batch_size": "choice(32, 64, 128)",
+    "agent.n_step": "choice(1, 3, 5)",
+    "agent.updates_per_frame": "choice(0.125, 0.25, 0.5)",
+}
+
 SPACES: dict[str, dict[str, str]] = {
+    "acrobot_dqn": _DQN | _SHORT,
+    "acrobot_sac": _SOFT | _SHORT,
+    "acrobot_crossq": _SOFT | _SHORT,
     "lunar_lander_a2c": _A2C | _LONG | {"transforms.reward": f"null,{_NORMALIZED}"},
     "lunar_lander_continuous_a2c": _A2C | _LONG | _GAUSSIAN,
     "pendulum_a2c": _A2C | {"agent.discount": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
 }
-"""What is searched, by the cell whose preset it is for."""
+"""What is searched and what is set for it, by the cell whose preset it is for."""
 
-HOW = ("meta.max_session=1", "meta.max_trial=30", "search.confirm.top=2", "seed=100")
+HOW = {"meta.max_session": "1", "meta.max_trial": "30", "search.confirm.top": "2", "seed": "100"}
+"""What is set where a space says nothing else."""
 
 PREFACE = """# Studies
 
-Searches for the values of a preset, on the cell's environment and frames but on seeds of their own:
-`make results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session; ASHA stops the hopeless.
-The best two run again on four fresh seeds, which neither the search nor the table above has seen, and so does
-the preset of that time (*before*). *Final return*: mean over the last tenth of the rows. *Mattered most*:
+Searches for the values of a preset, in the cell's environment but on seeds of their own:
+`make results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session; ASHA prunes the hopeless.
+The best trials run again on four fresh seeds, which neither the search nor the table above has seen, and so
+does the preset of that time (*before*). *Final return*: over the last tenth of the *frames*. *Mattered most*:
 share of what sets the best trials apart. `results/studies/` keeps the command, the space, all trials and the
 fresh seeds.
 
@@ -87,9 +109,20 @@ class Study:
         (one,) = (one for one in self.info["search"]["confirm"]["candidates"] if one["trial"] == trial)
         return None if one["mean"] is None else float(one["mean"])
 
+    @property
+    def frames(self) -> int:
+        """Of a trial that was not stopped."""
+        given = [float(word.partition("=")[2]) for word in self._words if word.startswith("env.max_frame=")]
+        return int(given[-1]) if given else self.cell.frames
+
+    @property
+    def _words(self) -> list[str]:
+        """What `labrl` is given for the best trial."""
+        return shlex.split(self.info["search"]["best"]["command"])[1:]
+
     def is_preset(self) -> bool:
         """Whether the preset has what was found, but for `ROUNDED`."""
-        searched = shlex.split(self.info["search"]["best"]["command"])[1:]
+        searched = [word for word in self._words if not word.startswith("env.max_frame=")]
         now, found = (to_plain(compose(words)) for words in (self.cell.words, searched))
         return _alike(now | {"meta": None}, found | {"meta": None})
 
@@ -104,8 +137,7 @@ def words() -> dict[str, list[str]]:
     return {
         name: [
             *("-m", "hydra/sweeper=optuna", *cell.words),
-            *(f"{key}={values}" for key, values in SPACES[cell.name].items()),
-            *HOW,
+            *(f"{key}={values}" for key, values in {**HOW, **SPACES[cell.name]}.items()),
         ]
         for name, cell in searchable().items()
     }
@@ -140,8 +172,8 @@ def read(folder: Path) -> list[Study]:
 def section(studies: Iterable[Study]) -> str:
     """The part of the page about studies; '' where there is none."""
     lines = [
-        "| cell | trials | stopped early | final return, fresh seeds | before | mattered most | preset |",
-        "|---|---:|---:|---:|---:|---|---|",
+        "| cell | frames | trials | pruned | final return, fresh seeds | before | mattered most | preset |",
+        "|---|---:|---:|---:|---:|---:|---|---|",
     ]
     lines += [_line(study) for study in studies]
     return f"\n{PREFACE}" + "\n".join(lines) + "\n" if len(lines) > 2 else ""
@@ -154,6 +186,7 @@ def _line(study: Study) -> str:
     taken = "has its values" if study.is_preset() else "keeps its own"
     entries = [
         study.cell.name.replace("_", r"\_"),
+        f"{study.frames:,}",
         len(search.trials),
         pruned,
         number(study.mean(study.info["search"]["best"]["trial"])),
