@@ -15,12 +15,11 @@ import labrl.configs
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.errors import ConfigError
-from labrl.config.generated import GeneratedSource, part_preset_names, preset_names
+from labrl.config.generated import GeneratedSource, choices_of, part_preset_names, preset_names
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
 from labrl.lab.trial import check
 from labrl.schedules import LinearSchedule
-from labrl.storage.provenance import Command
 
 CONFIGS = Path(labrl.configs.__file__).parent
 ENVS = [f.stem for f in sorted((CONFIGS / "env").glob("*.yaml")) if f.stem not in ("atari", "gymnasium")]
@@ -204,7 +203,7 @@ def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() ->
 def test_a_preset_can_have_an_optimizer_of_another_kind(words: list[str], optimizer: str) -> None:
     assert composed(*words).agent.config.optimizer.target == f"labrl.networks.optimizers.{optimizer}"
     cfg = compose(words, with_hydra=True)
-    recorded = Command.of(words, cfg.hydra, None).choices["agent/optimizer"]
+    recorded = choices_of(cfg.hydra)["agent/optimizer"]
     assert compose([*words, f"agent/optimizer={recorded}"]).agent == cfg.agent
     assert "auto_" not in recorded
 

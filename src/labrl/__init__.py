@@ -24,6 +24,7 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     """
     from labrl.config.compose import compose, resolve, to_plain
     from labrl.config.errors import ConfigError
+    from labrl.config.generated import choices_of
     from labrl.processes import let_threads_sleep
 
     let_threads_sleep()
@@ -49,7 +50,7 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     from labrl.lab.trial import run_trial
     from labrl.storage.provenance import Command
 
-    command = Command.of(words, cfg.hydra, config_dir)
+    command = Command.of(words, choices_of(cfg.hydra), config_dir)
     if again is not None:
         return again.run(cfg, config, plain, cfg.hydra.run.dir, command)
     return run_trial(config, plain, cfg.hydra.run.dir, command)

@@ -148,7 +148,16 @@ def _pair(config_path: str) -> str | None:
     return name.removeprefix(AUTO) if group.split("/")[0] == "preset" and name.startswith(AUTO) else None
 
 
-def chosen_optimizer(option: str) -> str | None:
+def choices_of(hydra: Any) -> dict[str, str]:
+    """The option of each group, from Hydra's own node of a configuration, without those of Hydra itself."""
+    options = hydra.runtime.choices.items()
+    choices = {str(group): str(option) for group, option in options if not group.startswith("hydra/")}
+    if optimizer := _chosen_optimizer(choices.get(OPTIMIZER, "")):
+        choices[OPTIMIZER] = optimizer
+    return choices
+
+
+def _chosen_optimizer(option: str) -> str | None:
     """The option of agent/optimizer that `auto_<usual>.<preset>` stands for; None for one that is no such.
 
     It bears the name of the preset, of several the most special one, or else it is the usual one.
@@ -163,7 +172,7 @@ def chosen_optimizer(option: str) -> str | None:
 
 def _optimizer(config_path: str) -> str | None:
     group, _, name = config_path.strip("/").rpartition("/")
-    return chosen_optimizer(name) if group == OPTIMIZER else None
+    return _chosen_optimizer(name) if group == OPTIMIZER else None
 
 
 def register() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import prepare, resolve, to_plain
 from labrl.config.errors import ConfigError
+from labrl.config.generated import choices_of
 from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.outcome import DONE, FAILED, WRONG_INPUT, Outcome, recorded
 from labrl.storage.marker import place
@@ -93,7 +94,7 @@ class Job:
         from labrl.lab.trial import run_trial
         from labrl.storage.provenance import Command
 
-        command = Command.of(list(job.overrides.task), job, self.config_dir)
+        command = Command.of(list(job.overrides.task), choices_of(job), self.config_dir)
         again = broken_off or self.again
         if again is None:
             result = run_trial(config, plain, folder, command)

@@ -54,14 +54,10 @@ class Command:
     """The folder with a user's own groups, absolute."""
 
     @classmethod
-    def of(cls, overrides: list[str], hydra: Any, config_dir: str | os.PathLike[str] | None) -> Command:
-        """From the words, Hydra's own node of what they composed, and --config-dir."""
-        from labrl.config.generated import OPTIMIZER, chosen_optimizer  # Hydra, which reading does without
-
-        options = hydra.runtime.choices.items()
-        choices = {str(group): str(option) for group, option in options if not group.startswith("hydra/")}
-        if optimizer := chosen_optimizer(choices.get(OPTIMIZER, "")):
-            choices[OPTIMIZER] = optimizer
+    def of(
+        cls, overrides: list[str], choices: dict[str, str], config_dir: str | os.PathLike[str] | None
+    ) -> Command:
+        """From the words, what they chose, and --config-dir."""
         return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None)
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import quoted
 from labrl.config.errors import ConfigError
+from labrl.config.generated import choices_of
 from labrl.lab.again import Again
 from labrl.lab.past import Past
 from labrl.lab.request import Request
@@ -79,7 +80,7 @@ def _fresh(task: Task) -> TrialResult:
         [*task.words, f"hydra.run.dir={quoted(str(task.folder))}"], task.config_dir, with_hydra=True
     )
     plain = to_plain(cfg)
-    command = Command.of(task.words, cfg.hydra, task.config_dir)
+    command = Command.of(task.words, choices_of(cfg.hydra), task.config_dir)
     return run_trial(resolve(plain), plain, task.folder, command)
 
 
@@ -101,7 +102,7 @@ def _resumed(task: Task) -> TrialResult | None:
     again = Again(Request("resume", str(task.folder), force=False, edits=[]), past)
     cfg = compose(again.words, task.config_dir, with_hydra=True)
     plain = to_plain(cfg)
-    command = Command.of(task.words, cfg.hydra, task.config_dir)
+    command = Command.of(task.words, choices_of(cfg.hydra), task.config_dir)
     return again.run(cfg, resolve(plain), plain, task.folder, command)
 
 
