@@ -82,13 +82,14 @@ def plan_grid(
         taken.add(record.number)
         records[record.number] = record
         record.overrides = list(words)
-        if before and _is_done(before, record, cfg):
+        past = _past_of(before, record) if before else None
+        if past and _is_done(past, cfg):
             # its run folder knows, where whoever was to record it was killed while the report was made
             record.status, record.error = "finished", None
             continue
         _check_values(cfg, words, trials)
-        if before and not force:
-            _check_past(before, record, cfg)
+        if past and not force:
+            past.check(cfg, _as_then(past, cfg), f"trial {record.number}, {record.folder}")
         record.status, record.error = "waiting", None
         need = Need.of(_meta(cfg), len(trials), machine.cores if machine else None)
         if machine:
@@ -172,30 +173,26 @@ def _meta(cfg: DictConfig) -> Mapping[str, Any]:
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
-def _is_done(before: ExperimentFolder, record: TrialRecord, cfg: DictConfig) -> bool:
+def _past_of(before: ExperimentFolder, record: TrialRecord) -> Past | None:
+    """What was asked of the trial so far; None where it has not begun."""
+    try:
+        return Past.of(RunFolder.open(before.trial_path(record)))
+    except ConfigError:
+        return None
+
+
+def _as_then(past: Past, cfg: DictConfig) -> dict[str, Any]:
+    """The configuration that is wanted now; a seed that is to be drawn is the one that was."""
+    plain = to_plain(cfg)
+    return plain if plain["seed"] is not None else {**plain, "seed": past.config["seed"]}
+
+
+def _is_done(past: Past, cfg: DictConfig) -> bool:
     """Whether the trial has finished, with as long a budget and as many sessions as are wanted now."""
     try:
-        run = RunFolder.open(before.trial_path(record))
-        if run.status != "finished":
-            return False
-        changed = changes(Past.of(run).config, to_plain(cfg))
+        return past.folder.status == "finished" and not changes(past.config, _as_then(past, cfg))
     except ConfigError:
         return False
-    return {change.key for change in changed} <= {"seed"} and all(
-        change.key != "seed" or change.new is None for change in changed
-    )
-
-
-def _check_past(before: ExperimentFolder, record: TrialRecord, cfg: DictConfig) -> None:
-    """Raises ConfigError, with a table, where a trial that has begun would have had another past."""
-    try:
-        past = Past.of(RunFolder.open(before.trial_path(record)))
-    except ConfigError:  # it has not begun
-        return
-    plain = to_plain(cfg)
-    if plain["seed"] is None:
-        plain["seed"] = past.config["seed"]
-    past.check(cfg, plain, f"trial {record.number}, {record.folder}")
 
 
 def _check_folders(records: Sequence[TrialRecord]) -> None:

@@ -236,10 +236,15 @@ class RunFolder:
 
         A folder that holds anything besides the run's description stays as it is.
         """
-        files = [path for path in self.path.rglob("*") if not path.is_dir()]
-        if not all(
-            path.name == LOCK or (path.parent == self.path and _describes(path.name)) for path in files
-        ):
+        described = {
+            self.path / MARKER,
+            self.config,
+            self.overrides,
+            self.provenance,
+            *self.path.glob("*.diff"),
+        }
+        files = {path for path in self.path.rglob("*") if not path.is_dir()}
+        if any(path.name != LOCK for path in files - described):
             return
         with suppress(OSError):  # left behind, it does no harm
             for path in files:
@@ -281,11 +286,6 @@ class RunFolder:
         """The folders of all sessions that have started, in order of their number."""
         found = [path for path in self.path.glob("session_*") if path.name[len("session_") :].isdigit()]
         return sorted(map(SessionFolder, found), key=lambda folder: folder.index)
-
-
-def _describes(name: str) -> bool:
-    """Whether a file of a run folder says what was to be run, and nothing of what was."""
-    return name in (MARKER, "config.yaml", "overrides.yaml", PROVENANCE) or name.endswith(".diff")
 
 
 def _why_not(folder: Path, error: OSError) -> str:
