@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import prepare, resolve, to_plain
 from labrl.config.errors import ConfigError
-from labrl.config.generated import choices_of
 from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.outcome import DONE, FAILED, WRONG_INPUT, Outcome, recorded
 from labrl.storage.marker import place
@@ -89,6 +88,7 @@ class Job:
         plain = to_plain(cfg)
         config = resolve(plain, cfg)
         # Imported late: a mistyped key must not wait for the rest.
+        from labrl.config.generated import choices_of
         from labrl.lab.resume import FinishedError
         from labrl.lab.summary import print_summary
         from labrl.lab.trial import run_trial
