@@ -46,7 +46,10 @@ _NORMALIZED = (
     "{_target_:labrl.agents.transforms.NormalizeReward,discount:${agent.discount},clip:10.0,epsilon:1e-8}"
 )
 
-_SHORT = {"env.max_frame": "3e4", "meta.max_trial": "16", "search.confirm.top": "1"}
+_FEW = {"meta.max_trial": "16", "search.confirm.top": "1"}
+"""For replay agents, whose frames take several times as long."""
+
+_SHORT = {"env.max_frame": "3e4"} | _FEW
 """For what succeeds within a tenth of the cell's frames."""
 
 _SOFT = {
@@ -68,6 +71,9 @@ SPACES: dict[str, dict[str, str]] = {
     "acrobot_dqn": _DQN | _SHORT,
     "acrobot_sac": _SOFT | _SHORT,
     "acrobot_crossq": _SOFT | _SHORT,
+    "lunar_lander_dqn": _DQN
+    | {"agent.updates_per_frame": "choice(0.125, 0.25)", "agent.target.every": "choice(250, 500, 1000)"}
+    | _FEW,
     "lunar_lander_a2c": _A2C | _LONG | {"transforms.reward": f"null,{_NORMALIZED}"},
     "lunar_lander_continuous_a2c": _A2C | _LONG | _GAUSSIAN,
     "pendulum_a2c": _A2C | {"agent.discount": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
