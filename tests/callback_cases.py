@@ -52,6 +52,8 @@ class ToySession:
     episode_every = 20
     most_frames_unsaved = 1000
     state_in_files = False
+    fills = 0.0
+    """Part of the room in files that a step takes."""
 
     def __init__(self, path: Path, max_frame: int = 200, seed: int = 5) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -101,6 +103,13 @@ class ToySession:
 
         self.before_callbacks = check
         return self
+
+    @property
+    def room_spent(self) -> float:
+        return self.fills * ((self.clock.frame - self.marked) // self.num_envs + 1)
+
+    def mark_room(self) -> None:
+        self.marked = self.clock.frame
 
     def metrics(self) -> dict[str, float]:
         return self.agent.metrics()

@@ -156,7 +156,7 @@ def assert_all_as_seen(sample: Sample, naive: NaiveReplay, pairs: list[tuple[int
 
 
 def uniform(space: gym.Space, num_envs: int, n_step: int = 1, seed: int = 0, **more: Any) -> Replay:
-    """A uniform memory; `folder`, `frames_kept` and options of its configuration by keyword."""
+    """A uniform memory; by keyword `folder`, `frames_kept` or `workspace`, and its configuration."""
     return _build(Replay, ReplayConfig, space, num_envs, n_step, seed, more)
 
 
@@ -169,7 +169,8 @@ def prioritized(
 
 def _build(cls: Any, config: Any, space: gym.Space, num_envs: int, n_step: int, seed: int, more: Any) -> Any:
     folder: Path | None = more.pop("folder", None)
-    workspace = Workspace(folder, more.pop("frames_kept", 0), more.pop("sharers", 1))
+    kept, sharers = more.pop("frames_kept", 0), more.pop("sharers", 1)
+    workspace = more.pop("workspace", None) or Workspace(folder, kept, sharers)
     return cls(
         config(storage="mmap" if folder else "ram", **more),
         observation_space=space,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+import labrl
 import labrl.configs
 from labrl.agents.action_spaces import ACTS_IN, check_actions, fitting_agents
 from labrl.agents.random import uniform_actions
@@ -44,6 +46,45 @@ def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str
             config.load().check(config.config, spaces)
         for other in fitting_agents(SPACES[kind]):
             assert f"agent={other}" in str(refused.value)
+
+
+class Bytes(gym.Env[Any, Any]):
+    """Choices as an emulator may have them, in a single byte; episodes of five steps."""
+
+    observation_space: gym.Space[Any] = OBSERVATION
+
+    def __init__(self, several: bool) -> None:
+        if several:
+            self.action_space = gym.spaces.MultiDiscrete([2, 3], dtype=np.int8)
+        else:
+            self.action_space = gym.spaces.Discrete(3, dtype=np.uint8)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        self._steps += 1
+        return np.zeros(3, np.float32), 1.0, self._steps % 5 == 0, False, {}
+
+
+@pytest.mark.parametrize(
+    ("agent", "several"),
+    [
+        *((agent, False) for agent in ("dqn", "recurrent_dqn", "sarsa", "sac", "ppo", "sil_a2c", "random")),
+        *((agent, True) for agent in ("ppo", "sil_ppo", "random")),
+    ],
+)
+def test_choices_of_a_small_type_are_learned_from(agent: str, several: bool, tmp_path: Path) -> None:
+    words = [f"agent={agent}", "env=gymnasium", "env.id=null", "env.name=bytes", f"hydra.run.dir={tmp_path}"]
+    words += ["+env.make._target_=test_action_spaces.Bytes", f"+env.make.several={several}", "seed=0"]
+    words += ["env.num_envs=2", "env.max_frame=400", "meta=dev", "meta.max_session=1", "meta.report=false"]
+    if agent in ("dqn", "recurrent_dqn", "sac"):
+        words += ["agent.learning_starts=100", "agent.batch_size=32"]
+    run = labrl.train(words)
+    assert run.exit_code == 0, (tmp_path / "session_0" / "session.log").read_text()
 
 
 def test_a_space_of_ones_own_counts_as_what_it_is_derived_from() -> None:

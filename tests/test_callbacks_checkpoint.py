@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,35 @@ def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_need
         session.run(log, evaluate, checkpoint)
     assert session.clock.frame == 40 + kept * 40
     assert store(session).frames()[0] == 40
+
+
+def test_frames_that_fill_their_files_soon_are_saved_before_an_older_checkpoint_loses_some(
+    tmp_path: Path,
+) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path, max_frame=80)
+    session.state_in_files, session.fills = True, 0.1  # ten steps of four frames, for two checkpoints
+    session.run(log, evaluate, checkpoint)
+    saved = [0, *checkpoint.frames]
+    assert max(b - a for a, b in pairwise(saved)) == 20
+
+
+def test_no_step_is_made_for_which_files_have_no_room_besides_what_the_last_checkpoint_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path)
+    session.state_in_files, session.fills = True, 0.1
+
+    def full(*_: Any) -> None:
+        if session.clock.frame > 52:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
+    with pytest.raises(DiskRefusesError, match=r"since frame 52, and training on .*replay"):
+        session.run(log, evaluate, checkpoint)
+    assert session.clock.frame == 52 + 10 * 4
+    assert store(session).frames()[0] == 52
 
 
 @pytest.mark.parametrize("stop", [40, 44, 52, 100, 196])

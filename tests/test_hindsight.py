@@ -22,6 +22,7 @@ from labrl.envs.vector import VectorEnv
 from labrl.lab.trial import check
 from labrl.memory.hindsight import HindsightReplay, HindsightReplayConfig
 from labrl.observations import flat_space
+from labrl.step import Step
 from labrl.workspace import Workspace
 
 DISCOUNT = np.float32(0.9)
@@ -117,17 +118,40 @@ def test_so_many_are_relabelled_as_asked_for() -> None:
     env.close()
 
 
-def test_a_memory_that_comes_back_knows_its_episodes() -> None:
-    env = vector("Reach")
-    for strategy in ("future", "episode"):
+@pytest.mark.parametrize("steps", [70, 75, 78, 83, 100])
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_a_memory_that_comes_back_knows_its_episodes(strategy: str, steps: int) -> None:
+    for task in ("Reach", "BitFlip"):
+        env = vector(task)
         one, other = memory_of(env, strategy, capacity=90), memory_of(env, strategy, capacity=90)
-        played(env, one, 70)
+        played(env, one, steps)
         other.load_state_dict(one.state_dict())
         other._generator.bit_generator.state = one._generator.bit_generator.state
         for _ in range(10):
             left, right = one.sample(32, 0), other.sample(32, 0)
             assert left.observation.tobytes() == right.observation.tobytes()
             assert left.reward.tobytes() == right.reward.tobytes()
+        env.close()
+
+
+def test_an_episode_that_a_resume_breaks_off_gets_no_goals_of_the_next() -> None:
+    env = vector("Reach", num_envs=1)
+    memory = memory_of(env, "future")
+    story, yes = played(env, memory, 4), np.ones(1, np.bool_)
+    assert not any(now["over"][0] for now in story), "the episode goes on"
+    lost, fresh = memory._transitions._current, env.reset()
+    nothing = Step(fresh, lost, np.zeros(1, np.float32), ~yes, yes, yes, void=True)
+    memory.add(lost, np.zeros((1, 2), np.float32), nothing)
+    later = []
+    while not later or not later[-1].episode_over[0]:
+        seen = later[-1].observation if later else fresh
+        later.append(env.step(np.full((1, 2), 0.3, np.float32)))
+        memory.add(seen, np.zeros((1, 2), np.float32), later[-1])
+    sample = memory.sample(200, 0)
+    goals = sample.next_observation["desired_goal"][sample.index < 4]
+    reached = [now["reached"][0] for now in story]
+    assert len(goals) > 20
+    assert all(any(np.array_equal(goal, one) for one in reached) for goal in goals)
     env.close()
 
 

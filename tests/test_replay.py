@@ -259,3 +259,27 @@ def test_episodes_that_a_resume_cuts_end_with_what_was_played(
         memory.add(*given_step)
         naive.add(*given_step)
     assert_all_as_seen(everything(memory), naive, naive.sampleable())
+
+
+@pytest.mark.parametrize("build", [uniform, prioritized])
+def test_many_cuts_in_a_full_memory_leave_each_transition_its_own_observations(
+    build: Callable[..., Replay],
+) -> None:
+    """A cut stores what the next episodes begin with, for which frames of one-step episodes leave no room."""
+    memory, world = build(VECTOR, 2, capacity=20, newest_share=1), World(VECTOR, 2, seed=3, ends=1)
+    yes, nothing = np.ones(2, np.bool_), np.zeros(2, np.float32)
+    told = {}
+    for number in range(60):
+        seen, action, step = world.step()
+        memory.add(seen, action, step)
+        for env in range(2):
+            told[float(step.reward[env])] = seen[env], step.next_observation[env]
+        if number % 3 == 0:
+            lost, world.observation = world.observation, world.look()
+            memory.add(lost, action, Step(world.observation, lost, nothing, ~yes, yes, yes, void=True))
+        sample = everything(memory)
+        for row, reward in enumerate(sample.reward):
+            before, after = told[float(reward)]
+            np.testing.assert_array_equal(sample.observation[row], before)
+            np.testing.assert_array_equal(sample.next_observation[row], after)
+    assert len(memory) > 10

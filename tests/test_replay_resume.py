@@ -17,6 +17,7 @@ from labrl.config.errors import ConfigError
 from labrl.memory.replay import Replay, Sample
 from labrl.step import Step
 from labrl.storage.checkpoint import CheckpointStore
+from labrl.workspace import Workspace
 
 Steps = list[tuple[np.ndarray, np.ndarray, Step]]
 
@@ -190,8 +191,32 @@ def test_checkpoints_may_become_rarer_or_more_frequent_on_a_resume(tmp_path: Pat
             assert_same(one, other)
 
 
+@pytest.mark.parametrize("ends", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("jumps", [0.0, 0.2, 1.0])
+def test_a_checkpoint_is_exact_until_the_room_of_its_files_is_spent(
+    jumps: float, ends: float, tmp_path: Path
+) -> None:
+    """However many frames observations share, and however short episodes are."""
+    options = {"capacity": 40, "folder": tmp_path}
+    workspace = Workspace(tmp_path, frames_kept=40)
+    first = uniform(STACK, 2, 2, workspace=workspace, **options)
+    steps = list(World(STACK, 2, 1, ends=ends, jumps=jumps).steps(60))
+    run(first, steps[:30])
+    state = saved(first)
+    workspace.mark()
+    future, there = [], 30
+    while workspace.spent <= 1 and there < 50:
+        future += run(first, steps[there : there + 1])
+        there += 1
+    assert there >= (50 if ends == jumps == 0 else 36)
+    second = uniform(STACK, 2, 2, frames_kept=40, **options)
+    load(second, state)
+    for one, other in zip(future, run(second, steps[30:there]), strict=True):
+        assert_same(one, other)
+
+
 def test_a_checkpoint_whose_frames_were_overwritten_is_refused_for_good(tmp_path: Path) -> None:
-    """Episodes of one step: six frames each, where the spare room is for 32 in all."""
+    """Episodes of one step: four frames each, where the spare room is for 25."""
     options = {"capacity": 40, "folder": tmp_path, "frames_kept": 20}
     steps = list(World(STACK, 2, 0, ends=1, jumps=1).steps(39))
     memory, states = uniform(STACK, 2, 2, **options), {}

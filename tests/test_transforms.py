@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import labrl
 from labrl.agents.transforms import (
     ClipReward,
     ClipRewardConfig,
@@ -186,3 +189,14 @@ def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
 def test_bounds_without_room_and_missing_numbers_are_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(compose(["env=pendulum", "preset=none", word]))
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+def test_a_memory_beside_statistics_that_move_is_warned_of(agent: str, tmp_path: Path) -> None:
+    words = [f"agent={agent}", "env=cartpole", "env.max_frame=1200", "meta=dev", "meta.max_session=1"]
+    transform = "{_target_:labrl.agents.transforms.NormalizeReward}"
+    run = labrl.train([*words, f"+transforms.scaled={transform}", f"hydra.run.dir={tmp_path}"])
+    assert run.exit_code == 0
+    log = tmp_path / "session_0" / "session.log"
+    said = log.read_text() if log.exists() else ""
+    assert ("transforms.scaled: its statistics move on" in said) == (agent == "dqn")

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,20 @@ class Arrays:
                 array.flush()
 
 
+class Room(Protocol):
+    """Rings in files, with room for what is written while checkpoints count on what is there."""
+
+    @property
+    def frames_safe(self) -> int:
+        """Frames for which there is room, if they take no more of it than they usually do."""
+
+    def mark(self) -> None:
+        """A checkpoint counts on what is there now."""
+
+    def spent(self) -> float:
+        """Part of the room that was filled since the last mark, or may be with the next step."""
+
+
 @dataclass(frozen=True)
 class Workspace:
     """Where large arrays may lie, and for how long their old content must survive."""
@@ -91,13 +105,23 @@ class Workspace:
     """Sessions that use the memory and the disk of this machine at once, >= 1."""
     acting_only: bool = False
     """Nothing will be learned: what only learning needs takes no room, and stays empty."""
-    found: list[int] = field(default_factory=list)
-    """For how many frames the files have room that were opened so far."""
+    rooms: list[Room] = field(default_factory=list)
+    """What lies in files that were opened so far."""
 
     @property
     def frames_safe(self) -> int:
         """`frames_kept`, or fewer where files of a run before this one have less room."""
-        return min([self.frames_kept, *self.found])
+        return min([self.frames_kept, *(room.frames_safe for room in self.rooms)])
+
+    @property
+    def spent(self) -> float:
+        """Part of the room in files that was filled since the last `mark`, or may be with the next step."""
+        return max((room.spent() for room in self.rooms), default=0.0)
+
+    def mark(self) -> None:
+        """A checkpoint counts on what the files hold now."""
+        for room in self.rooms:
+            room.mark()
 
     def in_memory(self, layouts: Mapping[str, Layout]) -> Arrays:
         """New arrays of zeros. Raises NoRoomError when memory lacks room for those of all sharers."""

@@ -40,7 +40,8 @@ class Agent(Protocol):
     def learn(self) -> int:
         """Update if it is time. Returns the number of optimizer updates made.
 
-        What is timed by frames asks `clock.crossed`, so that the end of a budget changes nothing.
+        The clock has not counted this step yet: what is timed by frames asks for `clock.frame` and those of a
+        vector step, as `Experience.due` does.
         """
         ...
 

@@ -17,7 +17,7 @@ from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Proba
 from labrl.memory.offline import OfflineData, Wanted
 from labrl.memory.replay import Replay, Sample, check_capacity
 from labrl.networks.compute import Compute
-from labrl.networks.spaces import Spaces
+from labrl.networks.spaces import Spaces, stored_choices
 from labrl.seeding import Streams
 from labrl.step import Step
 
@@ -171,7 +171,7 @@ class Experience:
         self.ratio = config.updates_per_frame
         self.updates = 0
         """Updates so far; whoever makes one counts it."""
-        stored = spaces.action if stored_action is None else stored_action
+        stored = stored_choices(spaces.action) if stored_action is None else stored_action
         self._offline: OfflineData | None = None
         if config.offline is not None and not compute.workspace.acting_only:
             step = config.discount, config.n_step

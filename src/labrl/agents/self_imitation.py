@@ -23,7 +23,7 @@ from labrl.memory.replay import Replay, Sample
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.compute import Compute
 from labrl.networks.distributions import ActionDistribution
-from labrl.networks.spaces import Spaces
+from labrl.networks.spaces import Spaces, stored_choices
 from labrl.networks.trained import Trained
 from labrl.step import Step
 
@@ -76,9 +76,7 @@ def _remembered(space: gym.Space[Any], distribution: ActionDistribution) -> gym.
     """Actions as the policy draws them: real numbers also where the environment gets them rounded."""
     if isinstance(space, gym.spaces.Box):
         return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return gym.spaces.MultiDiscrete(space.nvec)
-    return space
+    return stored_choices(space)
 
 
 class SelfImitation:

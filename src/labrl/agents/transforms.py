@@ -303,6 +303,13 @@ class ClipReward(Identity):
         return np.clip(step.reward, self._low, self._high)
 
 
+def _moments_of(transform: Transform) -> list[RunningMoments]:
+    """Its statistics, and those of its `parts`."""
+    parts = [transform, *getattr(transform, "parts", {}).values()]
+    found = [getattr(part, "moments", None) for part in parts]
+    return [moments for moments in found if isinstance(moments, RunningMoments)]
+
+
 class Transforms:
     """All transforms of a session, in order."""
 
@@ -329,10 +336,14 @@ class Transforms:
                     f"transforms.{name}: {component.target} has no {', '.join(missing)}; derive it from "
                     "labrl.agents.transforms.Identity, which changes nothing"
                 )
-            for part in (parts[name], *getattr(parts[name], "parts", {}).values()):
-                if isinstance(moments := getattr(part, "moments", None), RunningMoments):
-                    moments.ranks = ranks
+            for moments in _moments_of(parts[name]):
+                moments.ranks = ranks
         return cls(parts)
+
+    @property
+    def drifting(self) -> list[str]:
+        """Names of those whose view of the same step changes, because their statistics do."""
+        return [name for name, part in self._parts.items() if _moments_of(part)]
 
     def frozen(self, observation: NDArray) -> NDArray:
         """The view in evaluation: no statistics change. [num_envs, *obs]"""

@@ -62,6 +62,7 @@ def run_session(
         with session_log.warnings_kept(folder.log, aloud):
             session = restored_session(config, index, folder, num_threads, begin)
             folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
+            _warn_of_another_scale(session)
             session.run()
             _warn_if_nothing_was_learned(session, index)
         if session.pruned:
@@ -87,6 +88,17 @@ def run_session(
         _fill(result, session)
     write_json(folder.result, dataclasses.asdict(result))
     return code
+
+
+def _warn_of_another_scale(session: Session) -> None:
+    drifting = session.transforms.drifting
+    if drifting and getattr(session.config.agent.config, "memory", None) is not None:
+        _log.warning(
+            "transforms.%s: its statistics move on, and agent.memory keeps steps as they were seen when they "
+            "were played: the first ones stay beside later ones on another scale. For rewards, a fixed scale "
+            "is better here: labrl.agents.transforms.ScaleReward or ClipReward",
+            drifting[0],
+        )
 
 
 def _warn_if_nothing_was_learned(session: Session, index: int) -> None:

@@ -40,6 +40,11 @@ class FrameShape:
         dtype = array_dtype(space)
         self.dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
 
+    @property
+    def most_frames(self) -> int:
+        """Frames that one step may push: all of what it led to, and of what the next episode begins with."""
+        return 2 * self.stack
+
     def frames_of(self, transitions: int, n_step: int, together: int = 0) -> int:
         """Frames that one environment needs to keep its latest `transitions`.
 
@@ -107,7 +112,7 @@ class FrameRing:
     @property
     def most_at_once(self) -> int:
         """Transitions whose observations fit into the ring, however they follow each other, >= 1."""
-        return max(self.length // (2 * self._shape.stack), 1)
+        return max(self.length // self._shape.most_frames, 1)
 
     def extend(
         self, before: NDArray, after: NDArray, cut: NDArray[np.bool_]

@@ -69,8 +69,15 @@ class HindsightReplay(Replay):
     ) -> None:
         """Store one vector step; the episodes that it ends can be given other goals from now on."""
         super().add(observation, action, step, mask)
+        latest = self._transitions.steps - 1
+        if step.void:
+            for env in np.flatnonzero(self._begin <= latest):
+                self._end(int(env), latest)
+            return
+        # Not the episode that had the place before, of which a memory that comes back would not know.
+        self._last[:, latest % self._transitions.slots] = -1
         for env in np.flatnonzero(step.terminated | step.episode_over):
-            self._end(int(env), self._transitions.steps - 1)
+            self._end(int(env), latest)
 
     def sample(self, batch_size: int, frame: int) -> Sample:
         """As Replay, then with other goals."""

@@ -86,6 +86,8 @@ class Replay:
         extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace)
         arrays = arrays_of(config, extent.layouts(action_space, num_masked), workspace, mapped)
         self._transitions = Transitions(arrays, extent, n_step, discount)
+        if mapped:
+            workspace.rooms.append(self._transitions)
         self._num_bytes = arrays.num_bytes
 
     def __len__(self) -> int:
@@ -181,12 +183,7 @@ def arrays_of(
 ) -> Arrays:
     """Room for all that is kept. Raises ConfigError where there is none."""
     try:
-        if not mapped:
-            return workspace.in_memory(layouts)
-        arrays, wanted = workspace.in_files(layouts), layouts["transitions"]
-        num_envs, slots = arrays["transitions"].shape
-        workspace.found.append(num_envs * (slots - (wanted.least or 0)))
-        return arrays
+        return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
     except UnfitFileError as unfit:
         raise ConfigError(
             f"agent.memory: {unfit}: it is of another configuration, or broken. Set agent.memory.capacity, "

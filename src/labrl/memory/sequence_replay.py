@@ -165,6 +165,8 @@ class SequenceReplay:
         arrays = arrays_of(config, {"states": states, **layouts}, workspace, mapped)
         self._arrays, self._states = arrays, arrays["states"]
         self._transitions = Transitions(arrays, extent, n_step, discount)
+        if mapped:
+            workspace.rooms.append(self._transitions)
 
     def __len__(self) -> int:
         """Sequences that can be sampled now."""

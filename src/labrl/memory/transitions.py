@@ -65,6 +65,7 @@ class Transitions:
 
     A transition is named by the number of its vector step and its environment. What may be sampled of an
     environment is a range of steps: from `oldest` to before `complete`. Rows never change once written,
+    but for the `cut` of the last one where a resume breaks off its episode, as each resume from there does:
     so a checkpoint of rings in files needs no copy of them.
     """
 
@@ -87,14 +88,31 @@ class Transitions:
         self._ring = FrameRing(
             arrays["frames"], self._written[: self.num_envs], extent.shape, extent.live_frames
         )
+        self._marked = np.zeros(self.num_envs, np.int64)  # frames pushed when `mark` was called last
         self._envs = np.arange(self.num_envs)
         self._ahead = np.arange(n_step)
         self._powers = discount ** np.arange(n_step + 1)  # float64 [n_step + 1]
         self._current: NDArray | None = None  # the observation that is to be acted on
         self._told = False
+        # Vectors have frames for episodes of one step, but not for what was broken off besides.
+        self._may_lack_frames = extent.shape.is_image
 
     def __len__(self) -> int:
         return int((self.complete - self.oldest).sum())
+
+    @property
+    def frames_safe(self) -> int:
+        """Transitions of all environments that may follow a checkpoint, as far as their frames have room."""
+        return self.num_envs * (self.slots - self.live)
+
+    def mark(self) -> None:
+        """A checkpoint counts on what is there now."""
+        self._marked[:] = self._ring.head
+
+    def spent(self) -> float:
+        """Part of the room for frames that was filled since the last mark, or may be with the next step."""
+        filled = int((self._ring.head - self._marked).max()) + self._extent.shape.most_frames
+        return filled / max(self._ring.length - self._ring.live, 1)
 
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
@@ -138,6 +156,7 @@ class Transitions:
         self._ring.begin(first)
         self._current = first
         self.complete[:] = self.steps
+        self._may_lack_frames = True
         self._drop_without_frames()
 
     def extend(self, piece: Piece) -> None:
@@ -282,6 +301,7 @@ class Transitions:
         self.complete[:] = state["complete"]
         self._ring.restore(state["head"], None if content is None else content["frames"])
         self._current = None
+        self._may_lack_frames = True
         if content is None:
             self._check_files()
 
@@ -308,9 +328,9 @@ class Transitions:
 
     def _drop_without_frames(self) -> None:
         """Let the oldest transitions go early where short episodes have used up the frames."""
-        shape, ring = self._extent.shape, self._ring
-        if not shape.is_image:
+        if not self._may_lack_frames:
             return
+        shape, ring = self._extent.shape, self._ring
         while True:
             first = self._columns["frame"][self._envs, self.oldest % self.slots] - shape.stack + 1
             gone = first < ring.oldest

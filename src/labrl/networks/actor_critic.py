@@ -74,9 +74,9 @@ class PolicyHead(nn.Module):
         self.linear = orthogonal(nn.Linear(num_features, num_outputs), 0.01)
 
     def layers_in_numpy(self) -> list[Affine] | None:
-        """The layers of the policy for a `Chain`; None where one does more than it can."""
+        """The layers of the policy for a `Chain`; None on a GPU, and where one does more than it can."""
         hidden = [layers.layers_in_numpy() for layers in self.hidden]  # type: ignore[operator]
-        if None in hidden:
+        if None in hidden or self.linear.weight.device.type != "cpu":
             return None
         return [*chain.from_iterable(hidden), (self.linear.weight, self.linear.bias, None)]
 

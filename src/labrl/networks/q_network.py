@@ -70,9 +70,9 @@ class Stream(nn.Module):
         self._between, self._activate, self._normed = between, activation(between), layer_norm
 
     def layers_in_numpy(self) -> list[Affine] | None:
-        """The same for a `Chain`, without noise; None where a layer does more than one can."""
+        """The same for a `Chain`, without noise; None on a GPU, and where a layer does more than one can."""
         activate = ACTIVATIONS.get(self._between)
-        if self._hidden and (activate is None or self._normed):
+        if self._last[1].device.type != "cpu" or (self._hidden and (activate is None or self._normed)):
             return None
         hidden: list[Affine] = [(weight, bias, activate) for _, weight, bias in self._hidden]
         return [*hidden, (*self._last[1:], None)]
@@ -152,7 +152,8 @@ class QNetwork(nn.Module):
         for each [batch, num_noise]; None: the mean weights alone.
 
         Dueling: V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581, eq. 9). Their
-        factor on the gradient into the torso is left out: Adam's step does not depend on it.
+        factor on the gradient into the torso is left out: but for its `eps`, and for a gradient that is
+        clipped, Adam's step does not depend on it.
         """
         # Not `self.torso(...)`: that call asks for hooks, which nobody hangs on, and costs what a layer does.
         return self._outputs(self.torso.forward(observation), noise)

@@ -27,6 +27,15 @@ class Spaces:
     """Who knows what other goals would have given, None where there are no goals."""
 
 
+def stored_choices(space: gym.Space[Any]) -> gym.Space[Any]:
+    """`space` with choices as numbers that torch takes for indices, whatever type the environment takes."""
+    if isinstance(space, gym.spaces.Discrete):
+        return gym.spaces.Discrete(int(space.n), start=int(space.start))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return gym.spaces.MultiDiscrete(space.nvec)
+    return space
+
+
 def sees_images(space: gym.Space[Any]) -> bool:
     """Whether observations are pixels, or pixels are among several inputs."""
     return (

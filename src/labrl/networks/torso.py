@@ -89,7 +89,7 @@ class MLP(nn.Module):
         self._activation = config.activation
 
     def layers_in_numpy(self) -> list[Affine] | None:
-        """The same for a `Chain`; None where a layer does more than one can."""
+        """The same for a `Chain`; None on a GPU, and where a layer does more than one can."""
         activate = ACTIVATIONS.get(self._activation)
         on_cpu = all(weight.device.type == "cpu" for weight, _ in self._weights)
         if self._choices or self._unit != 1 or self._normed or activate is None or not on_cpu:

@@ -154,8 +154,8 @@ class Session:
         """Room for large arrays, in which nothing is overwritten that the oldest checkpoint counts on."""
         meta, env = self.config.meta, self.config.env.config
         folder = self.folder.path / "replay"
-        # A checkpoint is due at the first step across a multiple of the frequency.
-        frames_kept = meta.keep_last * self.config.log_frames + env.num_envs  # see most_frames_unsaved
+        # A checkpoint is due at the first step across a multiple of the frequency; see most_frames_unsaved.
+        frames_kept = meta.keep_last * self.config.log_frames + env.num_envs
         return Workspace(
             folder=folder if ranks.rank == 0 else folder / f"rank_{ranks.rank}",
             frames_kept=-(-frames_kept // ranks.size),
@@ -230,7 +230,16 @@ class Session:
     @property
     def state_in_files(self) -> bool:
         """Whether some of the state lies in files that training goes on writing to."""
-        return bool(self.compute.workspace.found)
+        return bool(self.compute.workspace.rooms)
+
+    @property
+    def room_spent(self) -> float:
+        """Part of the room in those files that was filled since `mark_room`, or may be with the next step."""
+        return 0.0 if self.team is not None else self.compute.workspace.spent
+
+    def mark_room(self) -> None:
+        """A checkpoint counts on what the files hold now."""
+        self.compute.workspace.mark()
 
     @property
     def most_frames_unsaved(self) -> int:

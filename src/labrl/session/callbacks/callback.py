@@ -56,6 +56,13 @@ class SessionView(Protocol):
         """Whether some of the state lies in files that training goes on writing to."""
 
     @property
+    def room_spent(self) -> float:
+        """Part of the room in those files that was filled since `mark_room`, or may be with the next step."""
+
+    def mark_room(self) -> None:
+        """A checkpoint counts on what the files hold now."""
+
+    @property
     def most_frames_unsaved(self) -> int:
         """Frames from one checkpoint to the next, so that none that is kept loses what it counts on."""
 

@@ -25,7 +25,8 @@ class DiskRefusesError(RuntimeError):
 class Checkpoint(Callback):
     """Every `meta.log_frequency` frames, at each new best evaluation, and at the end: the session's state.
 
-    More often where a replay memory in files was begun with less room than that takes now.
+    More often where a replay memory in files was begun with less room than that takes now, and where its
+    frames fill the room sooner: those of very short episodes, or of observations that share none.
 
     Stands last among the callbacks: what the others did at this frame belongs into the checkpoint.
     With `on_crash`, a session that an exception ends leaves the state in which it did in a folder of its
@@ -66,6 +67,7 @@ class Checkpoint(Callback):
                 *(self._frequency, session.folder.path / "replay"),
             )
         self._saved_frame = self._written_frame = session.clock.frame
+        session.mark_room()
         best_frame = self._best_frame = self._evaluate.best_frame
         # a caller may run a session while it handles an error of its own
         self._handled = sys.exception()
@@ -88,7 +90,8 @@ class Checkpoint(Callback):
             if not self._evaluate.is_best(frame):
                 self._declare_best()
         evaluated = self._evaluate.is_best(frame) or self._evaluate.under_way == frame
-        if session.clock.due(self._frequency) or evaluated:
+        filled = self._saved_frame >= 0 and session.room_spent * self._keep_last > 1
+        if session.clock.due(self._frequency) or evaluated or filled:
             self._save(session)
 
     def finish(self, session: SessionView) -> None:
@@ -138,6 +141,8 @@ class Checkpoint(Callback):
         self._writing = self._writer.submit(self._write, session.folder, frame, taken, best, kept)
         if not beside:
             self._settle()
+        if self._saved_frame >= 0:
+            session.mark_room()
 
     def _write(self, folder: SessionFolder, frame: int, taken: Taken, best: bool, kept: int | None) -> None:
         assert self._store is not None, "start() comes before step()"
@@ -161,7 +166,7 @@ class Checkpoint(Callback):
     def _check_files(self, session: SessionView) -> None:
         """After a refusal. Raises DiskRefusesError before files that the last checkpoint needs are lost."""
         until = self._written_frame + session.most_frames_unsaved * self._keep_last
-        if session.state_in_files and session.clock.frame >= until:
+        if session.state_in_files and (session.clock.frame >= until or session.room_spent > 1):
             raise DiskRefusesError(
                 f"no checkpoint could be written since frame {self._written_frame:,}, and training on would "
                 f"overwrite what that one needs of {session.folder.path / 'replay'}: make room there, then "
