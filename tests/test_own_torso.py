@@ -142,7 +142,7 @@ def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, told: str) -> None
 def test_an_argument_that_nobody_gives_is_told() -> None:
     torso = Component.parse({"_target_": "test_own_torso.Own"}, "agent.network.torso")
     with pytest.raises(
-        ConfigError, match=r"test_own_torso\.Own: missing a required argument: 'shape'. Set it"
+        ConfigError, match=r"test_own_torso\.Own: missing a required argument: 'shape'.*Set whatever"
     ):
         build_torso(torso, SEEN)
 

@@ -156,6 +156,56 @@ def test_forced_it_goes_on_and_says_so_in_the_run_folder(finished: Path) -> None
     assert [entry["forced"] for entry in resumes] == [True, False]
 
 
+LEARNED = ["agent=dqn", "env=cartpole", "env.max_frame=300", "agent.learning_starts=100", "agent.lr=1e-3"]
+
+
+@pytest.fixture(scope="module")
+def learned_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learned") / "one"
+    words = [*LEARNED, *QUIET, "meta.max_session=1", "meta.report=false", "meta.videos=false", "seed=1"]
+    assert main([*words, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def learned(learned_once: Path) -> Path:
+    shutil.copytree(learned_once, "runs/one")
+    return Path("runs/one")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["agent.network.torso.mlp.hidden=[32,32]"], ["agent/memory=prioritized"], ["agent/value=quantile"]],
+)
+def test_force_cannot_make_a_state_fit_what_is_built(
+    words: list[str], learned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder once kept the edit: neither +resume nor +enjoy could load anything of the run any more."""
+    before = content(learned)
+    assert main(["+resume=runs/one", "env.max_frame=400", *words, "+force=true"]) == 2
+    told = capsys.readouterr().err
+    assert "does not fit the configuration" in told
+    assert "Traceback" not in told
+    assert content(learned) == before
+    assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
+    assert main(["+resume=runs/one", "env.max_frame=400"]) == 0
+
+
+def test_a_batch_of_another_size_can_be_forced(learned: Path) -> None:
+    assert main(["+resume=runs/one", "env.max_frame=400", "agent.batch_size=64", "+force=true"]) == 0
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_when_it_is_to_be_enjoyed(
+    learned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = learned / "config.yaml"
+    config.write_text(config.read_text().replace("- 256", "- 32"))
+    assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 2
+    told = capsys.readouterr().err
+    assert re.search(r"checkpoints/\w+ does not fit the configuration: RuntimeError", told)
+    assert len(told.splitlines()) == 1
+
+
 def test_an_unneeded_force_is_not_recorded_as_one(finished: Path) -> None:
     assert main(["+resume=runs/one", "env.max_frame=128", "+force=true"]) == 0
     assert not json.loads(Path("runs/one/run.json").read_text())["resumes"][0]["forced"]

@@ -244,8 +244,9 @@ class DQN:
         self._trained.load_state_dict(state)
         self.target.network.load_state_dict(state["target"])
         self._experience.load_state_dict(state["experience"])
-        self._rows.copy_(state["rows"])
-        self._average.copy_(state["average"])
+        for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):
+            # What is told of them are means: also where +force has made the batch another one.
+            rows.copy_(saved if saved.shape == rows.shape else saved.mean(1, keepdim=True))
         self._average_norm = float(state["average_norm"])
 
     def close(self) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from labrl.config.errors import ConfigError, did_you_mean
@@ -27,6 +28,8 @@ class Component:
     """Dotted path of the class or function."""
     config: Any
     """An instance of `target.Config`, or the settings as a dict where the target has no `Config`."""
+    key: str = field(default="", compare=False, repr=False)
+    """Where it stands in the configuration, for messages; '' where that is unknown."""
 
     @classmethod
     def parse(cls, node: Mapping[str, Any], key: str = "") -> Component:
@@ -38,9 +41,11 @@ class Component:
         from labrl.config.validate import InvalidError, component_of
 
         try:
-            return component_of(node)
+            component = component_of(node)
         except InvalidError as invalid:
             raise ConfigError(invalid.told(key)) from None
+        tell_keys(component, key)
+        return component
 
     def plain(self) -> dict[str, Any]:
         """The node that `parse` makes this component from."""
@@ -51,25 +56,69 @@ class Component:
         return load_target(self.target)
 
     def build(self, **runtime: Any) -> Any:
-        """Make the part, with what only the running program knows as keyword arguments."""
+        """Make the part, with what only the running program knows as keyword arguments.
+
+        Raises ConfigError where that fails, but where labrl's own part fails, whatever that raises.
+        """
         target = self.load()
-        if isinstance(self.config, dict):
-            _check_complete(self.target, target, {**runtime, **self.config})
-            return target(**runtime, **self.config)
-        return target(self.config, **runtime)
+        arguments = f"its arguments, {self.key}.<name>," if self.key else "its arguments"
+        with self._failing("cannot be made", f"Correct {arguments} or the class."):
+            if isinstance(self.config, dict):
+                self._check_arguments(target, {**runtime, **self.config})
+                return target(**runtime, **self.config)
+            return target(self.config, **runtime)
+
+    def check(self, method: str, *known: Any) -> None:
+        """Let the target look at its configuration before it is built, by `method(config, *known)`, if it has
+        that. Raises ConfigError where it refuses."""
+        asked = getattr(self.load(), method, None)
+        if asked is not None:
+            with self._failing(f"has refused, in {method}", "Correct its keys."):
+                asked(self.config, *known)
+
+    @contextmanager
+    def _failing(self, what: str, remedy: str) -> Iterator[None]:
+        """Whatever somebody's own code raises, as a ConfigError; what labrl's own does is seen as it is."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            if self.target.partition(".")[0] == "labrl":
+                raise
+            raise ConfigError(f"{self.named} {what}: {type(error).__name__}: {error}. {remedy}") from error
+
+    @property
+    def named(self) -> str:
+        """Its key and target, as messages begin."""
+        return f"{self.key}: {self.target}" if self.key else self.target
+
+    def _check_arguments(self, target: Any, given: Mapping[str, Any]) -> None:
+        """Raises ConfigError for arguments that a target needs and nobody gives, or does not take."""
+        signature = _signature(target)
+        if signature is None:
+            return
+        try:
+            signature.bind(**given)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.named}: {error}. It is called with {', '.join(given) or 'nothing'}: let it take "
+                "these. Set whatever else it needs beside this _target_ (with + before a new key), or give "
+                "it a default."
+            ) from None
 
 
-def _check_complete(name: str, target: Any, given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for arguments that a target needs and nobody gives."""
-    signature = _signature(target)
-    if signature is None:
-        return
-    try:
-        signature.bind(**given)
-    except TypeError as error:
-        raise ConfigError(
-            f"{name}: {error}. Set it beside this _target_ (with + before a new key), or give it a default."
-        ) from None
+def tell_keys(value: Any, key: str = "") -> None:
+    """Let each component in `value`, which stands at `key`, know its own key."""
+    if isinstance(value, Component):
+        object.__setattr__(value, "key", key)  # once, before anybody else has it
+        tell_keys(value.config, key)
+    elif is_dataclass(value):
+        for each in fields(value):
+            tell_keys(getattr(value, each.name), f"{key}.{each.name}" if key else each.name)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            tell_keys(inner, f"{key}.{name}" if key else str(name))
 
 
 def _signature(target: Any) -> inspect.Signature | None:

@@ -140,6 +140,7 @@ def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = N
     composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
     then not told beside it. Raises ConfigError that names every wrong key, its value and what is allowed.
     """
+    from labrl.config.component import tell_keys
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import InvalidError, dataclass_of
 
@@ -155,9 +156,8 @@ def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = N
             "no vector environment of labrl. A Gymnasium environment of your own is given by env=gymnasium "
             f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'"
         )
-    check = getattr(config.agent.load(), "check_config", None)
-    if check is not None:
-        check(config.agent.config, config.env.config)
+    tell_keys(config)
+    config.agent.check("check_config", config.env.config)
     return config
 
 

@@ -11,6 +11,7 @@ import re
 import types
 from collections.abc import Container, Mapping
 from functools import cache
+from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, PlainValidator, StrictBool, StrictStr, TypeAdapter, ValidationError
@@ -49,8 +50,27 @@ def _line(key: str, path: Path, message: str) -> str:
     prefix = full.rpartition(".")[0]
     message = message.replace("<siblings>", f"{prefix}." if prefix else "")
     message = message.replace("<key>", full).replace("<parent>", prefix)
+    message = _OPTION.sub(lambda found: _option(full, found[1]), message)
     separator = "" if message.startswith(":") else " "
     return f"{full}{separator}{message}" if full else message
+
+
+_OPTION = re.compile("<option ([^>]*)>")
+"""Where a message says of a value that it may have been meant as an option of a group."""
+
+
+def _option(key: str, value: str) -> str:
+    """` Did you mean <group>=<value>?` where `key`, or one above it, is a group of labrl with that option."""
+    parts, groups = key.split("."), resources.files("labrl.configs")
+    for count in range(len(parts), 0, -1):
+        group = "/".join(parts[:count])
+        if groups.joinpath(group, f"{value}.yaml").is_file():
+            return f" Did you mean {group}={value}, with a slash? It is an option of that group."
+    return ""
+
+
+def _or_option(node: Any) -> str:
+    return f".<option {node}>" if isinstance(node, str) and node.isidentifier() else ""
 
 
 def dataclass_of(cls: type, node: Any) -> Any:
@@ -58,7 +78,7 @@ def dataclass_of(cls: type, node: Any) -> Any:
     if isinstance(node, cls):
         return node
     if not isinstance(node, Mapping):
-        raise InvalidError([((), f"must be a group of keys, got {shown(node)}")])
+        raise InvalidError([((), f"must be a group of keys, got {shown(node)}{_or_option(node)}")])
     hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     mistakes: list[tuple[Path, str]] = []
@@ -93,7 +113,7 @@ def component_of(node: Any) -> Component:
     if isinstance(node, Component):
         return node
     if not isinstance(node, Mapping) or "_target_" not in node:
-        raise InvalidError([((), f"must be a part with a _target_, got {shown(node)}")])
+        raise InvalidError([((), f"must be a part with a _target_, got {shown(node)}{_or_option(node)}")])
     path = node["_target_"]
     if not isinstance(path, str):
         raise InvalidError(
@@ -136,6 +156,8 @@ def _unknown(name: str, known: list[str], otherwise: str = "") -> str:
 
 def _example(field: dataclasses.Field[Any]) -> str:
     default = field.default
+    if default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return " (set <key>=<value>)"
     if default is dataclasses.MISSING or default is None or dataclasses.is_dataclass(default):
         return ""
     return f" (for instance <key>={shown(default)})"

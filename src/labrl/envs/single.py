@@ -69,18 +69,17 @@ class EnvFactory:
         else:
             assert self.env_id is not None
             env = self._registered(self.env_id)
+        for space in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, space, None), gymnasium.Space):
+                named = f"env.id={self.env_id}" if self.make is None else self.make.named
+                raise ConfigError(
+                    f"{named}: the environment has no {space} that is a gymnasium.Space. Set one in its "
+                    "__init__."
+                )
         return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
 
     def _own(self, make: Component) -> gymnasium.Env[Any, Any]:
-        try:
-            env = make.build(**self.kwargs)
-        except ConfigError:
-            raise
-        except (Exception, SystemExit) as problem:
-            raise ConfigError(
-                f"env.make: {make.target} cannot be made: {type(problem).__name__}: {problem}. Correct its "
-                "arguments, env.make.<name>, or the class."
-            ) from problem
+        env = make.build(**self.kwargs)
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(
                 f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}"
@@ -103,15 +102,14 @@ class EnvFactory:
             raise ConfigError(_unknown(env_id, problem)) from problem
         except (error.DependencyNotInstalled, ImportError) as problem:
             raise ConfigError(_missing(env_id, self.extra, problem)) from problem
-        except Exception as problem:  # an environment says in its own way that it cannot take something
+        except (Exception, SystemExit) as problem:  # it says in its own way that it cannot take something
+            reason = f"{type(problem).__name__}: {problem}"
             if self.kwargs:
-                reason = (
-                    str(problem) if isinstance(problem, TypeError) else f"{type(problem).__name__}: {problem}"
-                )
-                raise ConfigError(
-                    f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}"
-                ) from problem
-            raise
+                reason = str(problem) if isinstance(problem, TypeError) else reason
+                told = f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}"
+            else:
+                told = f"env.id={env_id}: this environment cannot be made: {reason}"
+            raise ConfigError(told) from problem
         for warning in heard:  # where it is refused, the message says it all
             if str(warning.message) not in _told:
                 _told.add(str(warning.message))
@@ -186,6 +184,10 @@ def _import(module: str) -> None:
         raise ConfigError(
             f"env.import_module={module} cannot be imported: {problem}."
             " Install the package that registers env.id, or correct the name."
+        ) from problem
+    except (Exception, SystemExit) as problem:  # whatever a package of somebody's does when it is imported
+        raise ConfigError(
+            f"env.import_module={module}: importing it failed: {type(problem).__name__}: {problem}"
         ) from problem
 
 

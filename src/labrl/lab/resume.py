@@ -13,8 +13,9 @@ from labrl.lab.past import Past
 from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
 from labrl.lab.summary import how_to_report, say
-from labrl.lab.torchrun import check_resume
+from labrl.lab.torchrun import Launch, check_resume
 from labrl.lab.trial import check, recording_failure, run_sessions
+from labrl.lab.worker import restored_session
 from labrl.storage import marker
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.differences import differences
@@ -51,6 +52,8 @@ def resume_trial(
             _record_end(run)
             raise FinishedError(_finished(run, config))
         _check_saved(run, left, reached)
+        if not all(change.harmless for change in changed):
+            _check_fits(config, run, left, reached)
         before = read_provenance(run)
         resumes = list(run.info().get("resumes", []))
         with recording_failure(run):
@@ -84,6 +87,14 @@ def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]
                 "bring its checkpoints back. To begin that session again, from frame 0, delete "
                 f"{session.path}."
             )
+
+
+def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
+    """Raises ConfigError where a session cannot take its state up again with what was forced upon it: the run
+    would be left with a configuration by which nothing of it can be loaded."""
+    saved = [session for session in run.sessions() if session.index in left and session.index in reached]
+    if saved and not config.meta.distributed and Launch.here() is None:
+        restored_session(config, saved[0].index, saved[0], num_threads=1).close()
 
 
 def _was_saved(session: SessionFolder) -> bool:

@@ -73,8 +73,7 @@ def check(config: TrialConfig) -> None:
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
     agent = config.agent.load()
-    if hasattr(agent, "check"):
-        agent.check(config.agent.config, spaces)
+    config.agent.check("check", spaces)
     if gives_masks(config.env) and not heeds_masks(agent):
         refuse_masks(getattr(agent, "NAME", config.agent.target), action_space, config.env.config.name)
     if config.meta.eval_greedy and not hasattr(agent, "greedy_action"):

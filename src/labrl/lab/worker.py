@@ -27,7 +27,7 @@ from labrl.session.callbacks.checkpoint import DiskRefusesError
 from labrl.session.session import Session
 from labrl.storage import session_log
 from labrl.storage.atomic import write_json
-from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.checkpoint import CheckpointStore, loading
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 _log = logging.getLogger(__name__)
@@ -163,7 +163,8 @@ def _restored(
         num_threads = begun["num_threads"]
     session = Session(config, index, folder, num_threads, ranks)
     try:
-        session.load_state_dict(state)
+        with loading(f"the checkpoint of session {index}"):
+            session.load_state_dict(state)
     except BaseException:
         session.close()
         raise

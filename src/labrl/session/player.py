@@ -19,7 +19,7 @@ from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, derived_seed, session_seed
 from labrl.session.callbacks.record import Played
 from labrl.session.session import share
-from labrl.storage.checkpoint import Checkpoint
+from labrl.storage.checkpoint import Checkpoint, loading
 from labrl.workspace import Workspace
 
 
@@ -60,7 +60,8 @@ class Player:
                     f"greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`): "
                     "leave it out"
                 )
-            self.agent.load_state_dict(checkpoint.state["agent"])
+            with loading(str(checkpoint.path)):
+                self.agent.load_state_dict(checkpoint.state["agent"])
         except BaseException:
             self.agent.close()
             raise

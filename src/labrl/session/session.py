@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent, Collecting, heeded
+from labrl.agents.agent import Agent, Collecting, check_agent, heeded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -127,6 +127,7 @@ class Session:
             self.agent: Agent = share(config.agent, ranks.size).build(
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
             )
+            check_agent(self.agent, config.agent.target)
             self.actor: Agent | ActorEnv = self.agent
             """Who acts: the agent, or a copy of it in the process of the environments."""
             if isinstance(env, ActorEnv):

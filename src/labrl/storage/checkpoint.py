@@ -15,8 +15,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
@@ -51,6 +51,24 @@ class Checkpoint:
     path: Path
     frame: int
     state: Any
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """While a state is taken up again: raises ConfigError where it is that of something else.
+
+    what: the checkpoint, as the message names it.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # by whatever part does not find what it saved
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"{what} does not fit the configuration: {why[:300]}. Networks, optimizer, memory and transforms "
+            "must be those that were saved: take back what was changed."
+        ) from error
 
 
 class Taken(NamedTuple):

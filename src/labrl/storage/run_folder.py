@@ -249,8 +249,8 @@ class RunFolder:
         with suppress(OSError):  # left behind, it does no harm
             for path in files:
                 path.unlink()
-            for session in self.sessions():
-                session.path.rmdir()
+            for folder in sorted((path for path in self.path.rglob("*") if path.is_dir()), reverse=True):
+                folder.rmdir()  # those below stand behind those above
             if self.path != Path.cwd():
                 self.path.rmdir()
 

@@ -1,0 +1,124 @@
+"""Somebody's own part that cannot be made ends with one message, which names its key; nothing is left."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import labrl
+from labrl.cli import main
+from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
+from labrl.config.errors import ConfigError
+
+OWN = ["env=gymnasium", "env.import_module=own_parts"]
+RAISES = "{_target_: own_parts.Raises}"
+DQN = ["agent=dqn", "env=cartpole", "env.max_frame=2000"]
+
+CASES: dict[str, tuple[list[str], str]] = {
+    "exploration": (
+        [*DQN, "~agent.exploration", f"+agent.exploration={RAISES}"],
+        r"agent\.exploration: own_parts\.Raises cannot be made: RuntimeError: no licence.*tion\.<name>",
+    ),
+    "memory": (
+        [*DQN, "~agent.memory", f"+agent.memory={RAISES}"],
+        r"agent\.memory: own_parts\.Raises cannot be made: RuntimeError: no licence",
+    ),
+    "value": (
+        [*DQN, "~agent.value", f"+agent.value={RAISES}"],
+        r"agent\.value: own_parts\.Raises cannot be made: RuntimeError: no licence",
+    ),
+    "target": (
+        [*DQN, "~agent.target", f"+agent.target={RAISES}"],
+        r"agent\.target: own_parts\.Raises cannot be made: RuntimeError: no licence",
+    ),
+    "optimizer": (
+        ["env=cartpole", "~agent.optimizer", "+agent.optimizer={_target_: torch.optim.AdamW}"],
+        r"agent\.optimizer: torch\.optim\.AdamW: .*'params'.*called with parameters, max_grad_norm",
+    ),
+    "transform": (
+        ["env=cartpole", f"+transforms.mine={RAISES}"],
+        r"transforms\.mine: own_parts\.Raises cannot be made: RuntimeError: no licence",
+    ),
+    "agent": (
+        ["env=cartpole", "agent=random", "agent._target_=own_parts.Raises"],
+        r"agent: own_parts\.Raises cannot be made: RuntimeError: no licence",
+    ),
+    "agent that is none": (
+        ["env=cartpole", "agent=random", "agent._target_=own_parts.Empty"],
+        r"agent\._target_=own_parts\.Empty has no act, observe, .*labrl\.agents\.agent\.Agent",
+    ),
+    "agent that refuses": (
+        ["env=cartpole", "agent=random", "agent._target_=own_parts.Refuses"],
+        r"agent: own_parts\.Refuses has refused, in check: ValueError: only two actions please",
+    ),
+    "registered environment": (
+        [*OWN, "env.id=own/Raises-v0"],
+        r"env\.id=own/Raises-v0: this environment cannot be made: RuntimeError: no licence",
+    ),
+    "environment that exits": (
+        [*OWN, "env.id=own/Exits-v0"],
+        r"env\.id=own/Exits-v0: this environment cannot be made: SystemExit: no display",
+    ),
+    "environment without spaces": (
+        ["env=gymnasium", "env.id=null", "env.name=half", "env.make={_target_: own_parts.NoSpaces}"],
+        r"env\.make: own_parts\.NoSpaces: the environment has no observation_space",
+    ),
+    "module that breaks": (
+        ["env=gymnasium", "env.id=own/Raises-v0", "env.import_module=breaks_on_import"],
+        r"env\.import_module=breaks_on_import: importing it failed: ZeroDivisionError",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_part_that_breaks_is_told_by_its_key(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "breaks_on_import.py").write_text("1 / 0\n")
+    words, told = CASES[case]
+    code = main([*words, "preset=none", "meta.max_session=1", "meta.progress=false", "wandb=disabled"])
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert re.search(told, said)
+    assert len(said.splitlines()) == 1
+    assert not list((tmp_path / "runs").glob("*")), "nothing was played: nothing is left"
+
+
+def test_what_breaks_in_labrls_own_part_is_seen_as_it_is() -> None:
+    memory = Component.parse({"_target_": "labrl.memory.replay.Replay"}, "agent.memory")
+    with pytest.raises(TypeError):
+        memory.build()
+
+
+def test_each_part_knows_its_key() -> None:
+    config = resolve(compose(["agent=sac", "env=pendulum"]))
+    assert config.agent.key == "agent"
+    assert config.agent.config.memory.key == "agent.memory"
+    assert config.agent.config.network.torso.key == "agent.network.torso"
+    assert config.env.key == "env"
+
+
+def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
+    words = [*DQN, "agent.memory.storage=mmap", "agent.memory.capacity=1e13", "meta.max_session=1"]
+    with pytest.raises(ConfigError, match="GB on the disk"):
+        labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("agent.memory=prioritized", "agent/memory=prioritized"),
+        ("agent.network=mlp", "agent/network=mlp"),
+        ("agent.network.torso=mlp", "agent/network=mlp"),
+        ("agent.memory=nonsense", None),
+    ],
+)
+def test_an_option_that_was_set_as_a_key_is_recognized(word: str, meant: str | None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(compose(["agent=dqn", "env=cartpole", word]))
+    assert (f"Did you mean {meant}, with a slash?" in str(refused.value)) == (meant is not None)
