@@ -122,3 +122,11 @@ def test_an_option_that_was_set_as_a_key_is_recognized(word: str, meant: str | N
     with pytest.raises(ConfigError) as refused:
         resolve(compose(["agent=dqn", "env=cartpole", word]))
     assert (f"Did you mean {meant}, with a slash?" in str(refused.value)) == (meant is not None)
+
+
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa"])
+def test_a_rollout_without_room_is_refused(agent: str, tmp_path: Path) -> None:
+    words = [f"agent={agent}", "env=cartpole", "preset=none", "agent.horizon=1e12", "env.max_frame=1e14"]
+    with pytest.raises(ConfigError, match=r"agent\.horizon=1000000000000 x env\.num_envs=.*GB are available"):
+        labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()

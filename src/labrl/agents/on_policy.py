@@ -28,7 +28,7 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
-from labrl.memory.rollout import Rollout
+from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
@@ -138,6 +138,8 @@ class OnPolicyAgent(ABC):
         check_actions(cls.NAME.lower().replace(" ", "_"), spaces.action)
         distribution_for(spaces.action, cls.NAME, config.action_bounds)
         check_torso(config.network.torso, spaces, cls.REMEMBERS)
+        if (horizon := getattr(config, "horizon", None)) is not None:
+            check_room(horizon, spaces.observation, spaces.num_envs)
         if isinstance(spaces.action, gym.spaces.Box):
             return
         for option in ("log_std_init", "action_bounds"):

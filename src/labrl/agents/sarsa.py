@@ -22,7 +22,7 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
-from labrl.memory.rollout import Rollout
+from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import FlatParameters, joined
@@ -130,6 +130,7 @@ class Sarsa:
         """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
         check_actions("sarsa", spaces.action)
         check_torso(config.network.torso, spaces)
+        check_room(config.horizon, spaces.observation, spaces.num_envs)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """Exploring actions for the environments, among the valid ones. [num_envs]"""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from labrl.config.errors import ConfigError
 from labrl.memory.stacks import pack_stacks, unpack_stacks
+from labrl.observations import array_dtype
 from labrl.step import Step
+from labrl.workspace import memory_available
 
 
 def generalized_advantages(
@@ -38,6 +43,18 @@ def generalized_advantages(
         following = error[t] + decay[t] * following
         advantage[t] = following
     return advantage
+
+
+def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
+    """Raises ConfigError where memory has no room for the observations of a rollout; space: of one."""
+    needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
+    available = memory_available()
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"agent.horizon={horizon} x env.num_envs={num_envs}: the observations of a rollout need "
+            f"{needed / 1e9:,.3g} GB of memory, {available / 1e9:,.3g} GB are available. Set "
+            f"agent.horizon to {horizon * available // needed} or less."
+        )
 
 
 class Rollout:
