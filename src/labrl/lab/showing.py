@@ -118,7 +118,8 @@ def _number(given: Mapping[str, str], name: str, least: int) -> int | None:
         return None
     number = _whole(value)
     if number is None or number < least:
-        raise ConfigError(f"{name}={value}: must be a whole number of at least {least}")
+        none = " (0: none)" if least == 0 else ""
+        raise ConfigError(f"{name}={value}: must be a whole number of at least {least}{none}")
     return number
 
 
