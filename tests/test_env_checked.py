@@ -93,6 +93,37 @@ def test_what_does_not_fit_is_refused_where_it_comes(case: str, vectorization: s
     env.close()
 
 
+class Pays(Strays):
+    """The fourth step of each episode has another reward."""
+
+    def __init__(self, reward: Any) -> None:
+        self.observation_space, self._good = BOX, ZEROS
+        self._bad, self._reward = self._good, reward
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, self._reward if self._steps == 4 else reward, *rest
+
+
+@pytest.mark.parametrize(
+    ("reward", "refused"),
+    [([1.0, 2.0], True), ("1", True), ({}, True), ([1.0], True), (2, False), (True, False)],
+)
+def test_a_reward_is_one_number(reward: Any, refused: bool) -> None:
+    env = make_env(own_env(Pays, {"reward": reward}), seed=0, num_threads=1, num_envs=2)
+    env.reset()
+    for _ in range(3):
+        env.step(np.zeros(2, np.int64))
+    if refused:
+        with pytest.raises(
+            ValueError, match=r"environment 0 after step 4 of its episode: its reward is .*one"
+        ):
+            env.step(np.zeros(2, np.int64))
+    else:
+        assert env.step(np.zeros(2, np.int64)).reward.tolist() == [float(reward)] * 2
+    env.close()
+
+
 FINE: dict[str, tuple[spaces.Space, Any]] = {
     "beyond a bound": (BOX, np.full(4, 1.5)),
     "whole numbers": (BOX, [0, 1, 0, 1]),

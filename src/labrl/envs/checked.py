@@ -46,7 +46,22 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         """As the environment's."""
         self._steps += 1
         observation, reward, terminated, truncated, info = self.env.step(action)
+        if type(reward) is not float and reward is not None:  # what is no number at all is told as such later
+            self._check_reward(reward)
         return observation, reward, terminated, truncated, self._looked_at(observation, info)
+
+    def _check_reward(self, reward: Any) -> None:
+        """Raises ValueError for several numbers in one, and for text."""
+        try:
+            if isinstance(reward, str):
+                raise TypeError
+            float(reward)
+        except (TypeError, ValueError):
+            self._refuse(f"its reward is {reward!r}, it must be one number")
+
+    def _refuse(self, what: str) -> Never:
+        when = f"after step {self._steps} of its episode" if self._steps else "after its reset"
+        raise ValueError(f"{self._name}: environment {self._number} {when}: {what}") from None
 
     def _looked_at(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
         """What is told beside."""
@@ -59,8 +74,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             given = observation[KEY] if self._in_dict else info.get(KEY)
             return {} if given is None else {KEY: flags_of(given, self._num_flags)}
         except ValueError as error:
-            when = f"after step {self._steps} of its episode" if self._steps else "after its reset"
-            raise ValueError(f"{self._name}: environment {self._number} {when}: {error}") from None
+            self._refuse(str(error))
 
 
 class _Array:
