@@ -15,7 +15,12 @@ class Broken(gym.Env):
     observation_space: gym.Space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space: gym.Space = gym.spaces.Discrete(2)
 
+    made = 0
+
     def __init__(self, how: str) -> None:
+        Broken.made += 1
+        if how == "wears_out" and Broken.made > 10:
+            raise OSError("no licence is left")
         if how == "make":
             raise OSError("no licence")
         if how == "empty":

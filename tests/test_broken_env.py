@@ -56,6 +56,18 @@ def test_what_shows_in_a_run_fails_the_session(
     )
 
 
+def test_an_environment_that_cannot_be_made_once_more_fails_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broken_env.Broken.made", 0)
+    words = [*WORDS, "+env.make.how=wears_out", "env.fresh_env_per_episode=true"]
+    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert result.exit_code == 1
+    assert "env.make: broken_env.Broken cannot be made: OSError: no licence" in (
+        result.sessions[0].error or ""
+    )
+
+
 def test_an_observation_that_is_no_number_is_told_where_it_came_from(tmp_path: Path) -> None:
     result = labrl.train([*WORDS, "+env.make.how=blind", f"hydra.run.dir={tmp_path / 'run'}"])
     assert "not finite at frame" in (result.sessions[0].error or "")

@@ -48,7 +48,8 @@ def run_session(
 
     num_threads: cores for a session that begins; aloud: whether warnings are also printed; begin: lets the
     other ranks begin, where torchrun has started some. Returns an exit code: 0, 1 where it failed, 130 or 143
-    where a signal ended it. Raises ConfigError for wrong input, and for checkpoints none of which is whole.
+    where a signal ended it. Raises ConfigError for wrong input that building or the first step finds, and for
+    checkpoints none of which is whole.
     """
     assert config.seed is not None
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
@@ -71,8 +72,11 @@ def run_session(
             result.status, code = "interrupted", session.interruption.exit_code
         else:
             result.status, code = "finished", 0
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if session is None or session.clock.frame == 0:
+            raise
+        result.error = str(error)  # an environment that cannot be made once more, say
+        session_log.append(folder.log, str(error))
     except (NonFiniteError, DiskRefusesError) as error:
         result.error = str(error)
         session_log.append(folder.log, str(error))
