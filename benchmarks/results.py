@@ -30,10 +30,9 @@ the figures of runs that lie elsewhere, with the commit and, as `configs/<cell>.
 configuration of each since that is recorded. A cell is one agent on one environment at the frames, the
 number of environments and the frequency of checkpoints with which SLM Lab publishes it
 (`experiment=slm_lab/<environment>`): 4 sessions, the preset of the agent and the environment. SLM Lab
-searched for the values of its cells. Ours of DDQN+PER on LunarLander are SLM Lab's, those of A2C there were
-found by a [search](#studies). All others were chosen by hand, without a study that could be kept: DQN, SAC
-and CrossQ on Acrobot, DQN on LunarLander, and A2C on Pendulum and LunarLanderContinuous on the very cell,
-the rest with other budgets or, where the preset says so, not at all.
+searched for the values of its cells. Ours of DDQN+PER on LunarLander are SLM Lab's. Presets that were once
+tuned by hand on their very cell have a [study](#studies) each, which says whether the preset has what was found
+or keeps its own. All others were chosen by hand with other budgets or, where the preset says so, not at all.
 
 - *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint rows
   of the return of the last 100 training episodes; in brackets the 95 % interval of our mean.
