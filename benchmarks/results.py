@@ -31,8 +31,8 @@ configuration of each since that is recorded. A cell is one agent on one environ
 number of environments and the frequency of checkpoints with which SLM Lab publishes it
 (`experiment=slm_lab/<environment>`): 4 sessions, the preset of the agent and the environment. SLM Lab
 searched for the values of its cells. Ours of DDQN+PER on LunarLander are SLM Lab's. Presets that were once
-tuned by hand on their very cell have a [study](#studies) each, which says whether the preset has what was found
-or keeps its own. All others were chosen by hand with other budgets or, where the preset says so, not at all.
+tuned by hand on their very cell have a [study](#studies) each: they have what was found, or keep their own.
+All others were chosen by hand with other budgets or, where the preset says so, not at all.
 
 - *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint rows
   of the return of the last 100 training episodes; in brackets the 95 % interval of our mean.
