@@ -90,7 +90,7 @@ Searches for the values of a preset, in the cell's environment but on seeds of t
 The best trials run again on four fresh seeds, which neither the search nor the table above has seen, and so
 does the preset of that time (*before*). *Final return*: over the last tenth of the *frames*. *Mattered most*:
 share of what sets the best trials apart. A preset *keeps its own* where what was found is not better by more
-than its seeds are apart. For A2C on LunarLanderContinuous that took more seeds, of `seed=500 meta.max_session=6`:
+than its seeds are apart. For A2C on LunarLanderContinuous that took six more (`seed=500 meta.max_session=6`):
 there the found values come to −285, with two of six below −570, and those of the preset to −154.
 `results/studies/` keeps the command, the space, all trials and the fresh seeds.
 
