@@ -138,6 +138,16 @@ def test_a_full_disk_is_reported_and_training_goes_on_and_has_failed_where_its_e
     assert "no checkpoint at frame 40, training goes on" in caplog.text
 
 
+def fill_disk_after(frame: int, session: ToySession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be written any more once the session is beyond `frame`."""
+
+    def full(*_: Any) -> None:
+        if session.clock.frame > frame:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
+
+
 def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,12 +155,7 @@ def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_need
     session = ToySession(tmp_path)
     session.state_in_files, session.most_frames_unsaved = True, 40
     kept = store(session).keep_last
-
-    def full(*_: Any) -> None:
-        if session.clock.frame > 52:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
+    fill_disk_after(52, session, monkeypatch)
     with pytest.raises(DiskRefusesError, match=r"since frame 40, and training on .*replay"):
         session.run(log, evaluate, checkpoint)
     assert session.clock.frame == 40 + kept * 40
@@ -174,12 +179,7 @@ def test_no_step_is_made_for_which_files_have_no_room_besides_what_the_last_chec
     log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path)
     session.state_in_files, session.fills = True, 0.1
-
-    def full(*_: Any) -> None:
-        if session.clock.frame > 52:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
+    fill_disk_after(52, session, monkeypatch)
     with pytest.raises(DiskRefusesError, match=r"since frame 52, and training on .*replay"):
         session.run(log, evaluate, checkpoint)
     assert session.clock.frame == 52 + 10 * 4

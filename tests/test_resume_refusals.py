@@ -27,17 +27,24 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def played(words: list[str], folders: pytest.TempPathFactory) -> Path:
+    folder = folders.mktemp("finished") / "one"
+    assert main([*words, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def copied(run: Path) -> Path:
+    return Path(shutil.copytree(run, "runs/one"))
+
+
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "one"
-    assert main([*QUICK, f"hydra.run.dir={folder}"]) == 0
-    return folder
+    return played(QUICK, tmp_path_factory)
 
 
 @pytest.fixture
 def finished(once: Path) -> Path:
-    shutil.copytree(once, "runs/one")
-    return Path("runs/one")
+    return copied(once)
 
 
 def content(folder: Path) -> dict[Path, bytes]:
@@ -161,16 +168,13 @@ LEARNED = ["agent=dqn", "env=cartpole", "env.max_frame=300", "agent.learning_sta
 
 @pytest.fixture(scope="module")
 def learned_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("learned") / "one"
     words = [*LEARNED, *QUIET, "meta.max_session=1", "meta.report=false", "meta.videos=false", "seed=1"]
-    assert main([*words, f"hydra.run.dir={folder}"]) == 0
-    return folder
+    return played(words, tmp_path_factory)
 
 
 @pytest.fixture
 def learned(learned_once: Path) -> Path:
-    shutil.copytree(learned_once, "runs/one")
-    return Path("runs/one")
+    return copied(learned_once)
 
 
 @pytest.mark.parametrize(

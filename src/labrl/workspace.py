@@ -163,6 +163,11 @@ def memory_available(sharers: int = 1) -> int | None:
     return max(min(now, whole // sharers) * 9 // 10, 0)
 
 
+def gigabytes(num_bytes: int) -> str:
+    """As messages tell it."""
+    return f"{num_bytes / 1e9:,.0f}" if num_bytes >= 100e9 else f"{num_bytes / 1e9:.3g}"
+
+
 def _system_memory() -> tuple[int | None, int | None]:
     """Bytes of memory that are available, and there in all; None where unknown."""
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from labrl.config.component import lacking
 from labrl.config.errors import ConfigError
 from labrl.step import Step
 
@@ -80,9 +81,7 @@ class Agent(Protocol):
 
 def check_agent(agent: Any, target: str) -> None:
     """Raises ConfigError where what `target` has made lacks a method of an Agent."""
-    methods = [name for name, value in vars(Agent).items() if inspect.isfunction(value) and name[0] != "_"]
-    missing = [name for name in methods if not callable(getattr(agent, name, None))]
-    if missing:
+    if missing := lacking(agent, Agent):
         raise ConfigError(
             f"agent._target_={target} has no {', '.join(missing)}: labrl.agents.agent.Agent says what an "
             "agent needs."

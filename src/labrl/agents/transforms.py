@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.agents.running_moments import RunningMoments
-from labrl.config.component import Component
+from labrl.config.component import Component, lacking
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveFloat, PositiveInt, Probability
 from labrl.networks.ranks import ALONE, Ranks
@@ -46,9 +46,6 @@ class Transform(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state."""
         ...
-
-
-_METHODS = ("observation", "collect", "reward", "state_dict", "load_state_dict")
 
 
 class Identity:
@@ -330,8 +327,7 @@ class Transforms:
             if component is None:
                 continue
             parts[name] = component.build(spaces=spaces)
-            missing = [method for method in _METHODS if not hasattr(parts[name], method)]
-            if missing:
+            if missing := lacking(parts[name], Transform):
                 raise ConfigError(
                     f"transforms.{name}: {component.target} has no {', '.join(missing)}; derive it from "
                     "labrl.agents.transforms.Identity, which changes nothing"

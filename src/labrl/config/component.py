@@ -108,6 +108,12 @@ class Component:
             ) from None
 
 
+def lacking(made: Any, protocol: type) -> list[str]:
+    """Names of the methods of `protocol` that what a component has made lacks."""
+    methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"]
+    return [name for name in methods if not callable(getattr(made, name, None))]
+
+
 def tell_keys(value: Any, key: str = "") -> None:
     """Let each component in `value`, which stands at `key`, know its own key."""
     if isinstance(value, Component):

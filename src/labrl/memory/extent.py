@@ -26,8 +26,9 @@ class Extent:
         frames_kept: int,
         together: int = 0,
     ) -> None:
-        """capacity: transitions; frames_kept: those that may be added without harm to a checkpoint; both
-        over all environments; together: steps of an environment that are sampled as one."""
+        """capacity: transitions; frames_kept: those that may be added without harm to a checkpoint where they
+        take no more frames than usual; both over all environments; together: steps of an environment that
+        are sampled as one."""
         self.shape = FrameShape(space)
         """How observations are made of frames."""
         self.num_envs = num_envs

@@ -18,7 +18,7 @@ from labrl.memory.extent import Extent
 from labrl.memory.piece import Piece
 from labrl.memory.transitions import Sample, Transitions
 from labrl.step import Step
-from labrl.workspace import Arrays, Layout, NoRoomError, UnfitFileError, Workspace
+from labrl.workspace import Arrays, Layout, NoRoomError, UnfitFileError, Workspace, gigabytes
 
 __all__ = ["Replay", "ReplayConfig", "Sample", "check_capacity"]
 
@@ -85,9 +85,7 @@ class Replay:
         self._newest_share, self._generator = config.newest_share, generator
         extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace)
         arrays = arrays_of(config, extent.layouts(action_space, num_masked), workspace, mapped)
-        self._transitions = Transitions(arrays, extent, n_step, discount)
-        if mapped:
-            workspace.rooms.append(self._transitions)
+        self._transitions = transitions_in(arrays, extent, n_step, discount, workspace)
         self._num_bytes = arrays.num_bytes
 
     def __len__(self) -> int:
@@ -195,14 +193,20 @@ def arrays_of(
         other = "ram" if mapped else "mmap, which needs the room on the disk"
         fits = _two_digits(config.capacity * full.available // full.needed)
         raise ConfigError(
-            f"agent.memory.capacity={config.capacity} needs {_gigabytes(full.needed)} GB {place}, "
-            f"{_gigabytes(full.available)} GB are available{each} (set agent.memory.capacity={fits}, or "
+            f"agent.memory.capacity={config.capacity} needs {gigabytes(full.needed)} GB {place}, "
+            f"{gigabytes(full.available)} GB are available{each} (set agent.memory.capacity={fits}, or "
             f"agent.memory.storage={other})."
         ) from None
 
 
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.0f}" if num_bytes >= 100e9 else f"{num_bytes / 1e9:.3g}"
+def transitions_in(
+    arrays: Arrays, extent: Extent, n_step: int, discount: float, workspace: Workspace
+) -> Transitions:
+    """What `arrays` hold, or are to hold; the workspace watches over the room of those in files."""
+    transitions = Transitions(arrays, extent, n_step, discount)
+    if arrays.folder is not None:
+        workspace.rooms.append(transitions)
+    return transitions
 
 
 def _two_digits(number: int) -> int:

@@ -16,7 +16,7 @@ from labrl.config.errors import ConfigError
 from labrl.memory.stacks import pack_stacks, unpack_stacks
 from labrl.observations import array_dtype
 from labrl.step import Step
-from labrl.workspace import memory_available
+from labrl.workspace import gigabytes, memory_available
 
 
 def generalized_advantages(
@@ -52,7 +52,7 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
     if available is not None and needed > available:
         raise ConfigError(
             f"agent.horizon={horizon} x env.num_envs={num_envs}: the observations of a rollout need "
-            f"{needed / 1e9:,.3g} GB of memory, {available / 1e9:,.3g} GB are available. Set "
+            f"{gigabytes(needed)} GB of memory, {gigabytes(available)} GB are available. Set "
             f"agent.horizon to {horizon * available // needed} or less."
         )
 

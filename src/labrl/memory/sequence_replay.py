@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeInt, PositiveInt
-from labrl.memory.replay import StorageConfig, arrays_of, extent_of
-from labrl.memory.transitions import Transitions
+from labrl.memory.replay import StorageConfig, arrays_of, extent_of, transitions_in
 from labrl.step import Step
 from labrl.workspace import Layout, Workspace
 
@@ -164,9 +163,7 @@ class SequenceReplay:
         states = Layout((num_envs, places, state_size), np.dtype(np.float32), least)
         arrays = arrays_of(config, {"states": states, **layouts}, workspace, mapped)
         self._arrays, self._states = arrays, arrays["states"]
-        self._transitions = Transitions(arrays, extent, n_step, discount)
-        if mapped:
-            workspace.rooms.append(self._transitions)
+        self._transitions = transitions_in(arrays, extent, n_step, discount, workspace)
 
     def __len__(self) -> int:
         """Sequences that can be sampled now."""

@@ -243,14 +243,12 @@ class RunFolder:
             self.provenance,
             *self.path.glob("*.diff"),
         }
-        files = {path for path in self.path.rglob("*") if not path.is_dir()}
-        if any(path.name != LOCK for path in files - described):
+        found = sorted(self.path.rglob("*"), reverse=True)  # what lies in a folder before the folder
+        if any(path.name != LOCK and path not in described for path in found if not path.is_dir()):
             return
         with suppress(OSError):  # left behind, it does no harm
-            for path in files:
-                path.unlink()
-            for folder in sorted((path for path in self.path.rglob("*") if path.is_dir()), reverse=True):
-                folder.rmdir()  # those below stand behind those above
+            for path in found:
+                path.rmdir() if path.is_dir() else path.unlink()
             if self.path != Path.cwd():
                 self.path.rmdir()
 
