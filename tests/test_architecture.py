@@ -14,8 +14,6 @@ SOURCE = ROOT / "src" / "labrl"
 FILES = sorted(SOURCE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 VOCABULARY = ("config.errors", "config.types", "config.component", "config.validate")
-LONGEST_FILE = 400
-"""Lines that one head holds."""
 
 
 def table() -> dict[str, set[str]]:
@@ -129,17 +127,6 @@ def test_only_the_command_line_reads_the_arguments() -> None:
             ):
                 readers.add(module_of(file))
     assert readers <= {"cli"}
-
-
-def test_no_file_is_longer_than_one_head_holds() -> None:
-    files = [*FILES, *SOURCE.rglob("*.js")]
-    lengths = {named(file): len(file.read_text().splitlines()) for file in files}
-    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
-
-
-def test_every_module_is_named_after_what_it_holds() -> None:
-    nameless = {"utils", "util", "common", "misc", "helpers", "helper", "tools", "base"}
-    assert [named(file) for file in FILES if file.stem in nameless] == []
 
 
 def without_encoding(file: Path) -> Iterator[int]:
