@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from exact_cases import differences
 from test_trial_processes import needs_proc, wait_for
 
@@ -147,8 +151,8 @@ def test_an_edit_that_would_change_the_past_is_refused_before_any_trial_is_touch
     capsys.readouterr()
     assert main(["-m", "+resume=latest", "meta.episode_window=50"]) == 2
     said = capsys.readouterr().err
-    assert "trial 0, 0_random_cartpole: with these values the past of the run would have been another" in said
-    assert "meta.episode_window  100   50" in said
+    (row,) = [line.split() for line in said.splitlines() if "meta.episode_window  " in line]
+    assert row[1:] == ["meta.episode_window", "100", "50", "trials", "0,", "1"]
     assert (the_experiment() / "experiment.json").read_bytes() == record
 
 
@@ -246,6 +250,123 @@ def test_trials_that_differ_in_their_budget_or_in_a_drawn_seed_alone_are_told_ap
         assert main(["-m", f"+resume={folder}"]) == 0
         assert statuses(Path(folder)) == ["finished", "finished"]
         assert {path: path.read_bytes() for path in Path(folder).glob("*/**/*") if path.is_file()} == before
+
+
+LEARNING = [
+    *QUICK[2:],
+    "env.num_envs=4",
+    "hydra.sweep.dir=e",
+    ONE_PROCESS,
+]
+PPO = ["agent.horizon=32", "agent.batch_size=128", "agent.epochs=1"]
+
+
+def words_of(folder: Path) -> list[dict[str, str]]:
+    """Key and value of the words that each run below `folder` was composed with at last, by its name."""
+    found = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*/overrides.yaml"))]
+    return [dict(word.split("=", 1) for word in words) for words in found]
+
+
+def the_config(run: str) -> dict[str, Any]:
+    return yaml.safe_load((Path(run) / "config.yaml").read_text())
+
+
+def advice(said: str) -> list[str]:
+    """The words that a refusal offers to keep the past as it was."""
+    (line,) = [line for line in said.splitlines() if "keep them as they were" in line]
+    return shlex.split(line.rpartition(": ")[2])
+
+
+def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *LEARNING, *PPO, "seed=0,1"]) == 0
+    before = (Path("e") / "experiment.json").read_bytes()
+    for budget, pins in (("512", True), ("640", False)):  # an extension is extended, too
+        longer = ["-m", "+resume=e", f"env.max_frame={budget}"]
+        if pins:
+            assert main(longer) == 2
+            assert (Path("e") / "experiment.json").read_bytes() == before
+            longer += advice(capsys.readouterr().err)
+        assert main(longer) == 0
+        assert statuses(Path("e")) == ["finished", "finished"]
+        assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [int(budget)] * 2
+        assert [words["agent.lr.horizon"] for words in words_of(Path("e"))] == ["256", "256"]
+    assert main(["-m", "+resume=e", "seed=0,1,2"]) == 0
+    assert [
+        (words["seed"], words["env.max_frame"], words["agent.clip.horizon"]) for words in words_of(Path("e"))
+    ] == [(str(seed), "640", "256") for seed in range(3)]
+    info = json.loads((Path("e") / "experiment.json").read_text())
+    assert info["command"] == ["labrl", "-m", *LEARNING, *PPO, "seed=0,1"]
+    assert [entry["edits"][0] for entry in info["resumes"]] == [
+        "env.max_frame=512",
+        "env.max_frame=640",
+        "seed=0,1,2",
+    ]
+    run = json.loads((Path("e") / "0_ppo_cartpole" / "run.json").read_text())
+    assert [entry["command"][:3] for entry in run["resumes"]] == [["labrl", "-m", "+resume=e"]] * 2
+    assert run["resumes"][1]["edits"] == ["env.max_frame=640"]
+
+
+def test_in_a_mixed_grid_a_pin_is_given_to_the_trials_that_have_its_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """ppo has agent.clip.horizon, dqn has none, and neither has the keys of the other."""
+    assert main(["-m", *LEARNING, "agent=dqn,ppo", "seed=0", "env.max_frame=1088"]) == 0
+    assert main(["-m", "+resume=e", "env.max_frame=1152"]) == 2
+    pins = advice(capsys.readouterr().err)
+    own = f"agent.learning_starts={the_config('e/0_dqn_cartpole')['agent']['learning_starts']}"
+    assert main(["-m", "+resume=e", "env.max_frame=1152", *pins, own]) == 0
+    dqn, ppo = words_of(Path("e"))
+    assert statuses(Path("e")) == ["finished", "finished"]
+    assert (dqn["agent.lr.horizon"], ppo["agent.lr.horizon"]) == ("1088", "1088")
+    assert "agent.clip.horizon" in ppo
+    assert "agent.clip.horizon" not in dqn
+    assert "agent.learning_starts" not in ppo
+    assert main(["-m", "+resume=e", "seed=0,1"]) == 0  # new trials are composed in the same way
+    assert len(words_of(Path("e"))) == 4
+    assert main(["-m", "+resume=e", "agent.nonesuch=1"]) == 2
+    assert "agent.nonesuch: no such key" in capsys.readouterr().err
+
+
+def test_trials_that_need_different_pins_are_extended_by_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *LEARNING, *PPO, "env.max_frame=128,256", "seed=0"]) == 0
+    assert main(["-m", "+resume=e", "env.max_frame=384"]) == 2
+    pins = advice(capsys.readouterr().err)
+    assert pins == ["+pin=true"]
+    assert main(["-m", "+resume=e", "env.max_frame=384", *pins]) == 0
+    assert [words["agent.lr.horizon"] for words in words_of(Path("e"))] == ["128", "256"]
+    assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [384, 384]
+
+
+def test_edits_that_name_trials_are_for_these_alone_and_no_trial_is_forgotten(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=e"]) == 0
+    # as a command leaves it that was interrupted before two of its trials had begun
+    info = json.loads((Path("e") / "experiment.json").read_text())
+    for trial in info["trials"][1:]:
+        shutil.rmtree(Path("e") / trial["folder"])
+        trial["status"] = "waiting"
+    (Path("e") / "experiment.json").write_text(json.dumps({**info, "status": "interrupted"}))
+    assert main(["-m", "+resume=e", "seed=0", "env.max_frame=384"]) == 0
+    assert statuses(Path("e")) == ["finished"] * 3
+    assert [words["env.max_frame"] for words in words_of(Path("e"))] == ["384", "256", "256"]
+    assert main(["-m", "+resume=e", "seed=7"]) == 0
+    assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
+    assert [(words["seed"], words["env.max_frame"]) for words in words_of(Path("e"))] == [
+        (seed, "512") for seed in "0127"
+    ]
+    capsys.readouterr()
+    record = (Path("e") / "experiment.json").read_bytes()
+    assert main(["-m", "+resume=e", "env.max_frame=300"]) == 2
+    assert "env.max_frame=300 must be more than the 512 frames" in capsys.readouterr().err
+    assert (Path("e") / "experiment.json").read_bytes() == record
+
+
+def test_a_key_of_swept_agents_need_not_be_one_of_the_default_agent() -> None:
+    assert main(["-m", *LEARNING, "agent=dqn,double_dqn", "agent.learning_starts=192", "seed=0"]) == 0
+    assert [words["agent.learning_starts"] for words in words_of(Path("e"))] == ["192", "192"]
 
 
 def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -50,7 +51,8 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     from labrl.lab.trial import run_trial
     from labrl.storage.provenance import Command
 
-    command = Command.of(words, choices_of(cfg.hydra), config_dir)
+    typed = f"labrl.train({json.dumps(list(overrides))})"
+    command = Command.of(words, choices_of(cfg.hydra), config_dir, typed)
     if again is not None:
         return again.run(cfg, config, plain, cfg.hydra.run.dir, command)
     return run_trial(config, plain, cfg.hydra.run.dir, command)

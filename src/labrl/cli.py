@@ -14,9 +14,10 @@ from pathlib import Path
 from labrl.config.errors import ConfigError, did_you_mean
 from labrl.lab.job import Job, refused
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
-from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun
+from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun, typed_command
 from labrl.processes import Stopped
 from labrl.steady_output import steady_output
+from labrl.storage.provenance import Typed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     with _arguments(argv) as arguments:
         asks = "--version" in arguments
-        return _ended("labrl", lambda: _print_version() if asks else _run(arguments), trains=not asks)
+        typed = typed_command() if argv is None else ["labrl", *argv]
+        return _ended("labrl", lambda: _print_version() if asks else _run(arguments, typed), trains=not asks)
 
 
 def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> int:
@@ -74,14 +76,15 @@ def _full_error() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], typed: Typed) -> int:
     """Let Hydra compose and call a `Job` for each trial. Raises ConfigError for what it cannot compose."""
     import hydra
     from hydra._internal.utils import get_args
 
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
     from labrl.lab.again import Again
-    from labrl.lab.experiment_again import ExperimentAgain
+    from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
+    from labrl.lab.past import is_hydras
     from labrl.lab.showing import enjoy_request
 
     words = get_args(arguments)
@@ -102,10 +105,16 @@ def _run(arguments: list[str]) -> int:
             arguments = ["--config-dir", again.config_dir, *arguments]
         words = get_args(arguments)
     prepare(words.config_dir, words.overrides)
-    job = Job(words.config_dir, _full_error(), again)
-    with _raising_hydra(), _arguments(arguments):
+    own = [word for word in words.overrides if not is_hydras(word)]
+    job = Job(words.config_dir, _full_error(), typed, own, again)
+    with _raising_hydra():
         try:
-            hydra.main(config_path=CONFIG_MODULE, config_name="config")(job)()
+            if words.multirun:
+                known = again.swept if isinstance(again, ExperimentAgain) else set()
+                alone = for_trials_alone(words.overrides, known)
+                arguments = [word for word in arguments if word not in alone]
+            with _arguments(arguments):
+                hydra.main(config_path=CONFIG_MODULE, config_name="config")(job)()
         except ConfigError:
             raise
         except Exception as error:

@@ -32,11 +32,12 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run every combination that `arguments` ask for."""
+        """Run every combination of `params` and of the words of the job, which has `arguments` and those that
+        concern trials alone."""
         from labrl.lab.sweep import sweep_grid
 
         assert self.hydra_context is not None
         assert self.config is not None
         assert self.launcher is not None
-        words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
-        sweep_grid(words, self.hydra_context, self.config, self.launcher, self.job)
+        params = [f"{key}={value}" for key, value in self.params.items()]
+        sweep_grid(params, self.hydra_context, self.config, self.launcher, self.job)

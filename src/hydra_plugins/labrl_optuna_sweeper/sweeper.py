@@ -32,6 +32,7 @@ class LabrlOptunaSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Remember what was composed."""
         self.config = config
+        self.job: Any = task_function
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the search; an exit code other than 0 is raised as SystemExit."""
@@ -48,6 +49,6 @@ class LabrlOptunaSweeper(Sweeper):
             params=OmegaConf.to_container(self._params) if self._params is not None else {},  # type: ignore[arg-type]
         )
         assert self.config is not None
-        code = search(self.config, settings, arguments)
+        code = search(self.config, settings, arguments, self.job)
         if code:
             raise SystemExit(code)

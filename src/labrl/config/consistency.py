@@ -74,6 +74,11 @@ class Change:
         """Whether the past would have been the same with the new value."""
         return only_watches(self.key)
 
+    @property
+    def pinnable(self) -> bool:
+        """Whether the old value can be typed: the key is on both sides."""
+        return self.old is not ABSENT and self.new is not ABSENT
+
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> list[Change]:
     """Every key that differs between two resolved configurations, in order.
@@ -102,22 +107,32 @@ def refusal(contradicting: Sequence[Change], unresolved: Mapping[str, Any]) -> s
     unresolved: the new configuration with its references to other keys still in it, so that the keys
     that follow another one can be told from those that were typed.
     """
-    followed = {change.key: _reference(unresolved, change.key) for change in contradicting}
-    rows = [("key", "then", "now", "")]
-    for change in contradicting:
-        follows = followed[change.key]
-        rows.append(
-            (change.key, _told(change.old), _told(change.new), f"follows {follows}" if follows else "")
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["with these values the past of the run would have been another one:"]
-    lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *_ways_out(contradicting)])
+    lines += table([("key", "then", "now", ""), *(told_change(one, unresolved) for one in contradicting)])
+    pinned = {one.key: one.old for one in contradicting if one.pinnable}
+    return "\n".join([*lines, *ways_out(contradicting, [override(*pin) for pin in pinned.items()])])
+
+
+def told_change(change: Change, unresolved: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """The cells of a table of changes: key, old and new value, and the key that it follows, if any."""
+    follows = _reference(unresolved, change.key)
+    return change.key, _told(change.old), _told(change.new), f"follows {follows}" if follows else ""
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose columns stand one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def word(key: str, value: Any) -> str:
+    """The word of a command line that sets `key` to `value`, as Hydra reads it."""
+    return f"{key}={_told(value)}"
 
 
 def override(key: str, value: Any) -> str:
-    """The word of a command line that sets `key` to `value`, as one types it into a shell."""
-    return shlex.quote(f"{key}={_told(value)}")
+    """The same as one types it into a shell."""
+    return shlex.quote(word(key, value))
 
 
 def quoted(text: str) -> str:
@@ -132,15 +147,11 @@ def split_word(word: str) -> tuple[str, str]:
     return key, value
 
 
-def _ways_out(contradicting: Sequence[Change]) -> Iterator[str]:
-    pinned = [
-        override(change.key, change.old)
-        for change in contradicting
-        if change.old is not ABSENT and change.new is not ABSENT
-    ]
-    if pinned:
-        yield f"To keep them as they were: {' '.join(pinned)}"
-    if len(pinned) < len(contradicting):
+def ways_out(contradicting: Sequence[Change], pins: Sequence[str]) -> Iterator[str]:
+    """What to type in place of what contradicts the past. pins: the words that keep it as it was."""
+    if pins:
+        yield f"To keep them as they were: {' '.join(pins)}"
+    if not all(change.pinnable for change in contradicting):
         yield "A key that is not on both sides comes from another choice or from another version of labrl."
     yield "To go on all the same, which the run folder will record: +force=true"
 

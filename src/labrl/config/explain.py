@@ -21,7 +21,7 @@ from labrl.config.errors import ConfigError, did_you_mean, nearest
 RECIPES = "experiment"
 """The group whose options lie in folders, and among which users have their own."""
 
-VERBS = ("resume", "rerun", "enjoy", "force")
+VERBS = ("resume", "rerun", "enjoy", "force", "pin")
 """Words that are typed with a plus and are no keys."""
 
 

@@ -35,9 +35,11 @@ class Again:
         return cls(request, Past.of(find(request.which, request.edits, request.kind == "resume")))
 
     @classmethod
-    def on_trial(cls, run: RunFolder, force: bool) -> Again:
-        """Go on with `run`, a trial of an experiment, as the experiment's configuration has it now."""
-        return cls(Request("resume", str(run.path), force, []), Past.of(run))
+    def on_trial(cls, run: RunFolder, force: bool, words: Sequence[str]) -> Again:
+        """Go on with `run`, a trial of an experiment, which now has these words."""
+        past = Past.of(run)
+        edits = [word for word in words if word not in past.words]
+        return cls(Request("resume", str(run.path), force, edits), past)
 
     @property
     def seed(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from labrl.config.errors import ConfigError
 from labrl.lab import reporting
+from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.experiment_summary import print_experiment, said_of
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, Outcome, recorded
 from labrl.lab.summary import say
@@ -22,6 +23,7 @@ from labrl.storage.experiment_folder import (
     names_in,
     take_away,
 )
+from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER, RunFolder
 
 LOOK_SECONDS = 1.0
@@ -42,22 +44,29 @@ class Experiment:
     @classmethod
     @contextmanager
     def at_work(
-        cls, path: Path, kind: ExperimentKind, records: Sequence[TrialRecord], resumed: bool, **facts: Any
+        cls,
+        path: Path,
+        kind: ExperimentKind,
+        records: Sequence[TrialRecord],
+        command: Typed,
+        again: ExperimentAgain | None,
+        **facts: Any,
     ) -> Iterator[Experiment]:
-        """An experiment in a new folder, or with `resumed` on in its own, kept from others meanwhile.
+        """An experiment in a new folder, or with `again` on in its own, kept from others meanwhile.
 
-        records: of all trials; facts: what was typed. A new folder is taken away again where the
-        launcher refuses its work with a ConfigError. Raises ConfigError where the folder is taken.
+        records: of all trials; command: as it was typed; facts: what else `experiment.json` keeps. A new
+        folder is taken away again where the launcher refuses its work with a ConfigError. Raises ConfigError
+        where the folder is taken.
         """
         before = names_in(path)
+        resumed = again is not None
         if resumed:
             folder = ExperimentFolder.open(path)
         else:
-            folder = ExperimentFolder.create(path, kind, records, **facts)
+            folder = ExperimentFolder.create(path, kind, records, command=command, **facts)
         with folder.lock():
-            if resumed:
-                times = [*folder.info().get("resumes", []), {"command": sys.orig_argv}]
-                folder.set_status("running", resumes=times, **facts)
+            if again is not None:
+                folder.resumed(command, again.edits, **facts)
                 folder.replace_trials(records)
             experiment = cls(folder)
             try:

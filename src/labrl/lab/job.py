@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from labrl.lab.again import Again
+    from labrl.storage.provenance import Typed
 
 
 class Job:
@@ -29,10 +31,16 @@ class Job:
     """
 
     def __init__(
-        self, config_dir: str | None, full_error: bool, again: Again | ExperimentAgain | None = None
+        self,
+        config_dir: str | None,
+        full_error: bool,
+        typed: Typed,
+        words: Sequence[str],
+        again: Again | ExperimentAgain | None = None,
     ) -> None:
-        """config_dir: with a user's own groups; full_error: whether to show tracebacks; again: the run or the
-        experiment to go back to, if any."""
+        """config_dir: with a user's own groups; full_error: whether to show tracebacks; typed: the command;
+        words: those of them that compose trials, or of the run or experiment to go back to: `again`."""
+        self.typed, self.words = typed, list(words)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error
         self.again = None if isinstance(again, ExperimentAgain) else again
@@ -82,7 +90,8 @@ class Job:
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
         place(job.run.dir, "hydra.run.dir")
-        broken_off = _broken_off(folder, self.force) if self.in_experiment else None
+        task = list(job.overrides.task)
+        broken_off = _broken_off(folder, self.force, task) if self.in_experiment else None
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.seed
         plain = to_plain(cfg)
@@ -94,7 +103,7 @@ class Job:
         from labrl.lab.trial import run_trial
         from labrl.storage.provenance import Command
 
-        command = Command.of(list(job.overrides.task), choices_of(job), self.config_dir)
+        command = Command.of(task, choices_of(job), self.config_dir, self.typed)
         again = broken_off or self.again
         if again is None:
             result = run_trial(config, plain, folder, command)
@@ -111,8 +120,8 @@ class Job:
         return Outcome.of(result)
 
 
-def _broken_off(folder: str, force: bool) -> Again | None:
-    """The run that an earlier attempt at the trial left in its folder, or None."""
+def _broken_off(folder: str, force: bool, words: list[str]) -> Again | None:
+    """The run that an earlier attempt at the trial left in its folder, or None. words: of the trial now."""
     if not (Path(folder) / MARKER).exists():
         return None
     from labrl.lab.again import Again
@@ -122,7 +131,7 @@ def _broken_off(folder: str, force: bool) -> Again | None:
         with run.lock():
             (run.path / MARKER).unlink()
         return None
-    return Again.on_trial(run, force)
+    return Again.on_trial(run, force, words)
 
 
 def refused(error: ConfigError, full_error: bool) -> int:

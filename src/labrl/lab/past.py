@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.consistency import changes, contradictions, only_watches, refusal
+from labrl.config.consistency import Change, changes, contradictions, only_watches, refusal
 from labrl.config.errors import ConfigError, nearest
 from labrl.storage.experiment_folder import is_experiment, one_of_its_trials
 from labrl.storage.provenance import Command, read_command, read_config
@@ -35,12 +35,16 @@ class Past:
         """Read it. Raises ConfigError where the folder was left before it was complete."""
         return cls(folder, read_command(folder), read_config(folder))
 
+    def changes(self, plain: Mapping[str, Any]) -> list[Change]:
+        """What differs in another resolved configuration."""
+        return changes(self.config, plain)
+
     def check(self, cfg: DictConfig, plain: Mapping[str, Any], asked: str) -> None:
         """Raises ConfigError, with a table, where the run would have another past with other values.
 
         cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it.
         """
-        contradicting = contradictions(changes(self.config, plain))
+        contradicting = contradictions(self.changes(plain))
         if contradicting:
             unresolved = OmegaConf.to_container(cfg, resolve=False)
             assert isinstance(unresolved, dict)
@@ -50,7 +54,7 @@ class Past:
     @property
     def words(self) -> list[str]:
         """The command line that composes the run again, wherever its folder may lie."""
-        words = [word for word in self.command.overrides if not _is_hydras(word)]
+        words = [word for word in self.command.overrides if not is_hydras(word)]
         if not any(word.startswith("seed=") for word in words):
             words.append(f"seed={self.config['seed']}")
         return words
@@ -121,9 +125,10 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in pairs
-        if not _is_hydras(name) and not only_watches(name) and groups.joinpath(name).is_dir()
+        if not is_hydras(name) and not only_watches(name) and groups.joinpath(name).is_dir()
     }
 
 
-def _is_hydras(word: str) -> bool:
+def is_hydras(word: str) -> bool:
+    """Whether a word of the command line is for Hydra, not for a trial."""
     return word.lstrip("+~").startswith(("hydra.", "hydra/"))

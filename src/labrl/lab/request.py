@@ -8,7 +8,9 @@ from typing import Literal
 
 from labrl.config.errors import ConfigError
 
-_WORDS = ("resume", "rerun", "force")
+_WORDS = ("resume", "rerun", "force", "pin")
+_SWITCHES = ("force", "pin")
+"""Those of them that are true or false, and go with one of the others."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Request:
     """Whether to go on where the past would have been another one."""
     edits: list[str]
     """The other words, which change the run's own."""
+    pin: bool = False
+    """Of an experiment: whether keys that follow an edit keep the value that they had in each trial."""
 
 
 def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
@@ -39,7 +43,9 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
             asked[name] = value
     if not asked:
         return None
-    kinds = [name for name in asked if name != "force"]
+    kinds = [name for name in asked if name not in _SWITCHES]
+    if "pin" in asked and (not multirun or kinds != ["resume"]):
+        raise ConfigError("+pin=true goes with an experiment: labrl -m +resume=<experiment folder> +pin=true")
     if not kinds:
         raise ConfigError("+force=true goes with +resume or +rerun: labrl +resume=<run folder> +force=true")
     if len(kinds) > 1:
@@ -54,7 +60,7 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
         raise ConfigError(f"{folder}: a resumed experiment goes on in its own folder")
     if kind == "resume" and folder:
         raise ConfigError(f"{folder}: a resumed run goes on in its own folder; +rerun=<run> takes a new one")
-    return Request(kind, asked[kind], asked.get("force") == "true", edits)
+    return Request(kind, asked[kind], asked.get("force") == "true", edits, asked.get("pin") == "true")
 
 
 def unquoted(value: str) -> str:
@@ -68,12 +74,12 @@ def _asked(word: str) -> tuple[str, str]:
     name, equals, value = word.lstrip("+").partition("=")
     if name not in _WORDS:
         return "", ""
-    example = "true" if name == "force" else "latest"
+    example = "true" if name in _SWITCHES else "latest"
     if not equals or not value:
         raise ConfigError(f"{word}: needs a value, as in +{name}={example}")
     if not word.startswith("+") or word.startswith("++"):
         raise ConfigError(f"{word}: write +{name}={value}")
     value = unquoted(value)
-    if name == "force" and value not in ("true", "false"):
+    if name in _SWITCHES and value not in ("true", "false"):
         raise ConfigError(f"{word}: must be true or false")
     return name, value

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labrl.config.consistency import ABSENT, Change
@@ -45,8 +44,8 @@ def resume_trial(
     run = past.folder
     with run.lock():
         check_resume(run)
-        reached = _frames_reached(run)
-        _check_budget(past, config, reached)
+        reached = frames_reached(run)
+        check_budget(past, config, lambda: reached)
         left = _sessions_left(run, config)
         if not left:
             _record_end(run)
@@ -65,7 +64,7 @@ def resume_trial(
             return run_sessions(config, plain, run, left)
 
 
-def _frames_reached(run: RunFolder) -> dict[int, int]:
+def frames_reached(run: RunFolder) -> dict[int, int]:
     """The frame of the newest whole checkpoint by number of the session; none where nothing was saved."""
     frames = {
         session.index: CheckpointStore(session.checkpoints, keep_last=1).newest_whole_frame()
@@ -102,18 +101,23 @@ def _was_saved(session: SessionFolder) -> bool:
     return result.get("status") in ("finished", "pruned", "interrupted") and result.get("frame", 0) > 0
 
 
-def _check_budget(past: Past, config: TrialConfig, reached: Mapping[int, int]) -> None:
-    """Raises ConfigError for a budget or a number of sessions below what has been done already."""
+def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[int, int]]) -> None:
+    """Raises ConfigError for a budget or a number of sessions below what has been done already.
+
+    reached: gives the frames of each session, where they are asked for.
+    """
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
     if sessions < then:
         raise ConfigError(f"meta.max_session={sessions}: the run has {then} sessions, it can only get more")
-    furthest = max(reached, key=lambda index: reached[index], default=None)
-    if budget < past.config["env"]["max_frame"] and furthest is not None and reached[furthest] >= budget:
-        raise ConfigError(
-            f"env.max_frame={budget} must be more than the {reached[furthest]} frames that session "
-            f"{furthest} has played already"
-        )
+    if budget < past.config["env"]["max_frame"]:
+        frames = reached()
+        furthest = max(frames, key=lambda index: frames[index], default=None)
+        if furthest is not None and frames[furthest] >= budget:
+            raise ConfigError(
+                f"env.max_frame={budget} must be more than the {frames[furthest]} frames that session "
+                f"{furthest} has played already"
+            )
 
 
 def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
@@ -179,7 +183,7 @@ def _entry(
         "changed": [_as_json(change) for change in changed],
         "forced": request.force and not all(change.harmless for change in changed),
         "differs": list(differs),
-        "command": sys.orig_argv,
+        "command": now["command"],
         "labrl": now["packages"].get("labrl"),
         "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
     }

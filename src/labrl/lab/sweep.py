@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.plugins.launcher import Launcher
@@ -12,7 +10,8 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from labrl.lab.experiment import Experiment
-from labrl.lab.grid import combinations, plan_grid
+from labrl.lab.experiment_again import replaced, swept_keys
+from labrl.lab.grid import plan_again, plan_grid
 from labrl.lab.job import Job
 from labrl.lab.outcome import FAILED, INTERRUPTED, Outcome
 from labrl.lab.shares import Machine
@@ -23,25 +22,34 @@ from labrl.storage.marker import place
 
 
 def sweep_grid(
-    words: Sequence[str], hydra_context: HydraContext, config: DictConfig, launcher: Launcher, job: Job
+    params: Sequence[str], hydra_context: HydraContext, config: DictConfig, launcher: Launcher, job: Job
 ) -> None:
-    """Run every combination of the values in `words`; the exit code is left in `job`.
+    """Run every combination of the values that `job` was given; the exit code is left in it.
 
-    config: of the experiment, with Hydra's node. Raises ConfigError for wrong input before any trial
-    starts, as far as it can be seen without building one.
+    params: words that need not be typed; config: of the experiment, with Hydra's node. Raises ConfigError for
+    wrong input before any trial starts, as far as it can be seen without building one.
     """
     again = job.experiment
     path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
-    before = ExperimentFolder.open(path) if again else None
+    words = replaced(params, job.words)
     compose = hydra_context.config_loader.load_sweep_config
     machine = None if getattr(launcher, "elsewhere", False) else Machine()
     if hasattr(launcher, "check"):
         launcher.check()
     job.in_experiment, job.force = True, again is not None and again.force
-    plan = plan_grid(combinations(words), lambda trial: compose(config, trial), machine, before, job.force)
+    if again is None:
+        plan = plan_grid(words, lambda trial: compose(config, trial), machine)
+    else:
+        before = ExperimentFolder.open(path)
+        plan = plan_again(again, before, words, lambda trial: compose(config, trial), machine)
     job.raises_interruption = isinstance(launcher, BasicLauncher)
-    typed = _typed(config, job)
-    with Experiment.at_work(path, "grid", plan.records, again is not None, **typed) as experiment:
+    facts = {
+        "overrides": again.own if again and plan.selects else job.words,
+        "hydra_overrides": hydra_words(config),
+        "swept": sorted(swept_keys(words) | (again.swept if again else set())),
+        "config_dir": job.config_dir,
+    }
+    with Experiment.at_work(path, "grid", plan.records, job.typed, again, **facts) as experiment:
         left = {order.number for order in plan.orders}
         for record in plan.records:
             if record.number not in left and record.status == "finished":
@@ -51,15 +59,10 @@ def sweep_grid(
         job.exit_code = experiment.close(interrupted)
 
 
-def _typed(config: DictConfig, job: Job) -> dict[str, Any]:
-    """What `experiment.json` keeps of the command line."""
-    given = config.hydra.overrides
-    return {
-        "overrides": [str(word) for word in given.task],
-        "hydra_overrides": [str(word) for word in given.hydra if not str(word).startswith("hydra.mode=")],
-        "config_dir": job.config_dir,
-        "command": list(sys.orig_argv),
-    }
+def hydra_words(config: DictConfig) -> list[str]:
+    """The words for Hydra that the experiment was composed with."""
+    given = config.hydra.overrides.hydra
+    return [str(word) for word in given if not str(word).startswith("hydra.mode=")]
 
 
 def _announce(orders: Sequence[Order], experiment: Experiment) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.errors import ConfigError
 from labrl.processes import stop_when_orphaned
+from labrl.storage.provenance import Typed, as_typed
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -46,6 +47,18 @@ class Launch:
             return None
         launch = cls(*map(int, told))
         return launch if launch.size > 1 else None
+
+
+def typed_command() -> Typed:
+    """The command that started this process: under torchrun that of its parent, where the system tells it."""
+    if Launch.here() is not None:
+        try:
+            words = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
+        except (OSError, UnicodeDecodeError):
+            words = []
+        if any("torchrun" in word or word.startswith("torch.distributed") for word in words):
+            return as_typed(words)
+    return as_typed(sys.orig_argv)
 
 
 def refuse_torchrun(what: str) -> None:

@@ -17,6 +17,7 @@ from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import LOCK, FolderLock, HeldError
 from labrl.storage.marker import check_free, claim, now, place
+from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 from labrl.storage.run_folder import REPORT_FILES
 
@@ -94,9 +95,11 @@ class TrialRecord:
 class ExperimentFolder:
     """One experiment's folder; made by `create` or `open`.
 
-    `experiment.json` marks it: `format_version`, `kind`, `status`, times, `overrides` and
-    `hydra_overrides` (what was typed), `config_dir`, `command`, `trials` in order of their number, and
-    for a search its facts under `search`. It is replaced at once, so that a reader never meets half of it.
+    `experiment.json` marks it: `format_version`, `kind`, `status`, times, `command` (what was typed at
+    first), `resumes` (what was typed each time that it went on), `overrides` and `hydra_overrides` (the words
+    that compose it now), `swept` (the keys that tell trials apart), `config_dir`, `trials` in order of their
+    number, and for a search its facts under `search`. It is replaced at once, so that a reader never meets
+    half of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -204,6 +207,14 @@ class ExperimentFolder:
         """Record how the experiment stands, and further plain `facts`."""
         with self._writing:
             self._write(status=status, **facts)
+
+    def resumed(self, command: Typed, edits: Sequence[str], **facts: Any) -> None:
+        """Record that the experiment goes on: by which command, with which of its words, and further `facts`.
+
+        What was typed at first stays under `command`.
+        """
+        entry = {"time": now(), "command": command, "edits": list(edits)}
+        self.set_status("running", resumes=[*self.info().get("resumes", []), entry], **facts)
 
     def _write(self, **changed: Any) -> None:
         write_json(self.marker, {**self.info(), "updated": now(), **changed})

@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +42,18 @@ _PLAIN_DIFF = (
 )
 
 
+Typed = list[str] | str
+"""What was typed: the words of a command line, or a call from Python."""
+
+
+def as_typed(arguments: Sequence[str]) -> list[str]:
+    """The command that started a Python process, as one types it: `labrl ...`, `python -m labrl ...`."""
+    interpreter, *words = arguments
+    if words and os.sep in words[0] and not words[0].endswith(".py"):  # a script that pip has made
+        return [os.path.basename(words[0]), *words[1:]]
+    return [os.path.basename(interpreter), *words]
+
+
 @dataclass(frozen=True)
 class Command:
     """What was typed, and what it chose."""
@@ -52,13 +64,19 @@ class Command:
     """The option of each group, whether typed or by default."""
     config_dir: str | None = None
     """The folder with a user's own groups, absolute."""
+    typed: Typed = field(default_factory=lambda: as_typed(sys.orig_argv), compare=False)
+    """The whole command; of a trial of an experiment that of the experiment."""
 
     @classmethod
     def of(
-        cls, overrides: list[str], choices: dict[str, str], config_dir: str | os.PathLike[str] | None
+        cls,
+        overrides: list[str],
+        choices: dict[str, str],
+        config_dir: str | os.PathLike[str] | None,
+        typed: Typed,
     ) -> Command:
-        """From the words, what they chose, and --config-dir."""
-        return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None)
+        """From the words, what they chose, --config-dir, and the whole command."""
+        return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None, typed)
 
 
 def write_provenance(
@@ -85,7 +103,7 @@ def write_provenance(
         repositories[name] = facts
     content = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": sys.orig_argv,
+        "command": command.typed,
         "working_folder": os.getcwd(),
         "seed": config.get("seed"),
         "overrides": list(command.overrides),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from labrl.analysis.plots.comparison import plot_comparison, plot_setting
 from labrl.analysis.plots.figures import styled
 from labrl.analysis.plots.trial import plot_trial
 from labrl.analysis.report.comparison import Comparison, comparison_report
-from labrl.analysis.report.formats import moment
+from labrl.analysis.report.formats import moment, typed
 from labrl.analysis.report.render import render
 from labrl.analysis.report.search import search_sections
 from labrl.analysis.report.sections import Report
@@ -76,14 +75,14 @@ def build_run(run: Run, out: Path | None = None) -> Built:
 def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
     """The report of an experiment: its trials beside each other."""
     info = experiment.info
-    command = info.get("command")
     return build_comparison(
         experiment.runs,
         out or experiment.path,
         title=f"{'Search' if info.get('kind') == 'search' else 'Experiment'} {experiment.path.name}",
         subtitle=moment(info["created"]) if info.get("created") else "",
         status=experiment.status,
-        command=shlex.join(map(str, command)) if isinstance(command, list) else str(command or ""),
+        command=typed(info.get("command")),
+        resumes=info.get("resumes") or (),
         warnings=experiment.warnings,
         trials=[_found(trial, experiment.path) for trial in info.get("trials", [])],
         extra=search_sections(experiment),

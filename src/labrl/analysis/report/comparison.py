@@ -54,6 +54,8 @@ class Comparison:
     subtitle: str = ""
     command: str = ""
     """What was typed, where it is one experiment."""
+    resumes: Sequence[Mapping[str, Any]] = ()
+    """When it went on, and by which command: those of `experiment.json`."""
     warnings: Sequence[str] = ()
     trials: Sequence[Mapping[str, Any]] = ()
     """Those of `experiment.json`, if there is one."""
@@ -102,7 +104,7 @@ def comparison_report(comparison: Comparison) -> Report:
         sections.append(_across_section(statistics["across"]))
     sections += [
         trials_section(groups, comparison.trials, statistics, comparison.folder),
-        groups_section(groups, comparison.command),
+        groups_section(groups, comparison.command, comparison.resumes),
     ]
     verdicts = [comparison_verdict(entry) for entry in statistics["envs"]]
     return Report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from datetime import datetime
 from typing import Any
 
@@ -39,6 +40,11 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def typed(command: Any) -> str:
+    """A command as it was typed, in one line; empty where that was not recorded."""
+    return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
 
 
 def moment(text: Any) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from labrl.analysis.groups import told
-from labrl.analysis.report.formats import UNKNOWN, moment
+from labrl.analysis.report.formats import UNKNOWN, moment, typed
 from labrl.analysis.report.sections import Block, Command, Section, Table
 from labrl.analysis.runs import Run
 
@@ -18,18 +17,15 @@ def origin_section(run: Run) -> Section:
     """Code, machine, packages and command of a run, and its resumes."""
     facts = run.provenance
     blocks: list[Block] = [Table(["", ""], [[name, text] for name, text in _facts(run) if text])]
-    command = facts.get("command")
-    if isinstance(command, list):
-        blocks.append(
-            Command(shlex.join(map(str, command)), "the command, as the machine saw it", folded=True)
-        )
+    if command := typed(facts.get("command")):
+        blocks.append(Command(command, "the command", folded=True))
     packages = facts.get("packages")
     if isinstance(packages, dict) and packages:
         rows = [[str(name), str(version)] for name, version in packages.items()]
         blocks.append(Table(["package", "version"], rows, caption=f"{len(rows)} packages", folded=True))
     resumes = run.info.get("resumes") or []
     if resumes:
-        columns = ["resumed", "from frame", "what was changed", "what differed"]
+        columns = ["resumed", "command", "from frame", "what was changed", "what differed"]
         blocks.append(Table(columns, [_resume(entry) for entry in resumes], caption="Resumed"))
     return Section("origin", "Origin", blocks)
 
@@ -82,7 +78,13 @@ def _resume(entry: Any) -> list[str]:
     if facts.get("forced"):
         changes.append("forced")
     differed = [str(line) for line in facts.get("differs") or []]
-    return [moment(facts.get("time")), ", ".join(where), "; ".join(changes), "; ".join(differed)]
+    return [
+        moment(facts.get("time")),
+        typed(facts.get("command")),
+        ", ".join(where),
+        "; ".join(changes),
+        "; ".join(differed),
+    ]
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from labrl.analysis.groups import Group, by_env, told, varied
-from labrl.analysis.report.formats import UNKNOWN
+from labrl.analysis.report.formats import UNKNOWN, moment, typed
 from labrl.analysis.report.render import relative
 from labrl.analysis.report.sections import Block, Cell, Command, Note, Section, Table
 from labrl.analysis.runs import Run
@@ -93,12 +93,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def groups_section(groups: Sequence[Group], command: str) -> Section:
-    """What was typed, and what differs between the groups."""
+def groups_section(
+    groups: Sequence[Group], command: str, resumes: Sequence[Mapping[str, Any]] = ()
+) -> Section:
+    """What was typed, at first and at each resume, and what differs between the groups."""
     firsts = [group.runs[0] for group in groups]
     blocks: list[Block] = []
     if command:
         blocks.append(Command(command, "What was typed:"))
+    if resumes:
+        rows = [[moment(entry.get("time")), typed(entry.get("command"))] for entry in resumes]
+        blocks.append(Table(["resumed", "command"], rows, caption="Resumed"))
     different = varied(firsts)
     if different:
         keys = list(different)[:20]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner
 from labrl.config.types import whole_number
 from labrl.lab.baseline import random_return
+from labrl.lab.job import Job
 from labrl.lab.search.checks import check_pruner, check_ready, check_space
 from labrl.lab.search.objective import Direction, direction_of
 from labrl.lab.search.outcome import break_off, conclude
@@ -29,6 +29,7 @@ from labrl.lab.search.storage import StudyStorage, silence
 from labrl.lab.search.study import Plan, Study
 from labrl.lab.shares import Machine, Need, Share
 from labrl.lab.summary import say
+from labrl.lab.sweep import hydra_words
 from labrl.storage.experiment_folder import ExperimentFolder, names_in, take_away
 from labrl.storage.marker import place
 
@@ -53,8 +54,10 @@ class Settings:
     params: Mapping[str, Any]
 
 
-def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
+def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) -> int:
     """Run the search that `cfg` and the `words` of the command line describe. Returns an exit code.
+
+    job: what Hydra would run for each trial, which knows what was typed.
 
     Raises ConfigError for wrong input, before any trial starts.
     """
@@ -71,14 +74,19 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str]) -> int:
     check_ready(ready, recipe, config_dir)
     plan = _plan(asked, base, space, settings, cfg)
     shares = _shares(base, settings)
-    with _experiment(cfg, words, plan.name) as experiment:
+    with _experiment(cfg, words, plan.name, job) as (experiment, existed):
         storage = StudyStorage(settings.storage, experiment.path)
         study = Study(storage, plan, settings.sampler, experiment.path)
         subfolder = f"{{number}}_{recipe.choices['agent']}_{_slug(base.env.config.name)}"
         allowed = settings.max_failure_rate
-        one = Search(study, asked.search.confirm, allowed, recipe, experiment, config_dir, shares, subfolder)
-        # of a resumed search with its edits, so that the next resume knows them
-        experiment.set_status("running", **_typed(cfg, words), search=_facts(storage, study))
+        one = Search(
+            study, asked.search.confirm, allowed, recipe, experiment, config_dir, shares, subfolder, job.typed
+        )
+        facts = {**_typed(cfg, words), "search": _facts(storage, study)}
+        if existed:  # with its edits, so that the next resume knows them
+            experiment.resumed(job.typed, job.experiment.edits if job.experiment else [], **facts)
+        else:
+            experiment.set_status("running", **facts)
         _announce(study, storage, len(shares), experiment)
         try:
             code, confirmation = one.run()
@@ -213,8 +221,10 @@ def _slug(name: str) -> str:
 
 
 @contextmanager
-def _experiment(cfg: DictConfig, words: Sequence[str], study_name: str) -> Iterator[ExperimentFolder]:
-    """The folder of the experiment, new or gone on with, kept from others for as long as this lasts.
+def _experiment(
+    cfg: DictConfig, words: Sequence[str], study_name: str, job: Job
+) -> Iterator[tuple[ExperimentFolder, bool]]:
+    """The folder of the experiment, kept from others for as long as this lasts, and whether it is an old one.
 
     One that was made for a search which turns out to be wrong is taken away again.
     """
@@ -225,10 +235,10 @@ def _experiment(cfg: DictConfig, words: Sequence[str], study_name: str) -> Itera
         experiment = ExperimentFolder.open(folder)
         _check_same(experiment, study_name)
     else:
-        experiment = ExperimentFolder.create(folder, "search", [], **_typed(cfg, words))
+        experiment = ExperimentFolder.create(folder, "search", [], command=job.typed, **_typed(cfg, words))
     with experiment.lock():
         try:
-            yield experiment
+            yield experiment, existed
         except ConfigError:
             if not existed:
                 take_away(folder, before)
@@ -257,9 +267,8 @@ def _typed(cfg: DictConfig, words: Sequence[str]) -> dict[str, Any]:
     """What `experiment.json` keeps of the command line."""
     return {
         "overrides": list(words),
-        "hydra_overrides": [str(word) for word in cfg.hydra.overrides.hydra if "hydra.mode=" not in word],
+        "hydra_overrides": hydra_words(cfg),
         "config_dir": _config_dir(cfg),
-        "command": sys.orig_argv,
     }
 
 

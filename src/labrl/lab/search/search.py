@@ -20,6 +20,7 @@ from labrl.lab.shares import Share
 from labrl.lab.summary import say
 from labrl.session.interruption import Interruption
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord, TrialStatus
+from labrl.storage.provenance import Typed
 
 STATUS: dict[TrialState, TrialStatus] = {
     TrialState.RUNNING: "running",
@@ -52,6 +53,8 @@ class Search:
     """Of this machine, one for each trial that runs at once."""
     subfolder: str
     """Name of a trial's run folder, with `{number}` in it."""
+    typed: Typed
+    """The command that started it."""
 
     def __post_init__(self) -> None:
         self._free = list(self.shares)
@@ -88,7 +91,7 @@ class Search:
     def _run_trials(self, pool: Processes, hub: Hub, interruption: Interruption) -> None:
         def task(one: Assignment) -> Task:
             words = self.recipe.words(one.params, one.seed)
-            return Task(words, one.folder, self.config_dir, one.resume, hub.channel(one.number))
+            return Task(words, one.folder, self.config_dir, one.resume, hub.channel(one.number), self.typed)
 
         def following() -> Assignment | None:
             if self._gave_up:
@@ -194,7 +197,7 @@ class Search:
 
         def task(one: Assignment) -> Task:
             words = self.recipe.words(one.params, one.seed, max_session=1)
-            return Task(words, one.folder, self.config_dir, one.resume, channel=None)
+            return Task(words, one.folder, self.config_dir, one.resume, channel=None, typed=self.typed)
 
         def ended(one: Assignment, outcome: Outcome | Lost, interrupted: bool) -> None:
             died = isinstance(outcome, Lost) or outcome.status == "interrupted"

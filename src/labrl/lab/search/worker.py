@@ -24,7 +24,7 @@ from labrl.lab.result import TrialResult
 from labrl.lab.trial import run_trial
 from labrl.session.callbacks.search import CHANNEL
 from labrl.storage.experiment_folder import TRIAL_LOG
-from labrl.storage.provenance import Command
+from labrl.storage.provenance import Command, Typed
 from labrl.storage.run_folder import MARKER, RunFolder
 
 PATIENCE = 60.0
@@ -44,6 +44,8 @@ class Task:
     """Whether it may have been begun in its folder."""
     channel: str | None
     """Where its sessions report; None: nowhere."""
+    typed: Typed
+    """The command of the search."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _fresh(task: Task) -> TrialResult:
         [*task.words, f"hydra.run.dir={quoted(str(task.folder))}"], task.config_dir, with_hydra=True
     )
     plain = to_plain(cfg)
-    command = Command.of(task.words, choices_of(cfg.hydra), task.config_dir)
+    command = Command.of(task.words, choices_of(cfg.hydra), task.config_dir, task.typed)
     return run_trial(resolve(plain), plain, task.folder, command)
 
 
@@ -102,7 +104,7 @@ def _resumed(task: Task) -> TrialResult | None:
     again = Again(Request("resume", str(task.folder), force=False, edits=[]), past)
     cfg = compose(again.words, task.config_dir, with_hydra=True)
     plain = to_plain(cfg)
-    command = Command.of(task.words, choices_of(cfg.hydra), task.config_dir)
+    command = Command.of(task.words, choices_of(cfg.hydra), task.config_dir, task.typed)
     return again.run(cfg, resolve(plain), plain, task.folder, command)
 
 
