@@ -379,13 +379,50 @@ def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
 
 
 def test_an_experiment_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=e"]) == 0
-    assert main(["+resume=e"]) == 2
-    told = capsys.readouterr().err.replace("labrl: ", "")
-    assert "e is an experiment: go on with all of it by labrl -m +resume=e, or name one of its trials" in told
-    trials = "e is an experiment: name one of its trials\n  e/0_random_cartpole\n"
-    assert (main(["+enjoy=e"]), main(["+rerun=e"]), replay(["e"]), send_to_wandb(["e"])) == (2, 2, 2, 2)
-    assert capsys.readouterr().err.replace("labrl: ", "") == 4 * trials
+    """A command for one run lists the trials with their returns, the best first, and what to type."""
+    assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=e"]) == 0
+    returns = {
+        f"e/{seed}_random_cartpole": json.loads(Path(f"e/{seed}_random_cartpole/run.json").read_text())[
+            "sessions"
+        ][0]["return_mean"]
+        for seed in range(3)
+    }
+    best = max(returns, key=lambda path: returns[path])
+    for command in ("labrl +resume=", "labrl +enjoy=", "labrl +rerun=", "labrl-replay "):
+        capsys.readouterr()
+        assert (replay(["e"]) if "replay" in command else main([f"{command.split()[1]}e"])) == 2
+        told = capsys.readouterr().err
+        for path, value in returns.items():
+            assert f"{path}   return {value:,.1f}" in told
+        assert f"{command}{best}\n" in told
+        assert ("labrl -m +resume=e" in told) == ("resume" in command)
+    assert send_to_wandb(["e"]) == 2
+
+
+def test_the_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["-m", *QUICK, "env=cartpole,acrobot", ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=runs/e"]) == 0
+    )
+    returns = {
+        run.parent.name: json.loads(run.read_text())["sessions"][0]["return_mean"]
+        for run in Path("runs/e").glob("*_cartpole/run.json")
+    }
+    best = max(returns, key=lambda name: returns[name])
+    capsys.readouterr()
+    assert main(["env=cartpole", "+enjoy=latest", "episodes=1", "videos=0"]) == 0
+    assert f"{best}, with return {returns[best]:,.1f}" in capsys.readouterr().out
+    assert (Path("runs/e") / best / "enjoy").exists()
+    assert main(["env=cartpole", "+rerun=latest"]) == 0
+    assert f"{best}, with return" in capsys.readouterr().out
+
+    for run in Path("runs").glob("*/run.json"):  # of the repetition, which is the newest now
+        shutil.rmtree(run.parent)
+    assert main(["+enjoy=latest", "episodes=1"]) == 2, "returns of two environments are not compared"
+    told = capsys.readouterr().err
+    assert f"runs/e/{best}" in told
+    assert "_acrobot" in told
+    assert main(["+resume=latest"]) == 2
+    assert "labrl -m +resume=runs/e" in capsys.readouterr().err
 
 
 def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(

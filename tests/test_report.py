@@ -201,11 +201,23 @@ def test_each_resume_is_told_with_what_was_changed(tmp_path: Path) -> None:
         "changed": [{"key": "env.max_frame", "then": 500, "now": 1000}],
         "forced": False,
         "differs": ["torch 2.12 -> 2.13"],
+        "command": ["labrl", "+resume=a", "env.max_frame=1000"],
     }
     run = RunFolder.open(path)
     run.set_status("finished", resumes=[entry])
     text = report_of(path).text
     assert "2026-11-20 10:00 UTC 500 env.max_frame: 500 → 1000 torch 2.12 -> 2.13" in text
+    assert "labrl +resume=a env.max_frame=1000" in text
+
+
+def test_an_experiment_shows_what_was_typed_at_first_and_at_each_resume(tmp_path: Path) -> None:
+    write_long_run(tmp_path / "0_ppo", sessions=1, rows=10)
+    resume = {"time": "2026-11-20T10:00:00+00:00", "command": ["labrl", "-m", "+resume=latest", "seed=0,1,2"]}
+    write_experiment(tmp_path, [("0_ppo", {})], command=["labrl", "-m", "seed=0,1"], resumes=[resume])
+    text = report_of(tmp_path).text
+    assert text.index("labrl -m seed=0,1") < text.index(
+        "2026-11-20 10:00 UTC labrl -m +resume=latest seed=0,1,2"
+    )
 
 
 def test_small_videos_are_embedded_and_large_ones_linked(tmp_path: Path) -> None:

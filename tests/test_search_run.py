@@ -19,6 +19,7 @@ from search_cases import PLAN, WORDS
 
 from labrl.cli import main
 from labrl.lab import reporting
+from labrl.lab.best import best_trial, standings
 from labrl.lab.search.channel import Hub
 from labrl.lab.search.confirm import Candidate, Confirmation
 from labrl.lab.search.outcome import break_off
@@ -106,6 +107,33 @@ def test_the_best_is_confirmed_beside_the_default_and_written_as_a_recipe(
     assert recipe["agent"]["lr"] == info["search"]["best"]["params"]["agent.lr"]
     results = yaml.safe_load((home / "optimization_results.yaml").read_text())
     assert set(results) == {"name", "best_params", "best_value"}
+
+
+def test_the_best_trial_of_a_search_is_the_one_that_fresh_seeds_confirmed(
+    searched: tuple[Path, int], info: dict[str, Any]
+) -> None:
+    best = best_trial(searched[0], lambda path: True)
+    assert best is not None
+    assert best.path.name == info["trials"][info["search"]["best"]["trial"]]["folder"]
+    pruned = {trial["folder"] for trial in info["trials"] if trial["status"] == "pruned"}
+    ranked = standings(searched[0])
+    assert ranked[0].path == best.path
+    assert pruned.isdisjoint(one.path.name for one in ranked if one.comparable)
+    assert pruned <= {one.path.name for one in ranked}
+
+
+def test_a_search_records_what_was_typed_at_first_and_at_each_resume(
+    searched: tuple[Path, int], info: dict[str, Any]
+) -> None:
+    before = info["command"]
+    assert before[:2] == ["labrl", "-m"]
+    assert "hydra/sweeper=optuna" in before
+    assert main(["-m", f"+resume={searched[0]}", "search.confirm=null"]) == 0
+    after = json.loads((searched[0] / "experiment.json").read_text())
+    assert after["command"] == before
+    assert after["resumes"][-1]["edits"] == ["search.confirm=null"]
+    run = RunFolder.open(searched[0] / info["trials"][0]["folder"])
+    assert json.loads(run.provenance.read_text())["command"] == before
 
 
 def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(

@@ -14,6 +14,7 @@ from labrl.config.errors import ConfigError
 from labrl.storage import provenance
 from labrl.storage.provenance import (
     Command,
+    as_typed,
     describe_repository,
     read_command,
     read_config,
@@ -52,6 +53,20 @@ def test_the_command_the_configuration_and_the_seed_are_recorded(tmp_path: Path)
     assert facts["packages"]["numpy"] == numpy.__version__
     assert facts["machine"]["cores"] >= 1
     assert {"started", "python", "git", "working_folder"} <= set(facts)
+
+
+@pytest.mark.parametrize(
+    ("process", "typed"),
+    [
+        ("/usr/bin/python3 /opt/venv/bin/labrl -m seed=0,1", "labrl -m seed=0,1"),
+        ("/opt/venv/bin/python -m labrl env=pong", "python -m labrl env=pong"),
+        ("python train.py seed=1", "python train.py seed=1"),
+        ("/opt/venv/bin/python /home/me/train.py", "python /home/me/train.py"),
+        ("python /opt/venv/bin/torchrun --nproc-per-node 2 -m labrl", "torchrun --nproc-per-node 2 -m labrl"),
+    ],
+)
+def test_a_command_is_recorded_as_it_was_typed(process: str, typed: str) -> None:
+    assert as_typed(process.split()) == typed.split()
 
 
 def test_a_clean_repository_is_its_commit(repository: Path) -> None:

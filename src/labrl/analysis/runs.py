@@ -91,6 +91,11 @@ class Run:
         return _or_nothing(read_provenance, self._folder)
 
     @cached_property
+    def command(self) -> Any:
+        """What was typed when it was started, not when it went on; None where that is not known."""
+        return _json(self._folder.provenance).get("command")
+
+    @cached_property
     def sessions(self) -> list[SessionRun]:
         """The sessions that have started, by number."""
         return [self._session(folder) for folder in self._folder.sessions()]

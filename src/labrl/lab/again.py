@@ -32,7 +32,7 @@ class Again:
         request = request_of(words, multirun)
         if request is None:
             return None
-        return cls(request, Past.of(find(request.which, request.edits, request.kind == "resume")))
+        return cls(request, Past.of(find(request.which, request.edits, request.kind)))
 
     @classmethod
     def on_trial(cls, run: RunFolder, force: bool, words: Sequence[str]) -> Again:

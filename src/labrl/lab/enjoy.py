@@ -44,7 +44,7 @@ def enjoy(request: EnjoyRequest) -> int:
     Returns the exit code. Raises ConfigError for a run, session, checkpoint or display that is not there.
     """
     window = Window() if request.render == "human" else None
-    run = find(request.which, request.choices)
+    run = find(request.which, request.choices, "enjoy")
     past = Past.of(run)
     _check_agreement(past, request)
     prepare(past.command.config_dir)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.consistency import Change, changes, contradictions, only_watches, refusal
 from labrl.config.errors import ConfigError, nearest
-from labrl.storage.experiment_folder import is_experiment, one_of_its_trials
+from labrl.storage.experiment_folder import experiment_of, is_experiment
 from labrl.storage.provenance import Command, read_command, read_config
 from labrl.storage.run_folder import MARKER, RunFolder
 
@@ -60,13 +60,49 @@ class Past:
         return words
 
 
-def find(which: str, edits: Sequence[str], resumes: bool = False) -> RunFolder:
+Verb = Literal["resume", "rerun", "enjoy", "replay"]
+"""What is wanted of a run."""
+
+
+def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     """The run folder `which`, or for `latest` the newest under ./runs that agrees with `edits`.
 
-    Of the edits only choices of a group count, such as env=pong. resumes: whether it is to go on, which an
-    experiment can too. Raises ConfigError if there is none.
+    Of the edits only choices of a group count, such as env=pong. Where the newest is a trial of an
+    experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
+    command of its own. Raises ConfigError if there is none.
     """
-    return _latest(choices(edits)) if which == "latest" else _named(Path(which).expanduser(), resumes)
+    if which != "latest":
+        return _named(Path(which).expanduser(), verb)
+    wanted = choices(edits)
+    run = _latest(wanted)
+    experiment = experiment_of(run.path)
+    return run if experiment is None else _best_of(experiment, run, wanted, verb)
+
+
+def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
+    # Late: no word that is wrong waits for numpy.
+    from labrl.lab.best import best_trial
+    from labrl.lab.summary import say
+
+    place = os.path.relpath(experiment)
+    if verb == "resume":
+        raise ConfigError(
+            f"the newest is an experiment, {place}: to go on with all of it labrl -m +resume={place}, or "
+            + _trials_of(experiment, verb)
+        )
+    best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
+    if best is None:
+        say(f"{place} has no trial with a result yet: its newest is taken, {newest.path.name}")
+        return newest
+    say(f"{place} is the newest: its best trial is taken, {best.path.name}, with {best.told}")
+    return RunFolder.open(best.path)
+
+
+def _trials_of(experiment: Path, verb: Verb) -> str:
+    """What to name in place of an experiment, for a command that takes one run."""
+    from labrl.lab.best import listed
+
+    return listed(experiment, "labrl-replay " if verb == "replay" else f"labrl +{verb}=")
 
 
 def near(path: Path, folders: Iterable[Path]) -> str:
@@ -83,11 +119,16 @@ def _latest(wanted: dict[str, str]) -> RunFolder:
     found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
         # a run that was killed before it was recorded has done nothing
-        if run.provenance.exists() and wanted.items() <= read_command(run).choices.items():
+        if run.provenance.exists() and _chosen_as(run, wanted):
             return run
     told = " ".join(f"{group}={option}" for group, option in wanted.items())
     agrees = f" that agrees with {told}" if found and told else ""
     raise ConfigError(f"there is no run under {RUNS.absolute()}{agrees}: name a run folder")
+
+
+def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
+    """Whether a run made these choices."""
+    return wanted.items() <= read_command(run).choices.items()
 
 
 def _runs() -> Iterable[RunFolder]:
@@ -99,14 +140,14 @@ def _runs() -> Iterable[RunFolder]:
             continue
 
 
-def _named(path: Path, resumes: bool) -> RunFolder:
+def _named(path: Path, verb: Verb) -> RunFolder:
     if (path / MARKER).exists():
         return RunFolder.open(path)
     if (path.parent / MARKER).exists():
         raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
     if is_experiment(path):
-        whole = f"go on with all of it by labrl -m +resume={path}, or " if resumes else ""
-        raise ConfigError(f"{path} is an experiment: {whole}{one_of_its_trials(path)}")
+        whole = f"go on with all of it by labrl -m +resume={path}, or " if verb == "resume" else ""
+        raise ConfigError(f"{path} is an experiment: {whole}{_trials_of(path, verb)}")
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if trials:
         listed = "\n".join(f"  {trial}" for trial in trials)

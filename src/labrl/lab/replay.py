@@ -107,7 +107,7 @@ def replay(request: ReplayRequest) -> int:
     and where it cannot be shown.
     """
     window = Window() if request.render == "human" else None
-    run = find(request.which, [])
+    run = find(request.which, [], "replay")
     prepare(_config_dir(run))
     session = _session(run.sessions(), request, str(run.path))
     name = f"{request.episode}.npz"

@@ -39,12 +39,12 @@ def changed(run: Run) -> list[Changed] | None:
 
 
 def configuration_section(run: Run) -> Section:
-    """What was typed, what differs from the defaults, and the whole configuration."""
+    """How to run it again, what differs from the defaults, and the whole configuration."""
     blocks: list[Block] = []
     command = run.provenance.get("overrides")
     if command is not None:
         words = shlex.join(["labrl", *_once(command)])
-        blocks.append(Command(words, "What was typed, so that it runs again:"))
+        blocks.append(Command(words, "To run it again:"))
     found = changed(run)
     if found is None:
         blocks.append(Note("Which of these values differ from the defaults was not recorded for this run."))

@@ -17,15 +17,15 @@ def origin_section(run: Run) -> Section:
     """Code, machine, packages and command of a run, and its resumes."""
     facts = run.provenance
     blocks: list[Block] = [Table(["", ""], [[name, text] for name, text in _facts(run) if text])]
-    if command := typed(facts.get("command")):
-        blocks.append(Command(command, "the command", folded=True))
+    if command := typed(run.command):
+        blocks.append(Command(command, "What was typed:"))
     packages = facts.get("packages")
     if isinstance(packages, dict) and packages:
         rows = [[str(name), str(version)] for name, version in packages.items()]
         blocks.append(Table(["package", "version"], rows, caption=f"{len(rows)} packages", folded=True))
     resumes = run.info.get("resumes") or []
     if resumes:
-        columns = ["resumed", "command", "from frame", "what was changed", "what differed"]
+        columns = ["resumed", "from frame", "what was changed", "what differed", "command"]
         blocks.append(Table(columns, [_resume(entry) for entry in resumes], caption="Resumed"))
     return Section("origin", "Origin", blocks)
 
@@ -80,10 +80,10 @@ def _resume(entry: Any) -> list[str]:
     differed = [str(line) for line in facts.get("differs") or []]
     return [
         moment(facts.get("time")),
-        typed(facts.get("command")),
         ", ".join(where),
         "; ".join(changes),
         "; ".join(differed),
+        typed(facts.get("command")),
     ]
 
 
