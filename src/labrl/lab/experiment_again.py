@@ -43,6 +43,8 @@ class ExperimentAgain:
             return None
         folder = _latest() if request.which == "latest" else _named(Path(request.which).expanduser())
         info = folder.info()
+        if request.pin and info.get("kind") == "search":
+            raise ConfigError(f"+pin=true: {folder.path} is a search; it goes with a grid")
         own = [str(word) for word in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
         edits = list({split_word(word)[0]: word for word in request.edits}.values())

@@ -87,9 +87,12 @@ def _print_groups(
     console: Console,
 ) -> None:
     """Where several trials differ only in the seed: their mean return with its interval."""
-    groups: dict[tuple[str, ...], list[float]] = {}
+    groups: dict[frozenset[str], list[float]] = {}
+    names: dict[frozenset[str], str] = {}
     for record in records:
-        key = tuple(word for word in words[record.number] if split_word(word)[0] != "seed")
+        own = [word for word in words[record.number] if split_word(word)[0] != "seed"]
+        key = frozenset(own)  # a resume may have put them into another order
+        names.setdefault(key, " ".join(own) or "all")
         groups.setdefault(key, []).extend(
             outcomes[record.number].returns if record.number in outcomes else ()
         )
@@ -100,7 +103,7 @@ def _print_groups(
         table.add_column(name, justify="left" if name == "overrides" else "right", overflow="fold")
     by_return = sorted(groups.items(), key=lambda group: -_mean(group[1]) if group[1] else math.inf)
     for key, returns in by_return:
-        table.add_row(_with_interval(returns), str(len(returns)), " ".join(key) or "all")
+        table.add_row(_with_interval(returns), str(len(returns)), names[key])
     console.print(table)
 
 
