@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -175,8 +175,13 @@ def _key(word: str) -> str:
 
 def _values(words: Sequence[str]) -> dict[str, str]:
     """Value by key, as text. A number counts by its value: 1e-4 and 0.0001 are the same."""
-    parsed = OverridesParser.create().parse_overrides([word for word in words if not is_hydras(word)])
-    return {one.key_or_group: repr(one.value()) for one in parsed}
+    return dict(_value(word) for word in words if not is_hydras(word))
+
+
+@functools.cache  # most words are those of many trials, and each takes a tenth of a millisecond or more
+def _value(word: str) -> tuple[str, str]:
+    parsed = OverridesParser.create().parse_override(word)
+    return parsed.key_or_group, repr(parsed.value())
 
 
 def _agrees(words: Sequence[str], values: Mapping[str, str]) -> bool:
@@ -361,7 +366,9 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
     for trial in left:
         if trial.past is not None:
             try:
-                check_budget(trial.past, resolve(trial.cfg), partial(frames_reached, trial.past.folder))
+                check_budget(
+                    trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past.folder)
+                )
             except ConfigError as error:
                 raise ConfigError(f"trial {trial.record.number}, {trial.record.folder}: {error}") from error
 
