@@ -133,15 +133,15 @@ def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.Ca
     Path("runs/killed before it began").mkdir()
     RunFolder.create("runs/killed before it began")
     RunFolder.create("runs/damaged").path.joinpath("run.json").write_text("{")
-    for words, folder in {
-        "": "runs/a/0_random_acrobot",
-        "env=cartpole": "runs/c",
-        "agent=random env=pendulum": "runs/b",
-        "meta=default preset=auto_random_cartpole": "runs/c",
+    for words, said in {
+        "": "labrl -m +resume=runs/a",  # an experiment has a command of its own
+        "env=cartpole": "runs/c has finished",
+        "agent=random env=pendulum": "runs/b has finished",
+        "meta=default preset=auto_random_cartpole": "runs/c has finished",
     }.items():
         capsys.readouterr()
         assert main(["+resume=latest", *words.split()]) == 2
-        assert f"{folder} has finished" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
 
 
 def test_forced_it_goes_on_and_says_so_in_the_run_folder(finished: Path) -> None:
