@@ -107,6 +107,19 @@ def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path:
     assert returns == [21.0, 21.0]
 
 
+def test_an_edited_configuration_is_what_the_run_goes_on_with(tmp_path: Path) -> None:
+    """The way of SLM Lab. Schedules that follow the budget stay as the file has them."""
+    words = [word for word in PPO if word not in pins(PPO)]
+    words = [word for word in words if "horizon=" not in word or word == "agent.horizon=16"]
+    assert main([*words, "env.max_frame=256", "hydra.run.dir=short"]) == 0
+    config = tmp_path / "short" / "config.yaml"
+    config.write_text(config.read_text().replace("max_frame: 256", "max_frame: 512"))
+    assert main(["+resume=short"]) == 0
+    pinned = pins([*words, "env.max_frame=256"])
+    assert main([*words, "env.max_frame=512", *pinned, "hydra.run.dir=long"]) == 0
+    assert differences(Path("short"), Path("long")) == []
+
+
 def test_a_budget_that_schedules_follow_is_refused_with_the_words_that_pin_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,10 @@ class Change:
         """Whether the past would have been the same with the new value."""
         return only_watches(self.key)
 
+    def told(self) -> str:
+        """Key, old and new value, in a line."""
+        return f"{self.key} {_told(self.old)} -> {_told(self.new)}"
+
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> list[Change]:
     """Every key that differs between two resolved configurations, in order.
@@ -96,28 +100,37 @@ def contradictions(found: Sequence[Change]) -> list[Change]:
     return [change for change in found if not change.harmless]
 
 
-def refusal(contradicting: Sequence[Change], unresolved: Mapping[str, Any]) -> str:
+def refusal(
+    contradicting: Sequence[Change], unresolved: Mapping[str, Any], edited: Collection[str] = ()
+) -> str:
     """A table of the keys with their old and new values, and what to type instead.
 
     unresolved: the new configuration with its references to other keys still in it, so that the keys
-    that follow another one can be told from those that were typed.
+    that follow another one can be told from those that were typed; edited: those that were changed in
+    the run's `config.yaml`.
     """
     followed = {change.key: _reference(unresolved, change.key) for change in contradicting}
     rows = [("key", "then", "now", "")]
     for change in contradicting:
         follows = followed[change.key]
-        rows.append(
-            (change.key, _told(change.old), _told(change.new), f"follows {follows}" if follows else "")
-        )
+        whence = f"follows {follows}" if follows else ""
+        if change.key in edited:
+            whence = "edited in config.yaml"
+        rows.append((change.key, _told(change.old), _told(change.new), whence))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["with these values the past of the run would have been another one:"]
     lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, *_ways_out(contradicting)])
 
 
+def word(key: str, value: Any) -> str:
+    """The word of a command line that sets `key` to `value`, as Hydra reads it."""
+    return f"{key}={_told(value)}"
+
+
 def override(key: str, value: Any) -> str:
-    """The word of a command line that sets `key` to `value`, as one types it into a shell."""
-    return shlex.quote(f"{key}={_told(value)}")
+    """The same as one types it into a shell."""
+    return shlex.quote(word(key, value))
 
 
 def quoted(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from labrl.session.episodes import episode_statistics
 from labrl.session.evaluation import EvaluationEnvs, Played, Quota
 from labrl.session.evaluator import Evaluator, Snapshot
 from labrl.storage.tables import CsvTable
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluated(NamedTuple):
@@ -109,10 +112,15 @@ class Evaluate(Callback):
         self._table = CsvTable(session.folder.eval_csv)
         # made up for already, but killed before the next checkpoint: then the row is there, and goes
         kept = clock.frame - (self._owed or outdated)
-        self._table.truncate_after(kept if self._behind is None else self._behind.frame - 1)
+        found = self._table.truncate_after(kept if self._behind is None else self._behind.frame - 1)
         self.fresh = []
         if outdated:
             self._take_back(clock.frame)
+        if self.best_frame is not None and found < self.best_frame:
+            _log.warning(
+                "%s ends at frame %d, and had a row of frame %d: what is missing there stays missing",
+                *(self._table.path, found, self.best_frame),
+            )
         if self._behind is not None and not self.num_envs:  # there is nobody to play it any more
             self._behind = None
         if self._behind is not None:
