@@ -71,7 +71,9 @@ class Run:
         """Raises ConfigError where neither the folder's marker nor a session's result can be read."""
         self.path = folder.path
         self.info = folder.rebuilt_info()
-        """What `run.json` holds."""
+        """What `run.json` holds, and where it is missing or damaged what the sessions' results say."""
+        if (damage := folder.marker_damage) is not None:
+            _log.warning("%s", damage)
         self._folder = folder
 
     @cached_property
@@ -83,7 +85,12 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration that was run, empty where nobody knows it any more."""
-        return _or_nothing(recorded_config, self._folder)
+        try:
+            return recorded_config(self._folder)
+        except ConfigError as error:
+            if not self._folder.unrecorded:
+                _log.warning("%s", error)
+            return {}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

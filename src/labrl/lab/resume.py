@@ -68,6 +68,8 @@ def resume_trial(
                 if change.key in edited:
                     say(f"From {run.config}, which was edited: {change.told()}")
             _announce(run, config, left, reached, differs)
+            if not before:
+                say("Without provenance.json nobody knows whether code, packages and machine are the same")
             return run_sessions(config, plain, run, left)
 
 

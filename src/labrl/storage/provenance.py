@@ -145,11 +145,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 
 def damages(folder: RunFolder) -> list[str]:
     """The files that describe a run and are missing or damaged, in words."""
-    found = []
-    try:
-        folder.info()
-    except ConfigError:
-        found.append(f"{MARKER} is missing or damaged")
+    found = [] if folder.marker_damage is None else [f"{MARKER} is missing or damaged"]
     for path, parse, kind in (
         (folder.config, _yaml, dict),
         (folder.overrides, _yaml, list),
@@ -203,8 +199,9 @@ def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type
             else f"{path} is missing: put it back. Known all the same: {folder.known}"
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
+        told = " ".join(str(error).split())
         raise ConfigError(
-            f"{path} cannot be read, so nobody knows what the run was: {error}. Known all the same: "
+            f"{path} cannot be read, so nobody knows what the run was: {told}. Known all the same: "
             f"{folder.known}"
         ) from error
 

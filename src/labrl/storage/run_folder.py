@@ -254,6 +254,15 @@ class RunFolder:
             raise ConfigError(f"{marker} is not what labrl writes there{self._without_marker()}")
         return content
 
+    @property
+    def marker_damage(self) -> str | None:
+        """Why `run.json` cannot be read, None where it can."""
+        try:
+            self.info()
+        except ConfigError as error:
+            return str(error)
+        return None
+
     def _without_marker(self) -> str:
         """What else the folder says of the run, and how to use it without `run.json`."""
         if not self.has_lost_marker and not (self.path / MARKER).exists():

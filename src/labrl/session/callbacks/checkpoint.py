@@ -72,6 +72,8 @@ class Checkpoint(Callback):
         self._handled = sys.exception()
         if (taken_back := self._evaluate.taken_back) is not None:
             self._store.take_back_best(taken_back)
+            if best_frame is not None and self._store.best_frame() is None:  # a former version wrote it
+                _log.warning("the best model so far, of frame %d, was not kept", best_frame)
         self._declare_earlier(session.clock.frame)
         if session.clock.frame and self._evaluate.is_best(session.clock.frame):
             best = self._store.best()
