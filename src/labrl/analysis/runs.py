@@ -16,7 +16,7 @@ from labrl.analysis.rows import Column, Rows, read_rows
 from labrl.config.errors import ConfigError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
-from labrl.storage.provenance import damages, read_command, read_provenance, recorded_config
+from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder, SessionFolder
 
 SAME_GROUP = (
@@ -95,7 +95,7 @@ class Run:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Of its start or last resume, empty where it is missing or damaged."""
-        return _or_nothing(read_provenance, self._folder)
+        return known_provenance(self._folder)
 
     @cached_property
     def sessions(self) -> list[SessionRun]:
@@ -403,13 +403,5 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _or_nothing(read: Any, folder: RunFolder) -> dict[str, Any]:
-    try:
-        content = read(folder)
-    except ConfigError:
         return {}
     return content if isinstance(content, dict) else {}

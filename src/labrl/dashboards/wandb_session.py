@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labrl.config.errors import ConfigError
 from labrl.dashboards.login import Mode
 from labrl.dashboards.rows import last_frame, rows_between
 from labrl.dashboards.transaction_log import last_step
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.provenance import read_provenance, recorded_config
+from labrl.storage.provenance import known_provenance, recorded_config
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 INIT_SECONDS = 30.0
@@ -171,7 +170,7 @@ class WandbSession:
 
     def _recorded(self) -> dict[str, Any]:
         """The trial's configuration, which session it is, and where it comes from."""
-        facts = _or_nothing(self._run_folder)
+        facts = known_provenance(self._run_folder)
         versions = facts.get("packages", {})
         packages = {name: versions[name] for name in _PACKAGES if name in versions}
         experiment = experiment_of(self._run_folder.path)
@@ -247,13 +246,6 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
         "error",
     )
     return {names.get(key, key): result[key] for key in keys if result.get(key) is not None}
-
-
-def _or_nothing(run: RunFolder) -> dict[str, Any]:
-    try:
-        return read_provenance(run)
-    except ConfigError:
-        return {}
 
 
 def _exit_code(status: str) -> int:

@@ -19,7 +19,7 @@ from labrl.lab.worker import restored_session
 from labrl.storage import marker
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.differences import differences
-from labrl.storage.provenance import Command, read_provenance, write_provenance
+from labrl.storage.provenance import Command, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 
@@ -56,7 +56,7 @@ def resume_trial(
         _check_saved(run, left, reached)
         if not all(change.harmless for change in changed):
             _check_fits(config, run, left, reached)
-        before = _provenance(run)
+        before = known_provenance(run)
         resumes = list(run.info().get("resumes", []))
         with recording_failure(run):
             now = write_provenance(run, plain, command, resume=_next_number(run))
@@ -71,13 +71,6 @@ def resume_trial(
             if not before:
                 say("Without provenance.json nobody knows whether code, packages and machine are the same")
             return run_sessions(config, plain, run, left)
-
-
-def _provenance(run: RunFolder) -> dict[str, Any]:
-    try:
-        return read_provenance(run)
-    except ConfigError:
-        return {}
 
 
 def _next_number(run: RunFolder) -> int:

@@ -115,7 +115,7 @@ def read_command(folder: RunFolder) -> Command:
 
     Raises ConfigError where both are missing or damaged.
     """
-    facts = _or_nothing(folder)
+    facts = known_provenance(folder)
     overrides = facts.get("overrides")
     if not isinstance(overrides, list):
         overrides = _read(folder, folder.overrides, _yaml, list)
@@ -127,7 +127,7 @@ def recorded_config(folder: RunFolder) -> dict[str, Any]:
 
     Raises ConfigError where both are missing or damaged.
     """
-    config = _or_nothing(folder).get("config")  # former versions had none
+    config = known_provenance(folder).get("config")  # former versions had none
     return config if isinstance(config, dict) and not _lacking(config) else _config_file(folder)
 
 
@@ -137,7 +137,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
     try:
         return _config_file(folder)
     except ConfigError:
-        config = _or_nothing(folder).get("config")
+        config = known_provenance(folder).get("config")
         if not isinstance(config, dict) or _lacking(config):
             raise
         return config
@@ -172,7 +172,8 @@ def _lacking(config: Mapping[str, Any]) -> list[str]:
     return [part for part in ("seed", "agent", "env", "meta") if part not in config]
 
 
-def _or_nothing(folder: RunFolder) -> dict[str, Any]:
+def known_provenance(folder: RunFolder) -> dict[str, Any]:
+    """The same as `read_provenance`, empty where that is missing or damaged."""
     try:
         return read_provenance(folder)
     except ConfigError:
