@@ -60,6 +60,13 @@ def test_updates_end_a_run_and_more_of_them_go_on_as_if_it_had_never_ended() -> 
     assert pair[0] == pair[1]
 
 
+def test_the_updates_of_the_last_rollout_are_all_made_and_that_is_said() -> None:
+    result = labrl.train([*SMALL, f"meta.max_opt_step={UPDATES - 1}", "hydra.run.dir=runs/one"])
+    assert (result.sessions[0].opt_step, result.sessions[0].frame) == (UPDATES, 128)
+    log = Path("runs/one/session_0/session.log").read_text()
+    assert f"meta.max_opt_step={UPDATES - 1}" in log
+
+
 def test_a_run_that_updates_ended_says_which_budget_to_raise(capsys: pytest.CaptureFixture[str]) -> None:
     labrl.train([*SMALL, f"meta.max_opt_step={UPDATES}", "hydra.run.dir=runs/one"])
     assert main(["+resume=runs/one"]) == 2

@@ -9,7 +9,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from exact_cases import Moment, broken_off, differences, folder_word, newest_checkpoint, pins, rows, small
+from exact_cases import (
+    Moment,
+    broken_off,
+    differences,
+    folder_word,
+    newest_checkpoint,
+    pins,
+    recorded_differences,
+    rows,
+    small,
+)
 from test_callbacks_tensorboard import scalars
 
 from labrl.cli import main
@@ -69,6 +79,45 @@ def test_extended_it_equals_the_run_that_had_the_larger_budget_from_the_beginnin
     assert main(["+resume=short", "env.max_frame=2400"]) == 0
     assert differences(unbroken, tmp_path / "short") == []
     assert board(tmp_path / "short") == board(unbroken)
+
+
+def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
+    """With this seed the score at frame 2,000, the first end, is above those at multiples of 900."""
+    words = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]
+    words += ["meta.rigorous_eval=1", "meta.eval_frequency=900", "meta.record_episodes=each"]
+    words = [word for word in words if word != "seed=5"] + ["seed=0"]
+    short, long = tmp_path / "short", tmp_path / "long"
+    assert main([*words, "env.max_frame=2000", "hydra.run.dir=short"]) == 0
+    checkpoints = CheckpointStore(short / "session_0" / "checkpoints", 1)
+    assert checkpoints.best_frame() == 2000, "it would be none, did it not score"
+    video = short / "session_0" / "videos" / "2000.mp4"
+    video.parent.mkdir(exist_ok=True)
+    video.write_bytes(b"of an episode that will be taken back")
+    assert main(["+resume=short", "env.max_frame=2500"]) == 0
+    assert main(["+resume=short", "env.max_frame=2900"]) == 0
+    assert main([*words, "env.max_frame=2900", "hydra.run.dir=long"]) == 0
+    assert differences(short, long) == []
+    assert recorded_differences(short, long) == []
+    assert not video.exists()
+    best = [CheckpointStore(run / "session_0" / "checkpoints", 1).best() for run in (short, long)]
+    assert [found and found.frame for found in best] == [900, 900]
+    returns = [
+        json.loads((run / "session_0/result.json").read_text())["best_return"] for run in (short, long)
+    ]
+    assert returns == [21.0, 21.0]
+
+
+def test_an_edited_configuration_is_what_the_run_goes_on_with(tmp_path: Path) -> None:
+    """The way of SLM Lab. Schedules that follow the budget stay as the file has them."""
+    words = [word for word in PPO if word not in pins(PPO)]
+    words = [word for word in words if "horizon=" not in word or word == "agent.horizon=16"]
+    assert main([*words, "env.max_frame=256", "hydra.run.dir=short"]) == 0
+    config = tmp_path / "short" / "config.yaml"
+    config.write_text(config.read_text().replace("max_frame: 256", "max_frame: 512"))
+    assert main(["+resume=short"]) == 0
+    pinned = pins([*words, "env.max_frame=256"])
+    assert main([*words, "env.max_frame=512", *pinned, "hydra.run.dir=long"]) == 0
+    assert differences(Path("short"), Path("long")) == []
 
 
 def test_a_budget_that_schedules_follow_is_refused_with_the_words_that_pin_them(

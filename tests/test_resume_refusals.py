@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import labrl
-from labrl.cli import main
+from labrl.cli import list_runs, main
 from labrl.config.errors import ConfigError
 from labrl.storage.run_folder import RunFolder, RunStatus
 
@@ -356,3 +356,90 @@ def test_from_python_too(finished: Path) -> None:
     assert (result.folder, result.sessions[0].frame) == (finished.resolve(), 128)
     with pytest.raises(ConfigError, match="has finished"):
         labrl.train(["+resume=runs/one"])
+
+
+def edited(run: Path, before: str, after: str) -> Path:
+    path = run / "config.yaml"
+    assert path.read_text().count(before) == 1
+    path.write_text(path.read_text().replace(before, after))
+    return path
+
+
+def test_edits_of_the_configuration_in_the_run_folder_are_taken_up_and_recorded(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = edited(finished, "max_frame: 64", "max_frame: 1.28e2")
+    edited(finished, "keep_last: 2", "keep_last: 7")
+    assert main([f"+resume={finished}", "meta.keep_last=3"]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if str(path) in line)
+    assert "env.max_frame 64 -> 128" in told
+    config = yaml.safe_load(path.read_text())
+    assert (config["env"]["max_frame"], config["meta"]["keep_last"]) == (128, 3)
+    (entry,) = json.loads((finished / "run.json").read_text())["resumes"]
+    assert entry["edited_in_config_yaml"] == ["env.max_frame"], "what was typed wins"
+    assert entry["changed"][0] == {"key": "env.max_frame", "then": 64, "now": 128}
+    assert "env.max_frame=128" in yaml.safe_load((finished / "overrides.yaml").read_text())
+    edited(finished, "max_frame: 128", "max_frame: 192")
+    assert labrl.train([f"+resume={finished}"]).sessions[0].frame == 192
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("max_frame: 64", "max_frame: [64", "line"),
+        ("max_frame: 64", "max_frame: many", "env.max_frame"),
+        ("keep_last: 2", "keep_last: 2\n  kep_last: 3", "meta.kep_last"),
+        ("  keep_last: 2\n", "", "meta.keep_last"),
+        ("max_episode_steps: null", "max_episode_steps: 9", "env.max_episode_steps"),
+    ],
+)
+def test_edits_of_the_configuration_that_cannot_be_are_refused_with_file_and_key(
+    before: str, after: str, named: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited(finished, before, after)
+    found = content(finished)
+    assert main([f"+resume={finished}", "meta.max_session=2"]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert "config.yaml" in said
+    assert content(finished) == found
+
+
+def test_a_run_is_repeated_as_it_was_and_enjoyed_as_its_configuration_stands(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = edited(finished, "max_episode_steps: null", "max_episode_steps: 3")
+    capsys.readouterr()
+    for words in (["+rerun=runs/one"], ["+enjoy=runs/one", "episodes=1", "videos=0"]):
+        assert main(words) == 0
+        out = capsys.readouterr().out
+        assert str(path) in out
+        assert "env.max_episode_steps" in out
+    (result,) = (finished / "enjoy").glob("*/result.json")
+    assert json.loads(result.read_text())["episodes"][0]["length"] == 3
+
+
+@pytest.mark.parametrize("how", ["deleted", "halved", "emptied"])
+@pytest.mark.parametrize("name", ["config.yaml", "overrides.yaml", "provenance.json", "run.json"])
+def test_a_finished_run_that_lacks_a_file_is_used_all_the_same(
+    name: str, how: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = finished / name
+    whole = path.read_bytes()
+    if how == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if how == "halved" else b"")
+    capsys.readouterr()
+    assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
+    told = capsys.readouterr().out
+    assert name in told or (name, how) == ("overrides.yaml", "halved"), "half a list is a list"
+    assert list_runs(["--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["status"], listed["agent"], listed["frames"]) == ("finished", "random", 64)
+    needed = name == "run.json" or (name == "config.yaml" and how != "deleted")
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == (2 if needed else 0)
+    said = capsys.readouterr()
+    assert "killed" not in said.out + said.err
+    if needed:
+        assert name in said.err

@@ -15,9 +15,11 @@ from labrl.storage import provenance
 from labrl.storage.provenance import (
     Command,
     as_typed,
+    damages,
     describe_repository,
     read_command,
     read_config,
+    recorded_config,
     write_provenance,
 )
 from labrl.storage.run_folder import RunFolder
@@ -146,17 +148,30 @@ def test_without_git_and_without_a_repository_a_run_still_starts(
     assert json.loads(run.provenance.read_text())["git"] == {}
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, "", "nonsense", "7", "{"])
+def test_what_one_damaged_file_has_lost_another_one_tells(tmp_path: Path, content: str | None) -> None:
     run = RunFolder.create(tmp_path / "run")
-    write_provenance(run, {"seed": 1}, Command(["seed=1"]))
-    for path in (run.config, run.overrides, run.provenance):
-        before = path.read_text()
-        for content in ("", "nonsense", "7"):
-            path.write_text(content)
-            with pytest.raises(ConfigError, match=f"{path.name} cannot be read, so nobody knows"):
-                _ = read_command(run), read_config(run)
-        path.write_text(before)
-    assert read_command(run) == Command(["seed=1"])
+    config = {"seed": 1, "agent": {}, "env": {}, "meta": {}}
+    write_provenance(run, config, Command(["seed=1"]))
+    before = {path: path.read_text() for path in (run.config, run.overrides, run.provenance)}
+
+    def damage(path: Path) -> None:
+        path.unlink() if content is None else path.write_text(content)
+
+    assert damages(run) == []
+    for path, text in before.items():
+        damage(path)
+        assert read_command(run) == Command(["seed=1"])
+        assert read_config(run) == recorded_config(run) == config
+        (told,) = damages(run)
+        assert path.name in told
+        path.write_text(text)
+    for path in before:
+        damage(path)
+    run.session(0)
+    for read, name in ((read_command, "overrides.yaml"), (recorded_config, "config.yaml")):
+        with pytest.raises(ConfigError, match=f"{name} .*session 0"):
+            read(run)
 
 
 def test_a_configuration_that_was_cut_is_named(tmp_path: Path) -> None:

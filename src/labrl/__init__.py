@@ -41,7 +41,7 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     words = list(overrides)
     if enjoy_request(words) is not None:
         raise ConfigError("+enjoy trains nothing: call labrl.cli.main([...]) with the same words")
-    again = Again.asked_for(words)
+    again = Again.asked_for(words, config_dir=config_dir)
     if again is not None:
         words, config_dir = again.words, config_dir or again.config_dir
     cfg = compose(words, config_dir, with_hydra=True)

@@ -97,8 +97,10 @@ def _run(arguments: list[str], typed: Typed) -> int:
         return enjoy(asked)
     again: Again | ExperimentAgain | None = None
     if not words.help:
-        asked_for = ExperimentAgain.asked_for if words.multirun else Again.asked_for
-        again = asked_for(words.overrides)
+        if words.multirun:
+            again = ExperimentAgain.asked_for(words.overrides)
+        else:
+            again = Again.asked_for(words.overrides, config_dir=words.config_dir)
     if again is not None:
         arguments = [word for word in arguments if word not in words.overrides] + again.words
         if again.config_dir and not words.config_dir:

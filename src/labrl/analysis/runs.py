@@ -16,8 +16,8 @@ from labrl.analysis.rows import Column, Rows, read_rows
 from labrl.config.errors import ConfigError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
-from labrl.storage.provenance import read_config, read_provenance
-from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
+from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder, SessionFolder
 
 SAME_GROUP = (
     "seed",
@@ -68,10 +68,12 @@ class Run:
     """One trial's folder. What lies in it is read when it is asked for, and then kept; nothing is written."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Raises ConfigError where the folder's marker cannot be read."""
+        """Raises ConfigError where neither the folder's marker nor a session's result can be read."""
         self.path = folder.path
-        self.info = folder.info()
-        """What `run.json` holds."""
+        self.info = folder.rebuilt_info()
+        """What `run.json` holds, and where it is missing or damaged what the sessions' results say."""
+        if (damage := folder.marker_damage) is not None:
+            _log.warning("%s", damage)
         self._folder = folder
 
     @cached_property
@@ -82,13 +84,18 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, empty where it is missing or damaged."""
-        return _or_nothing(read_config, self._folder)
+        """The resolved configuration that was run, empty where nobody knows it any more."""
+        try:
+            return recorded_config(self._folder)
+        except ConfigError as error:
+            if not self._folder.unrecorded:
+                _log.warning("%s", error)
+            return {}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Of its start or last resume, empty where it is missing or damaged."""
-        return _or_nothing(read_provenance, self._folder)
+        return known_provenance(self._folder)
 
     @cached_property
     def command(self) -> Any:
@@ -114,7 +121,7 @@ class Run:
     @cached_property
     def warnings(self) -> list[str]:
         """What is wrong with the run and its sessions, in words."""
-        found = [] if self.config else [f"{self._folder.config.name} is missing or damaged"]
+        found = damages(self._folder)
         if self.status == "running":
             found.append("the run is still going on: its numbers are not final")
         elif self.status == "killed":
@@ -134,9 +141,17 @@ class Run:
     @property
     def agent(self) -> str:
         """As it was chosen on the command line, else the name of its class; `?` where nobody knows."""
-        chosen = self.provenance.get("choices", {}).get("agent")
+        chosen = self.provenance.get("choices", {}).get("agent") or self._typed("agent")
         target = str(self.config.get("agent", {}).get("_target_") or "?")
         return str(chosen or target.split(".")[-1].lower())
+
+    def _typed(self, group: str) -> str | None:
+        """What was chosen for `group` on the command line, for where the provenance is lost."""
+        try:
+            words = read_command(self._folder).overrides
+        except ConfigError:
+            return None
+        return next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), None)
 
     @property
     def env(self) -> str:
@@ -185,6 +200,8 @@ class Run:
             warnings += _cut_short(
                 {folder.train_csv: train, folder.eval_csv: evaluation}, result.get("frame")
             )
+            if not _json(folder.result):
+                warnings.append(f"{folder.result.name} is missing or damaged")
         if result.get("error"):
             warnings.insert(0, f"failed: {result['error']}")
         elif status == "killed":
@@ -224,7 +241,9 @@ def _cut_short(tables: Mapping[Path, Rows], end: int | None) -> Iterator[str]:
     for path, rows in tables.items():
         frames = rows.columns["frame"]
         reached = int(frames[-1]) if len(frames) else 0
-        if end is not None and reached < end and path.exists():
+        if not path.exists():
+            yield f"{path.name} is missing"
+        elif end is not None and reached < end:
             yield f"{path.name} ends at frame {reached:,} of {end:,}: later rows are missing"
 
 
@@ -256,8 +275,8 @@ class Experiment:
 def load_run(folder: str | os.PathLike[str]) -> Run:
     """The run that lies at `folder`. Raises ConfigError, which names a better folder if there is one."""
     path = Path(folder).expanduser()
-    if (path / MARKER).exists():
-        return Run(RunFolder.open(path))
+    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
+        return Run(RunFolder.open(path, rebuilt=True))
     if not path.is_dir():
         raise ConfigError(f"{path} is {'a file' if path.exists() else 'not there'}: name a run folder")
     if (path.parent / MARKER).exists():
@@ -341,7 +360,7 @@ def group_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _runs_in(path: Path, alone: bool) -> list[Run]:
     """The run at `path` or the runs below; `alone`: named by itself, so that it has to be one."""
-    if (path / MARKER).exists():
+    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
         return [load_run(path)]
     if alone and (not path.is_dir() or (path.parent / MARKER).exists()):
         return [load_run(path)]  # raises, and says what to name
@@ -352,7 +371,7 @@ def _runs_below(path: Path) -> list[Run]:
     runs = []
     for folder in _markers(path):
         try:
-            runs.append(Run(RunFolder.open(folder)))
+            runs.append(Run(RunFolder.open(folder, rebuilt=True)))
         except ConfigError as error:
             _log.warning("passed over: %s", error)
     if not runs:
@@ -364,7 +383,7 @@ def _markers(path: Path) -> Iterator[Path]:
     """Every run folder below `path`, at most DEEPEST levels down; none lies inside another."""
     root = len(path.parts)
     for folder, below, files in os.walk(path):
-        if MARKER in files:
+        if MARKER in files or PROVENANCE in files:
             below.clear()
             yield Path(folder)
         elif len(Path(folder).parts) - root >= DEEPEST:
@@ -389,13 +408,5 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _or_nothing(read: Any, folder: RunFolder) -> dict[str, Any]:
-    try:
-        content = read(folder)
-    except ConfigError:
         return {}
     return content if isinstance(content, dict) else {}

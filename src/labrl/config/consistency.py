@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,10 @@ class Change:
         """Whether the old value can be typed: the key is on both sides."""
         return self.old is not ABSENT and self.new is not ABSENT
 
+    def told(self) -> str:
+        """Key, old and new value, in a line."""
+        return f"{self.key} {_told(self.old)} -> {_told(self.new)}"
+
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> list[Change]:
     """Every key that differs between two resolved configurations, in order.
@@ -101,22 +105,33 @@ def contradictions(found: Sequence[Change]) -> list[Change]:
     return [change for change in found if not change.harmless]
 
 
-def refusal(contradicting: Sequence[Change], unresolved: Mapping[str, Any]) -> str:
+def refusal(
+    contradicting: Sequence[Change], unresolved: Mapping[str, Any], edited: Collection[str] = ()
+) -> str:
     """A table of the keys with their old and new values, and what to type instead.
 
     unresolved: the new configuration with its references to other keys still in it, so that the keys
-    that follow another one can be told from those that were typed.
+    that follow another one can be told from those that were typed; edited: those that were changed in
+    the run's `config.yaml`.
     """
     lines = ["with these values the past of the run would have been another one:"]
-    lines += table([("key", "then", "now", ""), *(told_change(one, unresolved) for one in contradicting)])
+    lines += table(
+        [("key", "then", "now", ""), *(told_change(one, unresolved, edited) for one in contradicting)]
+    )
     pinned = {one.key: one.old for one in contradicting if one.pinnable}
     return "\n".join([*lines, *ways_out(contradicting, [override(*pin) for pin in pinned.items()])])
 
 
-def told_change(change: Change, unresolved: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """The cells of a table of changes: key, old and new value, and the key that it follows, if any."""
+def told_change(
+    change: Change, unresolved: Mapping[str, Any], edited: Collection[str] = ()
+) -> tuple[str, str, str, str]:
+    """The cells of a table of changes: key, old and new value, and the key that it follows, if any.
+
+    edited: keys that were changed in the run's `config.yaml`.
+    """
     follows = _reference(unresolved, change.key)
-    return change.key, _told(change.old), _told(change.new), f"follows {follows}" if follows else ""
+    source = "edited in config.yaml" if change.key in edited else f"follows {follows}" if follows else ""
+    return change.key, _told(change.old), _told(change.new), source
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -98,7 +98,11 @@ class MetaConfig:
     log_frequency: Frequency = 10_000
     """Frames between training checkpoints, >= 1; or their share of `env.max_frame`."""
     max_opt_step: PositiveInt | None = None
-    """Optimizer updates after which a session ends, if `env.max_frame` does not end it first; null: any."""
+    """Optimizer updates after which a session ends, if `env.max_frame` does not end it first; null: any.
+
+    Updates that belong to one rollout or one step are all made, so that the run can go on exactly: with 32
+    of each rollout, 100 ends at 128.
+    """
     max_wall: PositiveFloat | None = None
     """Seconds of training after which a session ends, > 0; null: any."""
     max_session: PositiveInt = 1

@@ -21,7 +21,7 @@ from labrl.config.schema import WandbConfig
 from labrl.config.validate import InvalidError, dataclass_of
 from labrl.dashboards.login import Mode, chosen
 from labrl.storage.experiment_folder import is_experiment, is_first_of_experiment, one_of_its_trials
-from labrl.storage.provenance import read_config
+from labrl.storage.provenance import damages, recorded_config
 from labrl.storage.run_folder import RunFolder
 
 GRACE_SECONDS = 10.0
@@ -78,7 +78,9 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
     if is_experiment(folder):
         raise ConfigError(f"{folder} is an experiment: {one_of_its_trials(folder)}")
     run = RunFolder.open(folder)
-    options = {**read_config(run).get("wandb", {}), "mode": "online", **changes}
+    for damage in damages(run):
+        say(f"{run.path}: {damage}; the other files of the run stand in for it")
+    options = {**recorded_config(run).get("wandb", {}), "mode": "online", **changes}
     try:
         config = dataclass_of(WandbConfig, options)
     except InvalidError as invalid:

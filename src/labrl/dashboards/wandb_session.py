@@ -17,7 +17,7 @@ from labrl.dashboards.rows import last_frame, rows_between
 from labrl.dashboards.transaction_log import last_step
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.provenance import read_config, read_provenance
+from labrl.storage.provenance import known_provenance, recorded_config
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 INIT_SECONDS = 30.0
@@ -49,7 +49,7 @@ class WandbSession:
         """Why what was asked for was not done, once."""
         self.ended = False
         self._run_folder = run
-        self._config = read_config(run)
+        self._config = recorded_config(run)
         self._options = options
         self._state = self.folder.path / "wandb.json"
         self._id = _known_id(self._state) or secrets.token_hex(6)
@@ -170,8 +170,9 @@ class WandbSession:
 
     def _recorded(self) -> dict[str, Any]:
         """The trial's configuration, which session it is, and where it comes from."""
-        facts = read_provenance(self._run_folder)
-        packages = {name: facts["packages"][name] for name in _PACKAGES if name in facts["packages"]}
+        facts = known_provenance(self._run_folder)
+        versions = facts.get("packages", {})
+        packages = {name: versions[name] for name in _PACKAGES if name in versions}
         experiment = experiment_of(self._run_folder.path)
         return {
             **{key: value for key, value in self._config.items() if key != "wandb"},
@@ -179,8 +180,11 @@ class WandbSession:
             "run_folder": str(self._run_folder.path),
             "experiment": experiment.name if experiment else None,
             "provenance": {
-                **{key: facts[key] for key in ("started", "command", "git", "python", "machine")},
-                "overrides": facts["overrides"],
+                **{
+                    key: facts[key]
+                    for key in ("started", "command", "git", "python", "machine", "overrides")
+                    if key in facts
+                },
                 "packages": packages,
                 "resumes": len(self._run_folder.info().get("resumes", [])),
             },

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.envs.watch import Watched, watch
 from labrl.lab.devices import available_cpus, keep_freed_memory
-from labrl.lab.past import Past, choices, find
+from labrl.lab.past import Past, choices, chosen, find, tell_damages
 from labrl.lab.replay import to_video
 from labrl.lab.showing import EnjoyRequest
 from labrl.lab.summary import say
@@ -48,7 +48,8 @@ def enjoy(request: EnjoyRequest) -> int:
     past = Past.of(run)
     _check_agreement(past, request)
     prepare(past.command.config_dir)
-    config = resolve(past.config)
+    tell_damages(run)
+    config = resolve(_as_it_stands(past))
     if request.greedy is None:
         request = dataclasses.replace(request, greedy=config.meta.eval_greedy)
     session = _session(run, request.session)
@@ -69,6 +70,14 @@ def enjoy(request: EnjoyRequest) -> int:
     folder = run.enjoy / _folder_name(session, checkpoint, request)
     _write(folder, run, session, checkpoint, request, played)
     return 0
+
+
+def _as_it_stands(past: Past) -> Mapping[str, Any]:
+    """The configuration as `config.yaml` has it now, its edits said."""
+    plain = past.usable()
+    for change in past.changes(plain):
+        say(f"From {past.folder.config}, which was edited: {change.told()}")
+    return plain
 
 
 def _play(
@@ -110,7 +119,7 @@ def _play(
 
 def _check_agreement(past: Past, request: EnjoyRequest) -> None:
     """Raises ConfigError where a run that was named is not the one that the other words describe."""
-    made = past.command.choices
+    made = chosen(past.command)
     for group, option in choices(request.choices).items():
         if made.get(group) != option:
             raise ConfigError(

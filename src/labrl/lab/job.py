@@ -127,7 +127,7 @@ def _broken_off(folder: str, force: bool, words: list[str]) -> Again | None:
     from labrl.lab.again import Again
 
     run = RunFolder.open(folder)
-    if not run.provenance.exists():  # killed before it was recorded: it has done nothing
+    if run.unrecorded:
         with run.lock():
             (run.path / MARKER).unlink()
         return None

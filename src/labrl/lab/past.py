@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.consistency import Change, changes, contradictions, only_watches, refusal
+from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches, refusal
 from labrl.config.errors import ConfigError, nearest
 from labrl.storage.experiment_folder import experiment_of, is_experiment
-from labrl.storage.provenance import Command, read_command, read_config
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
+from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
+
+_MEND = f"Mend it, or delete it: {PROVENANCE} has the configuration that was run"
 
 RUNS = Path("runs")
 """Where runs lie that were given no other folder."""
@@ -33,22 +38,61 @@ class Past:
     @classmethod
     def of(cls, folder: RunFolder) -> Past:
         """Read it. Raises ConfigError where the folder was left before it was complete."""
-        return cls(folder, read_command(folder), read_config(folder))
+        return cls(folder, read_command(folder), recorded_config(folder))
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
-        """What differs in another resolved configuration."""
-        return changes(self.config, plain)
+        """What differs in another resolved configuration; numbers as keys are compared as JSON has them."""
+        then, now = (json.loads(json.dumps(config, default=str)) for config in (self.config, plain))
+        return changes(then, now)
 
-    def check(self, cfg: DictConfig, plain: Mapping[str, Any], asked: str) -> None:
+    def edited(self) -> dict[str, Any]:
+        """The configuration as `config.yaml` has it now, which somebody may have edited; where there is none,
+        the one that was run. Raises ConfigError where it cannot be read or keys are missing from it."""
+        path = self.folder.config
+        try:
+            text = path.read_text(encoding="utf-8")
+            if text == as_yaml(self.config):
+                return self.config
+            edited = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+            if not isinstance(edited, dict) or not edited:
+                raise ValueError("it holds no keys")
+        except FileNotFoundError:
+            return self.config
+        except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+            told = " ".join(str(error).split())
+            if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+                told = f"line {error.problem_mark.line + 1}: {error.problem}"
+            raise ConfigError(f"{path} cannot be read: {told}. {_MEND}") from None
+        plain = {str(key): value for key, value in edited.items()}
+        gone = [change.key for change in self.changes(plain) if change.new is ABSENT]
+        if gone:
+            more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
+            raise ConfigError(f"{path} lacks {', '.join(gone[:5])}{more}. {_MEND}")
+        return plain
+
+    def usable(self) -> dict[str, Any]:
+        """The same, and where it cannot be used the configuration that was run, which is then said."""
+        from labrl.lab.summary import say
+
+        try:
+            return self.edited()
+        except ConfigError as damage:
+            say(str(damage))
+            return self.config
+
+    def check(
+        self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
+    ) -> None:
         """Raises ConfigError, with a table, where the run would have another past with other values.
 
-        cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it.
+        cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it;
+        edited: keys that were changed in `config.yaml`.
         """
         contradicting = contradictions(self.changes(plain))
         if contradicting:
             unresolved = OmegaConf.to_container(cfg, resolve=False)
             assert isinstance(unresolved, dict)
-            told = refusal(contradicting, {str(key): value for key, value in unresolved.items()})
+            told = refusal(contradicting, {str(key): value for key, value in unresolved.items()}, edited)
             raise ConfigError(f"{asked}: {told}")
 
     @property
@@ -62,6 +106,14 @@ class Past:
 
 Verb = Literal["resume", "rerun", "enjoy", "replay"]
 """What is wanted of a run."""
+
+
+def tell_damages(folder: RunFolder) -> None:
+    """Say which of the files that describe a run are missing or damaged, and that others stand in."""
+    from labrl.lab.summary import say
+
+    for damage in damages(folder):
+        say(f"{folder.path}: {damage}; the other files of the run stand in for it")
 
 
 def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
@@ -119,16 +171,26 @@ def _latest(wanted: dict[str, str]) -> RunFolder:
     found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
         # a run that was killed before it was recorded has done nothing
-        if run.provenance.exists() and _chosen_as(run, wanted):
+        if not run.unrecorded and _chosen_as(run, wanted):
             return run
     told = " ".join(f"{group}={option}" for group, option in wanted.items())
     agrees = f" that agrees with {told}" if found and told else ""
     raise ConfigError(f"there is no run under {RUNS.absolute()}{agrees}: name a run folder")
 
 
+def chosen(command: Command) -> dict[str, str]:
+    """Option by group; where the provenance is lost, only what was typed."""
+    return {**choices(command.overrides), **command.choices}
+
+
 def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
     """Whether a run made these choices."""
-    return wanted.items() <= read_command(run).choices.items()
+    if not wanted:
+        return True
+    try:
+        return wanted.items() <= chosen(read_command(run)).items()
+    except ConfigError:
+        return False
 
 
 def _runs() -> Iterable[RunFolder]:
@@ -141,8 +203,8 @@ def _runs() -> Iterable[RunFolder]:
 
 
 def _named(path: Path, verb: Verb) -> RunFolder:
-    if (path / MARKER).exists():
-        return RunFolder.open(path)
+    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
+        return RunFolder.open(path, rebuilt=verb != "resume")
     if (path.parent / MARKER).exists():
         raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
     if is_experiment(path):

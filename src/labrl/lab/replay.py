@@ -15,7 +15,7 @@ from labrl.config.compose import prepare
 from labrl.config.errors import ConfigError
 from labrl.envs.actions import action_dtype
 from labrl.envs.watch import Watched, watch
-from labrl.lab.past import find
+from labrl.lab.past import find, tell_damages
 from labrl.lab.showing import ReplayRequest
 from labrl.lab.summary import say
 from labrl.lab.window import Window, WindowClosedError
@@ -108,6 +108,7 @@ def replay(request: ReplayRequest) -> int:
     """
     window = Window() if request.render == "human" else None
     run = find(request.which, [], "replay")
+    tell_damages(run)
     prepare(_config_dir(run))
     session = _session(run.sessions(), request, str(run.path))
     name = f"{request.episode}.npz"
@@ -139,7 +140,10 @@ def replay(request: ReplayRequest) -> int:
 
 def _config_dir(run: RunFolder) -> str | None:
     """Where modules of the user's own may lie. An environment of labrl or of a package needs none."""
-    folder = read_command(run).config_dir
+    try:
+        folder = read_command(run).config_dir
+    except ConfigError:
+        return None
     return folder if folder is not None and Path(folder).is_dir() else None
 
 

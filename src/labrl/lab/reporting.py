@@ -18,7 +18,7 @@ from typing import Any
 from labrl.config.consistency import ABSENT, changes
 from labrl.config.errors import ConfigError
 from labrl.storage.atomic import write_json
-from labrl.storage.provenance import read_command, read_config
+from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import MARKER, RunFolder
 
 LONGEST = 300.0
@@ -80,7 +80,7 @@ def record_changes(folder: RunFolder) -> None:
     defaults cannot be composed: a required value, a folder of groups that is gone.
     """
     try:
-        command, config = read_command(folder), read_config(folder)
+        command, config = read_command(folder), recorded_config(folder)
         defaults = _defaults(command.choices, command.config_dir)
     except ConfigError as error:
         logging.getLogger(__name__).info("%s: no defaults to compare with: %s", folder.path, error)
@@ -114,7 +114,7 @@ def wants_report(folder: Path) -> bool:
     """Whether a trial of the experiment does (`meta.report`)."""
     for path in folder.glob(f"*/{MARKER}"):
         try:
-            if read_config(RunFolder.open(path.parent))["meta"].get("report", True):
+            if recorded_config(RunFolder.open(path.parent))["meta"].get("report", True):
                 return True
         except (ConfigError, KeyError, TypeError, AttributeError):
             continue  # of which nobody knows what was wanted
@@ -134,9 +134,9 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     target = Path(out).expanduser() if out else None
     if len(places) == 1 and by is None and Path(places[0]).expanduser().is_dir():
         folder = Path(places[0]).expanduser()
-        if (folder / MARKER).exists() and not _up_to_date(RunFolder.open(folder)):
+        if (folder / MARKER).exists() and not _up_to_date(RunFolder(folder)):
             with contextlib.suppress(OSError):  # someone else's run, or a full disk: then it is not known
-                record_changes(RunFolder.open(folder))
+                record_changes(RunFolder(folder))
         built = build(folder, target)
     else:
         built = build_comparison(find_runs(places), target or Path("comparison"), by)

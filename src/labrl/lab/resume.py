@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from labrl.config.consistency import ABSENT, Change
@@ -18,7 +18,7 @@ from labrl.lab.worker import restored_session
 from labrl.storage import marker
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.differences import differences
-from labrl.storage.provenance import Command, read_provenance, write_provenance
+from labrl.storage.provenance import Command, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 
@@ -33,12 +33,14 @@ def resume_trial(
     config: TrialConfig,
     plain: Mapping[str, Any],
     command: Command,
+    edited: Collection[str] = (),
 ) -> TrialResult:
     """Run the sessions that are not yet where `config` wants them, each from its newest checkpoint.
 
     changed: the keys of the resolved configuration that differ from the run's own; what contradicts its
-    past has been refused or forced by now. Raises, with nothing run, ConfigError where the run is still alive
-    and FinishedError where there is nothing left to do.
+    past has been refused or forced by now. edited: those of them that were changed in `config.yaml`. Raises,
+    with nothing run, ConfigError where the run is still alive and FinishedError where there is nothing left
+    to do.
     """
     check(config)
     run = past.folder
@@ -53,15 +55,25 @@ def resume_trial(
         _check_saved(run, left, reached)
         if not all(change.harmless for change in changed):
             _check_fits(config, run, left, reached)
-        before = read_provenance(run)
+        before = known_provenance(run)
         resumes = list(run.info().get("resumes", []))
         with recording_failure(run):
-            now = write_provenance(run, plain, command, resume=len(resumes) + 1)
-            differs = differences(before, now)
-            resumes.append(_entry(request, changed, left, reached, now, differs))
+            now = write_provenance(run, plain, command, resume=_next_number(run))
+            differs = differences(before, now) if before else []
+            entry = _entry(request, changed, left, reached, now, differs)
+            resumes.append({**entry, "edited_in_config_yaml": sorted(edited)})
             run.set_status("running", resumes=resumes)
+            for change in changed:
+                if change.key in edited:
+                    say(f"From {run.config}, which was edited: {change.told()}")
             _announce(run, config, left, reached, differs)
+            if not before:
+                say("Without provenance.json nobody knows whether code, packages and machine are the same")
             return run_sessions(config, plain, run, left)
+
+
+def _next_number(run: RunFolder) -> int:
+    return max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
 
 
 def frames_reached(run: RunFolder) -> dict[int, int]:

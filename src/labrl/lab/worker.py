@@ -66,6 +66,7 @@ def run_session(
             _warn_of_another_scale(session)
             session.run()
             _warn_if_nothing_was_learned(session, index)
+            _tell_updates(session, index)
         if session.pruned:
             result.status, code = "pruned", 0
         elif session.interrupted:
@@ -114,6 +115,15 @@ def _warn_if_nothing_was_learned(session: Session, index: int) -> None:
             "more, or let it learn from fewer steps or episodes at a time",
             index,
             f"{clock.frame:,}",
+        )
+
+
+def _tell_updates(session: Session, index: int) -> None:
+    limit, made = session.config.meta.max_opt_step, session.clock.opt_step
+    if limit is not None and made > limit:
+        _log.warning(
+            "session %d ended with %d updates, meta.max_opt_step=%d: those of the last rollout were all made",
+            *(index, made, limit),
         )
 
 

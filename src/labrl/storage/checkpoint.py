@@ -1,6 +1,6 @@
 """Checkpoints: folders that are either whole or not there, and that load without executing code.
 
-checkpoints/frame_000000100000/     also best/, of the same shape
+checkpoints/frame_000000100000/     also best/ and best_before/, of the same shape
     manifest.json                   format version, frame, sizes and SHA-256 of the other files
     state.json                      the nested state, its arrays and tensors by name
     tensors.pt                      name -> tensor, for torch.load(weights_only=True)
@@ -33,6 +33,8 @@ FORMAT_VERSION = 1
 
 MANIFEST, TREE, TENSORS = "manifest.json", "state.json", "tensors.pt"
 BEST = "best"
+BEFORE = "best_before"
+"""The best checkpoint before a provisional one."""
 
 Found = TypeVar("Found")
 
@@ -107,17 +109,26 @@ class CheckpointStore:
         """What was skipped while loading, and why; also logged as warnings."""
         self._ready = False
 
-    def save(self, frame: int, state: Any, best: bool = False, kept: int | None = None) -> Path:
+    def save(
+        self, frame: int, state: Any, best: bool = False, kept: int | None = None, provisional: bool = False
+    ) -> Path:
         """Write `state` as the checkpoint of `frame`, also as `best/` if `best`; returns its folder.
 
         Once it lies on the disk, those older than the `keep_last` newest are removed, but for that of frame
-        `kept`, which `declare_best` may be asked for. Raises TypeError
-        if `state` holds anything but plain data, arrays and tensors, OSError if the disk refuses; then
-        what was there before still is.
+        `kept`, which `declare_best` may be asked for. With `provisional` the best one until now is kept, for
+        `take_back_best`. Raises TypeError if `state` holds anything but plain data, arrays and tensors,
+        OSError if the disk refuses; then what was there before still is.
         """
-        return self.write(frame, Taken.of(state), best, kept)
+        return self.write(frame, Taken.of(state), best, kept, provisional)
 
-    def write(self, frame: int, taken: Taken, best: bool = False, kept: int | None = None) -> Path:
+    def write(
+        self,
+        frame: int,
+        taken: Taken,
+        best: bool = False,
+        kept: int | None = None,
+        provisional: bool = False,
+    ) -> Path:
         """`save`, of a state that was taken before."""
         self._make_ready()
         target = self.folder / f"frame_{frame:012d}"
@@ -125,6 +136,8 @@ class CheckpointStore:
         try:
             _write(temporary, frame, taken, best)
             self._publish(temporary, target)
+            if best and provisional:
+                self._keep_best_before(frame)
             if best:
                 self._publish_best(target)
         finally:
@@ -142,9 +155,20 @@ class CheckpointStore:
             manifest = _read_manifest(path)
         except ValueError as error:
             raise OSError(f"{path}: {error}") from error
-        manifest["best"] = True
-        write_atomic(path / MANIFEST, _as_json(manifest))
+        _mark(path, manifest, best=True)
         self._publish_best(path)
+
+    def take_back_best(self, frame: int) -> None:
+        """Let the checkpoint of `frame`, provisionally the best, not be it; the one before is it again."""
+        self._make_ready()
+        path, best, before = (self.folder / name for name in (f"frame_{frame:012d}", BEST, BEFORE))
+        if _claims_best(path):
+            _mark(path, _read_manifest(path), best=False)
+        if self.best_frame() == frame:
+            if before.is_dir():
+                self._publish(before, best)
+            else:
+                self._remove(best)
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None; broken ones are reported and skipped.
@@ -247,6 +271,11 @@ class CheckpointStore:
         sync_folder(self.folder)
         shutil.rmtree(retired, ignore_errors=True)
 
+    def _keep_best_before(self, frame: int) -> None:
+        if self.best_frame() not in (None, frame):
+            shutil.rmtree(self.folder / BEFORE, ignore_errors=True)
+            os.replace(self.folder / BEST, self.folder / BEFORE)
+
     def _publish_best(self, source: Path) -> None:
         temporary = self._temporary(BEST)
         for path in source.iterdir():
@@ -288,6 +317,10 @@ def _write(folder: Path, frame: int, taken: Taken, best: bool) -> None:
     manifest["files"] = {TREE: tree_file.finish(), TENSORS: tensors_file.finish()}
     write_synced(folder / MANIFEST, _as_json(manifest))
     sync_folder(folder)
+
+
+def _mark(path: Path, manifest: dict[str, Any], best: bool) -> None:
+    write_atomic(path / MANIFEST, _as_json({**manifest, "best": best}))
 
 
 def _as_json(manifest: dict[str, Any]) -> bytes:

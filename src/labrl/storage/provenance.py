@@ -84,13 +84,14 @@ def write_provenance(
 ) -> dict[str, Any]:
     """Write `config.yaml`, `overrides.yaml`, `provenance.json` and a `.diff` for each changed repository.
 
+    `provenance.json` holds what is in the two YAML files too, for where they are edited, damaged or lost.
     config: resolved, as plain data, with the seed actually used. resume: number of this resume, whose
     provenance goes into a folder of its own, while the two YAML files are replaced; None: the start.
     Facts that this machine does not tell are left out; only writing the files can fail (OSError).
-    Returns what `provenance.json` holds.
+    Returns what `provenance.json` holds besides the configuration.
     """
-    _write_yaml(folder.overrides, list(command.overrides))
-    _write_yaml(folder.config, dict(config))
+    write_atomic(folder.overrides, as_yaml(list(command.overrides)))
+    write_atomic(folder.config, as_yaml(dict(config)))
     target = folder.path if resume is None else folder.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
     repositories = {}
@@ -114,7 +115,7 @@ def write_provenance(
         "machine": describe_machine(),
         "packages": installed_packages(),
     }
-    write_json(target / PROVENANCE, content)
+    write_json(target / PROVENANCE, {**content, "config": dict(config)})
     return content
 
 
@@ -123,30 +124,88 @@ def read_provenance(folder: RunFolder) -> dict[str, Any]:
 
     Raises ConfigError where it is missing or damaged.
     """
-    numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
-    written = [path for number in numbers if (path := folder.resumes / str(number) / PROVENANCE).exists()]
-    return _read([*written, folder.provenance][0], json.loads, dict)
+    facts: dict[str, Any] = _read(folder, _newest(folder), json.loads, dict)
+    return facts
 
 
 def read_command(folder: RunFolder) -> Command:
-    """What a run was started, and later resumed, with. Raises ConfigError as `read_provenance` does."""
-    facts = read_provenance(folder)
-    overrides = _read(folder.overrides, _yaml, list)
+    """What a run was started, and later resumed, with: by its provenance, else by `overrides.yaml`.
+
+    Raises ConfigError where both are missing or damaged.
+    """
+    facts = known_provenance(folder)
+    overrides = facts.get("overrides")
+    if not isinstance(overrides, list):
+        overrides = _read(folder, folder.overrides, _yaml, list)
     return Command(overrides, facts.get("choices", {}), facts.get("config_dir"))
 
 
+def recorded_config(folder: RunFolder) -> dict[str, Any]:
+    """The resolved configuration that was run, as plain data: by its provenance, else by `config.yaml`.
+
+    Raises ConfigError where both are missing or damaged.
+    """
+    config = known_provenance(folder).get("config")  # former versions had none
+    return config if isinstance(config, dict) and not _lacking(config) else _config_file(folder)
+
+
 def read_config(folder: RunFolder) -> dict[str, Any]:
-    """The resolved configuration as plain data. Raises ConfigError where it is missing or damaged."""
-    config = _read(folder.config, _yaml, dict)
-    for part in ("seed", "agent", "env", "meta"):
-        if part not in config:
-            raise ConfigError(
-                f"{folder.config} cannot be read, so nobody knows what the run was: it has no {part}"
-            )
+    """The resolved configuration as `config.yaml` has it, edited or not; where that is missing or damaged,
+    the one that was run. Raises ConfigError where neither can be read."""
+    try:
+        return _config_file(folder)
+    except ConfigError:
+        config = known_provenance(folder).get("config")
+        if not isinstance(config, dict) or _lacking(config):
+            raise
+        return config
+
+
+def damages(folder: RunFolder) -> list[str]:
+    """The files that describe a run and are missing or damaged, in words."""
+    found = [] if folder.marker_damage is None else [f"{MARKER} is missing or damaged"]
+    for path, parse, kind in (
+        (folder.config, _yaml, dict),
+        (folder.overrides, _yaml, list),
+        (_newest(folder), json.loads, dict),
+    ):
+        try:
+            _read(folder, path, parse, kind)
+        except ConfigError:
+            found.append(f"{path.relative_to(folder.path)} is missing or damaged")
+    return found
+
+
+def _config_file(folder: RunFolder) -> dict[str, Any]:
+    config: dict[str, Any] = _read(folder, folder.config, _yaml, dict)
+    for part in _lacking(config):
+        raise ConfigError(
+            f"{folder.config} cannot be read, so nobody knows what the run was: it has no {part}. "
+            f"Known all the same: {folder.known}"
+        )
     return config
 
 
-def _read(path: Path, parse: Callable[[str], Any], kind: type) -> Any:
+def _lacking(config: Mapping[str, Any]) -> list[str]:
+    return [part for part in ("seed", "agent", "env", "meta") if part not in config]
+
+
+def known_provenance(folder: RunFolder) -> dict[str, Any]:
+    """The same as `read_provenance`, empty where that is missing or damaged."""
+    try:
+        return read_provenance(folder)
+    except ConfigError:
+        return {}
+
+
+def _newest(folder: RunFolder) -> Path:
+    """The newest provenance: of the last resume, or of the start."""
+    numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
+    written = (folder.resumes / str(number) / PROVENANCE for number in numbers)
+    return next((path for path in written if path.exists()), folder.provenance)
+
+
+def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type) -> Any:
     try:
         content = parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, kind):
@@ -155,9 +214,15 @@ def _read(path: Path, parse: Callable[[str], Any], kind: type) -> Any:
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} is missing: the run was killed before it began, so there is nothing to go back to"
+            if folder.unrecorded
+            else f"{path} is missing: put it back. Known all the same: {folder.known}"
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read, so nobody knows what the run was: {error}") from error
+        told = " ".join(str(error).split())
+        raise ConfigError(
+            f"{path} cannot be read, so nobody knows what the run was: {told}. Known all the same: "
+            f"{folder.known}"
+        ) from error
 
 
 def _yaml(text: str) -> Any:
@@ -224,8 +289,9 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     return facts, "".join(parts)
 
 
-def _write_yaml(path: Path, content: Any) -> None:
-    write_atomic(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+def as_yaml(content: Any) -> str:
+    """As `config.yaml` and `overrides.yaml` hold it."""
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _repositories() -> dict[str, Path]:

@@ -158,13 +158,14 @@ class RunFolder:
         return cls(folder)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+    def open(cls, path: str | os.PathLike[str], rebuilt: bool = False) -> RunFolder:
         """The run that lies at `path`.
 
-        Raises ConfigError if there is none, its marker is damaged, or a newer labrl wrote it.
+        rebuilt: whether `run.json` may be missing or damaged, as `rebuilt_info` can do without. Raises
+        ConfigError if there is no run, its marker is damaged, or a newer labrl wrote it.
         """
         run = cls(Path(os.path.abspath(path)))
-        version = run.info().get("format_version")
+        version = (run.rebuilt_info() if rebuilt else run.info()).get("format_version")
         if not isinstance(version, int):
             raise ConfigError(f"{run.path / MARKER} has no format_version: this is not a run of labrl")
         if version > FORMAT_VERSION:
@@ -214,18 +215,82 @@ class RunFolder:
         """How the run stands; `running` is also what a killed run leaves behind."""
         return self.info()["status"]
 
+    @property
+    def unrecorded(self) -> bool:
+        """Whether it was killed before all that describes it was written: then it has done nothing."""
+        return not self.provenance.exists() and not self.sessions()
+
+    @property
+    def has_lost_marker(self) -> bool:
+        """Whether this was a run folder, and `run.json` is gone."""
+        return not (self.path / MARKER).exists() and self.provenance.exists()
+
+    @property
+    def known(self) -> str:
+        """How the run and its sessions stand, in a line, as far as its files say."""
+        told = []
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            told.append(
+                f"the run is {json.loads((self.path / MARKER).read_text(encoding='utf-8'))['status']}"
+            )
+        for session in self.sessions():
+            result = session.read_result()
+            how = result.get("status", "has no result.json")
+            newest = max([result.get("frame", 0), *session.checkpoint_frames()])
+            told.append(f"session {session.index}: {how}, frame {newest:,}")
+        return "; ".join(told) or "nothing else is known of it"
+
     def info(self) -> dict[str, Any]:
         """The content of `run.json`; ConfigError where it is missing or damaged."""
         marker = self.path / MARKER
         try:
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise ConfigError(f"{self.path} holds no run of labrl (no {MARKER} in it)") from error
+            told = f"{self.path} holds no run of labrl (no {MARKER} in it)"
+            raise ConfigError(f"{told}{self._without_marker()}") from error
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{marker} cannot be read: {error}") from error
+            raise ConfigError(f"{marker} cannot be read: {error}{self._without_marker()}") from error
         if not isinstance(content, dict):
-            raise ConfigError(f"{marker} is not what labrl writes there: delete the folder or name another")
+            raise ConfigError(f"{marker} is not what labrl writes there{self._without_marker()}")
         return content
+
+    @property
+    def marker_damage(self) -> str | None:
+        """Why `run.json` cannot be read, None where it can."""
+        try:
+            self.info()
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def _without_marker(self) -> str:
+        """What else the folder says of the run, and how to use it without `run.json`."""
+        if not self.has_lost_marker and not (self.path / MARKER).exists():
+            return ""
+        return (
+            f". Known all the same: {self.known}. Put the file back, or write this into it: "
+            f"{json.dumps(self._rebuilt())}"
+        )
+
+    def rebuilt_info(self) -> dict[str, Any]:
+        """The same, and where it is missing or damaged what the results of the sessions say.
+
+        Raises ConfigError where there are none either, and so nothing of a run.
+        """
+        try:
+            return self.info()
+        except ConfigError:
+            if not any(session.read_result() for session in self.sessions()):
+                raise
+            return self._rebuilt()
+
+    def _rebuilt(self) -> dict[str, Any]:
+        """As much of `run.json` as can be used in its place."""
+        statuses = {session.read_result().get("status") for session in self.sessions()}
+        worst = next((status for status in ("failed", "pruned", "finished") if status in statuses), None)
+        left = not statuses or statuses & {None, "interrupted"}
+        status = "interrupted" if left or worst is None else worst
+        return {"format_version": FORMAT_VERSION, "status": status}
 
     def set_status(self, status: RunStatus, **facts: Any) -> None:
         """Record how the run stands, and further plain `facts`, in `run.json`."""

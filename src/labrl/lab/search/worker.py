@@ -94,14 +94,11 @@ def _resumed(task: Task) -> TrialResult | None:
     _wait_for(run)
     if _has_ended(run):
         return TrialResult(folder=run.path, seed=0)
-    try:
-        past = Past.of(run)
-    except ConfigError:
-        # killed before its configuration was written
+    if run.unrecorded:
         shutil.rmtree(task.folder)
         task.folder.mkdir()
         return None
-    again = Again(Request("resume", str(task.folder), force=False, edits=[]), past)
+    again = Again(Request("resume", str(task.folder), force=False, edits=[]), Past.of(run))
     cfg = compose(again.words, task.config_dir, with_hydra=True)
     plain = to_plain(cfg)
     command = Command.of(task.words, choices_of(cfg.hydra), task.config_dir, task.typed)

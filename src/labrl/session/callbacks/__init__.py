@@ -30,7 +30,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     from labrl.session.callbacks.search import search_callbacks
 
     meta = config.meta
-    listeners: list[Callback] = [Progress(show=meta.progress and meta.max_session == 1)]
+    listeners: list[Callback] = [Progress(meta.progress and meta.max_session == 1, config.log_frames)]
     if meta.tensorboard:
         from labrl.session.callbacks.tensorboard import TensorBoard
 

@@ -40,7 +40,7 @@ class Checkpoint(Callback):
     the session ends.
 
     Weights that are evaluated beside training are saved when that begins, and kept until it is known whether
-    they are the best.
+    they are the best. The best model before a provisional evaluation is kept until that is taken back.
     """
 
     def __init__(self, frequency: int, keep_last: int, evaluate: Evaluate, save_crash: bool = False) -> None:
@@ -54,7 +54,6 @@ class Checkpoint(Callback):
         self._writing: Future[None] | None = None
         self._saved_frame = 0
         self._written_frame = 0
-        self._best_frame: int | None = None
         self._handled: BaseException | None = None
 
     def start(self, session: SessionView) -> None:
@@ -68,15 +67,21 @@ class Checkpoint(Callback):
             )
         self._saved_frame = self._written_frame = session.clock.frame
         session.mark_room()
-        best_frame = self._best_frame = self._evaluate.best_frame
+        best_frame = self._evaluate.best_frame
         # a caller may run a session while it handles an error of its own
         self._handled = sys.exception()
+        if (taken_back := self._evaluate.taken_back) is not None:
+            self._store.take_back_best(taken_back)
+            if best_frame is not None and self._store.best_frame() is None:  # a former version wrote it
+                _log.warning("the best model so far, of frame %d, was not kept", best_frame)
+        self._declare_earlier(session.clock.frame)
         if session.clock.frame and self._evaluate.is_best(session.clock.frame):
             best = self._store.best()
             if best is None or best.frame < session.clock.frame:  # an evaluation was made up for just now
                 self._save(session)
         elif best_frame in self._store.frames() and best_frame != self._store.best_frame():
-            self._declare_best()  # killed before it was
+            assert best_frame is not None
+            self._declare_best(best_frame)  # killed before it was
 
     def step(self, session: SessionView) -> None:
         """Save if it is due, or if this is the best model so far."""
@@ -85,13 +90,10 @@ class Checkpoint(Callback):
             self._settle()
         if self._saved_frame < 0:
             self._check_files(session)
-        if self._evaluate.best_frame != self._best_frame:
-            self._best_frame = self._evaluate.best_frame
-            if not self._evaluate.is_best(frame):
-                self._declare_best()
-        evaluated = self._evaluate.is_best(frame) or self._evaluate.under_way == frame
+        self._declare_earlier(frame)
+        wanted = self._evaluate.is_best(frame) or self._evaluate.under_way == frame
         filled = self._saved_frame >= 0 and session.room_spent * self._keep_last > 1
-        if session.clock.due(self._frequency) or evaluated or filled:
+        if session.clock.due(self._frequency) or wanted or filled:
             self._save(session)
 
     def finish(self, session: SessionView) -> None:
@@ -127,7 +129,8 @@ class Checkpoint(Callback):
         """Begin to write, once the one before is written."""
         self._settle()
         frame = session.clock.frame
-        best, kept = self._evaluate.is_best(frame), self._evaluate.under_way
+        evaluate = self._evaluate
+        how = (evaluate.is_best(frame), evaluate.under_way, evaluate.provisional)
         try:
             taken = Taken.of(session.state_dict())
         except OSError as error:  # of files that are part of the state
@@ -138,18 +141,21 @@ class Checkpoint(Callback):
         if beside:
             taken = taken.copied()
         self._saved_frame = frame
-        self._writing = self._writer.submit(self._write, session.folder, frame, taken, best, kept)
+        self._writing = self._writer.submit(self._write, session.folder, frame, taken, how)
         if not beside:
             self._settle()
         if self._saved_frame >= 0:
             session.mark_room()
 
-    def _write(self, folder: SessionFolder, frame: int, taken: Taken, best: bool, kept: int | None) -> None:
+    def _write(
+        self, folder: SessionFolder, frame: int, taken: Taken, how: tuple[bool, int | None, bool]
+    ) -> None:
+        """how: what `CheckpointStore.write` is told besides."""
         assert self._store is not None, "start() comes before step()"
         # A loss of power may not take rows that the checkpoint counts as written.
         for table in (folder.train_csv, folder.eval_csv):
             sync_file(table)
-        self._store.write(frame, taken, best, kept)
+        self._store.write(frame, taken, *how)
 
     def _settle(self) -> None:
         """Wait for what is being written."""
@@ -176,12 +182,17 @@ class Checkpoint(Callback):
     def _refused(self, frame: int, error: OSError) -> None:
         _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)
 
-    def _declare_best(self) -> None:
+    def _declare_earlier(self, frame: int) -> None:
+        """Declare what evaluations beside training, told of at `frame`, have found to be the best."""
+        for evaluated in self._evaluate.fresh:
+            if evaluated.best and evaluated.frame != frame:
+                self._declare_best(evaluated.frame)
+
+    def _declare_best(self, frame: int) -> None:
         """Of a checkpoint that was written before."""
         assert self._store is not None, "start() comes before step()"
-        assert self._best_frame is not None, "the best score has a frame"
         self._settle()
         try:
-            self._store.declare_best(self._best_frame)
+            self._store.declare_best(frame)
         except OSError as error:
-            _log.warning("the best model, of frame %d, is not kept: %s", self._best_frame, error)
+            _log.warning("the best model, of frame %d, is not kept: %s", frame, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from labrl.session.evaluation import EvaluationEnvs, Played, Quota
 from labrl.session.evaluator import Evaluator, Snapshot
 from labrl.storage.tables import CsvTable
 
+_log = logging.getLogger(__name__)
+
 
 class Evaluated(NamedTuple):
     """An evaluation whose row has been written."""
@@ -23,6 +26,8 @@ class Evaluated(NamedTuple):
     """Of the weights that played."""
     played: Played
     """Nothing where the score is that of the training episodes."""
+    best: bool
+    """Whether it has the highest score so far."""
 
 
 class Evaluate(Callback):
@@ -36,6 +41,9 @@ class Evaluate(Callback):
     With `beside` they are played in a process beside training, one evaluation at a time: at the next one
     training waits for the one before. Rows are the same and in the same order; each is written as it comes.
     A checkpoint holds what is being evaluated at its time, so that none is lost or doubled by a resume.
+
+    The evaluation at the end of the budget, where no multiple of the frequency lies there, is provisional: a
+    run that goes on with a larger budget takes it back, and must be as if it had never been.
     """
 
     def __init__(
@@ -64,6 +72,8 @@ class Evaluate(Callback):
         """The highest `return_mean` so far, None before there is one."""
         self.best_frame: int | None = None
         """Where it was reached, frames."""
+        self.taken_back: int | None = None
+        """The frame of the provisional evaluation that was taken back when the session started."""
         self._owed = False
         self._behind: Snapshot | None = None
         """What the process beside training has not answered yet, or was to play when the session stopped."""
@@ -84,6 +94,11 @@ class Evaluate(Callback):
         return self._owed or self._behind is not None
 
     @property
+    def provisional(self) -> bool:
+        """Whether the evaluation at the present frame was made only because the budget ended there."""
+        return self._for_the_end
+
+    @property
     def under_way(self) -> int | None:
         """The frame whose weights are being evaluated beside training, None if none are."""
         return None if self._behind is None else self._behind.frame
@@ -97,9 +112,15 @@ class Evaluate(Callback):
         self._table = CsvTable(session.folder.eval_csv)
         # made up for already, but killed before the next checkpoint: then the row is there, and goes
         kept = clock.frame - (self._owed or outdated)
-        self._table.truncate_after(kept if self._behind is None else self._behind.frame - 1)
-        self._owed = self._owed and not outdated
+        found = self._table.truncate_after(kept if self._behind is None else self._behind.frame - 1)
         self.fresh = []
+        if outdated:
+            self._take_back(clock.frame)
+        if self.best_frame is not None and found < self.best_frame:
+            _log.warning(
+                "%s ends at frame %d, and had a row of frame %d: what is missing there stays missing",
+                *(self._table.path, found, self.best_frame),
+            )
         if self._behind is not None and not self.num_envs:  # there is nobody to play it any more
             self._behind = None
         if self._behind is not None:
@@ -154,6 +175,23 @@ class Evaluate(Callback):
         self._for_the_end = bool(state["for_the_end"])
         behind = state.get("behind")  # former versions had none
         self._behind = None if behind is None else Snapshot(behind["columns"], behind["acting"])
+
+    def _take_back(self, frame: int) -> None:
+        """Forget the provisional evaluation at `frame`, whose row has gone."""
+        assert self._table is not None, "start() comes before step()"
+        self._owed = self._for_the_end = False
+        self.taken_back = frame
+        if self.is_best(frame):
+            self.best_return, self.best_frame = None, None
+            for row in self._table.read_rows():
+                self._compare(row["return_mean"], row["frame"])
+
+    def _compare(self, score: Any, frame: Any) -> bool:
+        """Whether `score` is the highest so far, which it then counts as; None and nan never are."""
+        better = score is not None and score > (-np.inf if self.best_return is None else self.best_return)
+        if better:
+            self.best_return, self.best_frame = float(score), int(frame)
+        return better
 
     def _evaluate(self, session: SessionView) -> None:
         columns = clock_columns(session)
@@ -211,10 +249,8 @@ class Evaluate(Callback):
             )
             count, source = len(played), "evaluation"
         row = {**columns, **statistics, "episodes": count, "source": source}
-        score = statistics["return_mean"]
-        if score > (-np.inf if self.best_return is None else self.best_return):  # never for nan
-            self.best_return, self.best_frame = score, int(columns["frame"])
+        best = self._compare(statistics["return_mean"], columns["frame"])
         self._table.append(row)
-        self.fresh.append(Evaluated(int(columns["frame"]), played or []))
+        self.fresh.append(Evaluated(int(columns["frame"]), played or [], best))
         for listener in self._listeners:
             listener.row(session, "eval", row)

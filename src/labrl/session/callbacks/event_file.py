@@ -27,9 +27,8 @@ NamedValues = tuple[str, np.ndarray, np.ndarray | None]
 class EventFile:
     """Takes the place of a session's former files, with all that stays of them."""
 
-    def __init__(self, session: SessionView, table: Table, frame: int, began_at: int) -> None:
-        """table, frame: of the row that will be written first; began_at: frame where the session goes on,
-        behind which former histograms were undone."""
+    def __init__(self, session: SessionView, table: Table, frame: int, with_histograms: Table) -> None:
+        """table, frame: of the row that will be written first; with_histograms: whose rows come with some."""
         folder = session.folder.tensorboard
         former = sorted(folder.glob("events.*"))
         self._writer = EventFileWriter(str(folder))
@@ -44,12 +43,14 @@ class EventFile:
             ("train", session.folder.train_csv),
             ("eval", session.folder.eval_csv),
         )
+        written = set()
         for name, path in tables:
             for row in CsvTable(path).read_rows():
                 if (name, row["frame"]) != (table, frame):
                     self.add_row(name, row, began + float(row["wall"] or 0))
+                    written.add((name, row["frame"]))
         for event in _histograms_of(former):
-            if event.step <= began_at and (table, event.step) != ("eval", frame):
+            if (with_histograms, event.step) in written:  # its row was not taken back
                 self._writer.add_event(event)
         self.flush()
         for path in former:

@@ -10,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from labrl.config.errors import ConfigError
 from labrl.session.callbacks.callback import SessionView
 from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.provenance import read_command, read_config
+from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import RunFolder
 
 _PLUGIN = "hparams"
@@ -49,7 +49,7 @@ def session_ended(session: SessionView) -> Summary.Value | None:
 def chosen(run: RunFolder) -> dict[str, Any]:
     """What was typed for a trial, by key: numbers and words as they were resolved; and its seed."""
     try:
-        config, words = read_config(run), read_command(run).overrides
+        config, words = recorded_config(run), read_command(run).overrides
     except ConfigError:  # a folder that is damaged is no reason not to train
         return {}
     found: dict[str, Any] = {"seed": config.get("seed")}

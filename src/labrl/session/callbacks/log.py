@@ -55,6 +55,7 @@ class LogTraining(Callback):
         outdated = self._for_the_end and not clock.finished
         self._table = CsvTable(session.folder.train_csv)
         found = self._table.truncate_after(clock.frame - outdated)
+        self._for_the_end = self._for_the_end and not outdated
         if found < self._last_frame and not outdated:
             _log.warning(
                 "%s ends at frame %d, and had rows up to frame %d: what is missing there stays missing",

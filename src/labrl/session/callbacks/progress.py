@@ -32,17 +32,23 @@ _NUM_LOSSES = 4
 class Progress(Callback):
     """Writes the session's `progress.json` at most once a second; shows it where the session runs alone."""
 
-    def __init__(self, show: bool) -> None:
-        """show: whether this process has the terminal; sessions side by side leave it to `TrialPanel`."""
+    def __init__(self, show: bool, frequency: int = 1) -> None:
+        """show: whether this process has the terminal; sessions side by side leave it to `TrialPanel`;
+        frequency: frames between rows of training."""
+        self._frequency = frequency
         self._display = Display(1) if show else None
         self._rows = 0
         self._next = 0.0
         self._points: deque[tuple[float, int]] = deque(maxlen=_FPS_WINDOW + 1)
         self._returns: deque[float] = deque(maxlen=_RETURNS)
         self._losses: dict[str, float] = {}
+        self._for_the_end = False
 
     def start(self, session: SessionView) -> None:
-        """Show where the session begins."""
+        """Show where the session begins; a row at the end of a smaller budget is taken back."""
+        if self._for_the_end and not session.clock.finished and self._returns:
+            self._returns.pop()
+        self._for_the_end = False
         self._points.append((time.monotonic(), session.clock.frame))
         self._tell(session, "running")
 
@@ -58,8 +64,11 @@ class Progress(Callback):
         if table != "train":
             return
         self._rows += 1
+        self._for_the_end = False
         if _is_finite(row.get("return_mean")):
             self._returns.append(float(row["return_mean"]))
+            clock = session.clock
+            self._for_the_end = clock.finished and not clock.crossed(self._frequency)
         losses = [name for name, value in row.items() if _LOSSES.fullmatch(name) and _is_finite(value)]
         self._losses = {name: float(row[name]) for name in losses[:_NUM_LOSSES]}
 
@@ -72,12 +81,13 @@ class Progress(Callback):
             self._display.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the spark line is drawn from."""
-        return {"returns": list(self._returns)}
+        """What the spark line is drawn from, and whether its last point is there because the budget ended."""
+        return {"returns": list(self._returns), "for_the_end": self._for_the_end}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; those of former versions had none."""
         self._returns.extend(state.get("returns", ()))
+        self._for_the_end = bool(state.get("for_the_end", False))
 
     def _tell(self, session: SessionView, status: str) -> None:
         progress = self._progress(session, status)

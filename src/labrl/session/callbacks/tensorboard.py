@@ -28,12 +28,7 @@ class TensorBoard(Callback):
         what comes with each training row, those included."""
         self._histograms, self._look = histograms, look
         self._file: EventFile | None = None
-        self._began_at = 0
         self._refused = False
-
-    def start(self, session: SessionView) -> None:
-        """Remember where the session goes on: what histograms there are behind it were undone."""
-        self._began_at = session.clock.frame
 
     def step(self, session: SessionView) -> None:
         """Remember what a closer look needs."""
@@ -54,7 +49,7 @@ class TensorBoard(Callback):
             # Imported with the first row: the first step of training does not wait for it.
             from labrl.session.callbacks.event_file import EventFile
 
-            self._file = EventFile(session, table, frame, self._began_at)
+            self._file = EventFile(session, table, frame, "eval" if self._histograms else "train")
         self._file.add_row(table, row, time.time())
         if self._histograms and table == "eval":
             named = ((f"weights/{name}", values, None) for name, values in weights(session.agent))
