@@ -10,7 +10,7 @@ from typing import Any
 
 from labrl.analysis.plots.colours import BLUE, GREEN, GREY, VERMILLION
 from labrl.analysis.report.curves import Axes
-from labrl.analysis.report.formats import UNKNOWN, number
+from labrl.analysis.report.formats import INTERVAL, UNKNOWN, number
 from labrl.analysis.report.sections import (
     Axis,
     Block,
@@ -270,7 +270,7 @@ def _curves_section(search: SearchResult, path: Path) -> Section | None:
             lines.append(Line(f"search-{name.replace(' ', '-')}", name, colour, views))
     if not lines:
         return None
-    chart = Chart("Return on fresh seeds", axes.labels, lines, "with 95 % intervals", tall=True)
+    chart = Chart("Return on fresh seeds", axes.labels, lines, f"with its {INTERVAL}", tall=True)
     return Section("against-default", "Best against default", [chart])
 
 

@@ -106,6 +106,7 @@ class Progress(Callback):
             phases=phases,
             returns=list(self._returns),
             losses=self._losses,
+            max_wall=clock.max_wall,
         )
 
 
