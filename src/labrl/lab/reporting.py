@@ -143,6 +143,8 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     rows = comparison_rows(built.statistics)
     if form is None:
         _print(rows, built.warnings)
+        if "search" in built.statistics:  # whose rows are the trials, each on the seeds of the search
+            print(built.verdict)
     else:
         table = {"md": as_markdown, "csv": as_csv, "latex": as_latex}[form](rows)
         # a CSV file has no place for a remark

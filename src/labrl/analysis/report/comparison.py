@@ -15,6 +15,7 @@ from labrl.analysis.plots.colours import GREY, Style, group_styles
 from labrl.analysis.plots.comparison import Compared, named
 from labrl.analysis.report.curves import Axes
 from labrl.analysis.report.formats import INTERVAL, UNKNOWN, interval, interval_by, number
+from labrl.analysis.report.search import search_figures
 from labrl.analysis.report.sections import (
     Axis,
     Block,
@@ -33,6 +34,7 @@ from labrl.analysis.report.sections import (
 )
 from labrl.analysis.report.trials import groups_section, trials_section
 from labrl.analysis.report.verdict import comparison_verdict, final_estimate, improvement
+from labrl.analysis.search import SearchResult, verdict
 from labrl.analysis.series import STATISTICS, evaluates, return_curve, statistic_of
 from labrl.analysis.settings import Setting, settings
 
@@ -57,6 +59,8 @@ class Comparison:
     warnings: Sequence[str] = ()
     trials: Sequence[Mapping[str, Any]] = ()
     """Those of `experiment.json`, if there is one."""
+    search: SearchResult | None = None
+    """Where it is one: what it confirmed on fresh seeds is the verdict of the report."""
     extra: Sequence[Section] = ()
     """Sections that come first: those of a search."""
 
@@ -104,13 +108,18 @@ def comparison_report(comparison: Comparison) -> Report:
         trials_section(groups, comparison.trials, statistics, comparison.folder),
         groups_section(groups, comparison.command),
     ]
-    verdicts = [comparison_verdict(entry) for entry in statistics["envs"]]
+    if comparison.search is None:
+        sentences = [comparison_verdict(entry) for entry in statistics["envs"]][:4]
+        figures = list(_figures(comparison))
+    else:
+        sentences = list(verdict(comparison.search))
+        figures = list(search_figures(comparison.search, statistics["search"]))
     return Report(
         title=comparison.title,
         subtitle=comparison.subtitle,
         status=comparison.status,
-        verdict=" ".join(verdicts[:4]),
-        figures=list(_figures(comparison)),
+        verdict=" ".join(sentences),
+        figures=figures,
         warnings=list(_warnings(comparison)),
         sections=sections,
         facts={"": str(comparison.folder)},

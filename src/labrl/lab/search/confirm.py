@@ -33,11 +33,6 @@ class Candidate:
     """What each of them came to, by objective; None where it did not reach its end."""
 
     @property
-    def name(self) -> str:
-        """For messages."""
-        return "the default" if self.number is None else f"trial {self.number}"
-
-    @property
     def mean(self) -> float | None:
         """Of the first objective over the seeds; None where one of them failed."""
         known = [values[0] for values in self.values if values is not None]
