@@ -15,6 +15,7 @@ from labrl.config.search import Confirm
 from labrl.lab.search.objective import trial_values
 from labrl.lab.search.study import Plan
 from labrl.seeding import derived_seed
+from labrl.storage.experiment_folder import CONFIRMING
 from labrl.storage.run_folder import RunFolder
 
 
@@ -55,7 +56,7 @@ class Confirmation:
 
         def candidate(number: int | None, params: dict[str, Any], searched: list[float] | None) -> Candidate:
             name = "default" if number is None else f"trial_{number}"
-            folders = [home / f"confirm_{name}_{index}" for index in range(config.sessions)]
+            folders = [home / f"{CONFIRMING}{name}_{index}" for index in range(config.sessions)]
             return Candidate(number, params, searched, folders)
 
         chosen = [
