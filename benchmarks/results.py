@@ -35,7 +35,7 @@ tuned by hand on their very cell have a [study](#studies) each: they have what w
 All others were chosen by hand with other budgets or, where the preset says so, not at all.
 
 - *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint rows
-  of the return of the last 100 training episodes; in brackets the 95 % interval of our mean.
+  of the return of the last 100 training episodes; in brackets the 95 % bootstrap interval.
 - *final return*: see [statistics](statistics.md).
 - *equal*: the published score lies in our interval, or is off by at most 1 % of what it has over the random
   policy. Nothing is known of the spread of the published scores. Cells in which we fall short are bold.

@@ -92,6 +92,24 @@ def test_the_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None
     assert best == [(4, 1.0, True), (8, 3.0, True), (8, 3.0, False), (8, 3.0, False), (20, 9.0, True)]
 
 
+def test_a_score_of_training_is_never_better_than_one_of_evaluation(tmp_path: Path) -> None:
+    """A resume may set meta.rigorous_eval: the two scores do not compare."""
+    before = Evaluate(frequency=4, num_envs=0)
+    session = ToySession(tmp_path, max_frame=100)
+    before.start(session)
+    session.episodes.load_state_dict({"total": 1, "returns": [1000.0], "lengths": [1]})
+    session.step()
+    before.step(session)
+    assert (before.best_return, before.best_source) == (1000.0, "training")
+    after = Evaluate(frequency=50, num_envs=2)
+    after.load_state_dict(before.state_dict())
+    other = ToySession(tmp_path / "on", max_frame=100)
+    other.config.env = COUNTDOWN
+    other.run(after)
+    scores = [row["return_mean"] for row in rows(other)]
+    assert (after.best_return, after.best_source) == (max(scores), "evaluation")
+
+
 def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=100)
     session.config.env = COUNTDOWN

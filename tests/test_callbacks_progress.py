@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,44 @@ def test_on_a_terminal_a_panel_shows_frames_return_speed_and_time_left() -> None
     for fact in ("2,500 / 10,000", "21.5", "25 min 0 s", "failed", "learn 75%", "time left"):
         assert fact in text
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
+
+
+@pytest.mark.parametrize(
+    ("facts", "known"),
+    [
+        ({"frame": 8, "wall": 0.4}, False),
+        ({"frame": 8, "wall": 5.0}, False),
+        ({"frame": 5_000, "wall": 1.0, "rows": 9}, False),
+        ({"frame": 5_000, "wall": 5.0}, True),
+        ({"frame": 50, "wall": 5.0, "rows": 3}, True),
+        ({"frame": 50, "wall": 40.0}, True),
+    ],
+)
+def test_the_time_left_is_estimated_once_there_is_something_to_tell_from(
+    facts: dict[str, float], known: bool
+) -> None:
+    progress = replace(at(1), **facts)
+    assert (progress.seconds_left is not None) == known
+    terminal = Terminal(False)
+    terminal.display().show([progress])
+    assert (" left" in terminal.lines[0]) == known
+
+
+def test_the_time_left_is_no_more_than_the_seconds_of_the_budget() -> None:
+    assert replace(at(5_000), wall=20.0, max_wall=30.0).seconds_left == 10
+    assert replace(at(5_000), wall=20.0, max_wall=300.0).seconds_left == 50
+
+
+def test_a_last_step_beyond_the_budget_is_no_more_than_all_of_it() -> None:
+    terminal = Terminal(False)
+    terminal.display().show([at(10_008, status="finished")])
+    assert "%" not in terminal.lines[0]
+    assert {"10,008", "10,000"} <= set(re.findall(r"[\d,]+\d", terminal.lines[0]))
+    panel = Terminal(True)
+    display = panel.display()
+    display.show([at(10_008, status="finished")])
+    display.close()
+    assert "10,000 / 10,000" in panel.text.getvalue()
 
 
 def learning(index: int = 0) -> SessionProgress:

@@ -9,16 +9,20 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_cases import config_with, rising, write_run
 
-from labrl.analysis.listing import as_table, entries
+from labrl.analysis.listing import Entry, as_table, entries
 from labrl.cli import list_runs
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 
 PAGE = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
+
+
+Run = tuple[float, dict[str, Any]]
 
 
 def ago(**time: float) -> str:
@@ -52,13 +56,100 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_the_table_has_the_newest_first_and_an_experiment_in_one_line(runs: Path) -> None:
-    assert as_table(entries(runs)).splitlines() == [
-        "status    agent  env       frames  return  seeds              age  folder",
-        "failed    dqn    pong       1k/1k   -20.0  1/1              5 min  new_dqn",
-        "finished  sac    cartpole   1k/1k    20.0  3/3 in 3 trials    2 h  grid",
-        "finished  ppo    cartpole   1k/1k   150.0  2/2                3 d  old_ppo",
+def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs: Path) -> None:
+    head, *lines = (line.split() for line in as_table(entries(runs)).splitlines())
+    assert head == ["status", "agent", "env", "frames", "return", "seeds", "age", "folder"]
+    assert lines[0] == ["failed", "dqn", "pong", "1k/1k", "-20.0", "1/1", "5", "min", "new_dqn"]
+    assert lines[1][:4] == ["finished", "sac", "cartpole", "1k/1k"]
+    assert lines[1][-1] == "grid"
+    assert sorted(line[:4] for line in lines[2:5]) == [
+        ["sac", "cartpole", score, "1"] for score in ("0.0", "10.0", "20.0")
     ]
+    assert lines[5] == ["finished", "ppo", "cartpole", "1k/1k", "150.0", "2/2", "3", "d", "old_ppo"]
+
+
+def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> Entry:
+    """runs: by folder the final return, and what differs in the configuration. Returns its line."""
+    for folder, (score, changes) in runs.items():
+        frames = changes.pop("frames", 1000)
+        write_run(home / folder, [rising(score, frames=frames)], config=config_with(**changes))
+    trials = [{"number": n, "folder": folder, "status": "finished"} for n, folder in enumerate(runs)]
+    (home / EXPERIMENT_MARKER).write_text(
+        json.dumps({"kind": "grid", "status": "finished", "trials": trials, **facts})
+    )
+    (entry,) = entries(home.parent)
+    return entry
+
+
+def test_the_return_of_an_experiment_is_the_mean_of_its_seeds_and_not_the_best(tmp_path: Path) -> None:
+    entry = write_experiment(
+        tmp_path / "runs" / "seeds",
+        {str(seed): (score, {"seed": seed}) for seed, score in enumerate((34.5, 42.8, 40.1))},
+    )
+    assert entry.return_mean == pytest.approx(39.1333, abs=1e-3)
+    assert (entry.seeds, len(entry.groups)) == (3, 1)
+
+
+def test_environments_and_settings_are_never_mixed_in_one_return(tmp_path: Path) -> None:
+    names = ("cartpole", "acrobot")
+    entry = write_experiment(
+        tmp_path / "runs" / "grid",
+        {
+            f"{env}{seed}": (score + seed, {"seed": seed, "env__name": env})
+            for env, score in zip(names, (20.0, -80.0), strict=True)
+            for seed in range(2)
+        },
+    )
+    assert (entry.return_mean, entry.seeds) == (None, 0)
+    told = {(group.env, group.return_mean, group.seeds) for group in entry.groups}
+    assert told == {("cartpole", 20.5, 2), ("acrobot", -79.5, 2)}
+    (only,) = entries(tmp_path / "runs", ["env=acrobot"])
+    assert (only.env, only.return_mean, only.seeds) == ("acrobot", -79.5, 2)
+
+
+def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) -> None:
+    home = tmp_path / "runs" / "seeds"
+    entry = write_experiment(
+        home, {"0": (10.0, {"seed": 0}), "1": (20.0, {"seed": 1}), "2": (90.0, {"seed": 2, "frames": 500})}
+    )
+    assert (entry.return_mean, entry.seeds, entry.trials) == (15.0, 2, 3)
+    result = home / "1" / "session_0" / "result.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "status": "failed"}))
+    (entry,) = entries(tmp_path / "runs")
+    assert (entry.return_mean, entry.seeds) == (10.0, 1)
+
+
+@pytest.mark.parametrize("objective", ["final_return", "wall"])
+def test_a_search_shows_its_winner_on_fresh_seeds(tmp_path: Path, objective: str) -> None:
+    """Its best trial's lucky 109.4 was shown as the return, and confirming runs counted as trials."""
+    home = tmp_path / "runs" / "search"
+    fresh = {f"confirm_trial_1_{seed}": (score, {}) for seed, score in enumerate((100.0, 102.0))}
+    for folder, (score, _) in fresh.items():
+        write_run(home / folder, [rising(score)])
+    values = [[100.0], [102.0]] if objective == "final_return" else [[7.0], [7.2]]
+    confirm = {
+        "winner": 1,
+        "held": True,
+        "candidates": [
+            {"trial": 1, "searched": [109.4], "folders": list(fresh), "values": values, "mean": 101.0},
+            {"trial": None, "searched": None, "folders": [], "values": [[95.0]], "mean": 95.0},
+        ],
+    }
+    facts = {"space": {}, "objective": [objective], "directions": ["maximize"], "confirm": confirm}
+    trials = [
+        {"number": n, "folder": str(n), "status": "finished", "state": "complete", "values": [value]}
+        for n, value in enumerate((90.0, 109.4))
+    ]
+    runs = {str(n): (value, {"agent__lr": 0.1 + n}) for n, value in enumerate((90.0, 109.4))}
+    entry = write_experiment(home, runs, kind="search", search=facts, trials=trials)
+    assert (entry.return_mean, entry.seeds, entry.trials) == (101.0, 2, 2)
+    assert entry.groups[1].name == "the default"
+    assert entry.best_in_the_search == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
+    (other,) = entries(tmp_path / "runs", ["agent.lr=0.1"])
+    assert (other.return_mean, other.trials) == (None, 1), "the winner is not among the chosen trials"
+    assert other.best_in_the_search is not None
+    assert (other.best_in_the_search["value"], other.best_in_the_search["of"]) == (90.0, 1)
+    assert ("best of 1: 90.0" in as_table([other])) == (objective == "final_return")
 
 
 def test_an_experiment_that_is_named_shows_its_trials(runs: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run_cases import rising, write_run
 
+from labrl.analysis.files import write_statistics
+from labrl.analysis.report.build import build
 from labrl.analysis.report.render import render
 from labrl.analysis.report.search import search_sections
 from labrl.analysis.report.sections import (
@@ -21,6 +25,8 @@ from labrl.analysis.report.sections import (
     Table,
 )
 from labrl.analysis.runs import Experiment
+from labrl.storage.atomic import write_json
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 
 SPACE = {
     "agent.lr": {
@@ -107,6 +113,53 @@ def test_it_says_whether_the_winner_held_and_gives_the_command() -> None:
     assert next(one.text for one in found if isinstance(one, Command)) == "labrl agent.lr=1"
     (table,) = [one for one in found if isinstance(one, Table)]
     assert table.marked == {1}
+
+
+def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_lucky(tmp_path: Path) -> None:
+    """A report had the lucky 109.4 of one seed above the 101.3 of three fresh ones, and lost their frames."""
+    for name, to, seeds in (("0", 109.4, 1), ("1", 90.0, 1), ("confirm_trial_0_0", 101.3, 3)):
+        write_run(tmp_path / name, [rising(to)] * seeds)
+    write_run(tmp_path / "confirm_default_0", [rising(95.0)])
+    searched = {"trial": 0, "searched": [109.4], "mean": 101.3, "values": [[100.3], [101.3], [102.3]]}
+    default = {"trial": None, "searched": None, "mean": 95.0, "values": [[94.0], [95.0], [96.0]]}
+    confirm = {
+        "winner": 0,
+        "held": True,
+        "candidates": [
+            {**searched, "folders": ["confirm_trial_0_0"]},
+            {**default, "folders": ["confirm_default_0"]},
+        ],
+    }
+    facts = experiment(confirm=confirm).info["search"]
+    trials = [
+        {
+            "number": n,
+            "folder": str(n),
+            "status": "finished",
+            "state": "complete",
+            "params": {},
+            "values": [v],
+        }
+        for n, v in enumerate((109.4, 90.0))
+    ]
+    write_json(tmp_path / EXPERIMENT_MARKER, {"kind": "search", "search": facts, "trials": trials})
+    built = build(tmp_path)
+    assert built.verdict.index("101.3") < built.verdict.index("95 on") < built.verdict.index("109.4")
+    assert built.statistics["search"]["frames"] == {"search": 2000, "confirmation": 4000}
+    best, other = built.statistics["search"]["confirmed"]
+    assert (best["trial"], best["mean"], best["seeds"], best["searched"]) == (0, 101.3, 3, 109.4)
+    assert best["low"] < 101.3 < best["high"]
+    assert (other["trial"], other["mean"]) == (None, 95.0)
+    page = built.path.read_text()
+    assert page.index("101.3") < page.index("109.4")
+    statistics = json.loads((tmp_path / "statistics.json").read_text())
+    assert statistics["search"] == built.statistics["search"] == write_statistics(tmp_path)["search"]
+
+
+def test_a_search_that_was_not_confirmed_calls_its_best_value_lucky() -> None:
+    (note,) = [one for one in blocks(search_sections(experiment()), "best") if isinstance(one, Note)]
+    assert "luck" in note.text
+    assert "fresh seeds" in note.text
 
 
 def test_a_report_with_these_sections_renders_and_escapes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
+from labrl.lab.search.begin import unwatched
 from labrl.lab.search.checks import check_ready, check_space
 from labrl.lab.search.recipe import BEST, Recipe
 from labrl.lab.search.space import Space
@@ -106,6 +107,16 @@ def test_what_contradicts_another_sample_only_is_not_refused() -> None:
         "agent.gae_lambda=choice(0.9, ${agent.discount})",
     ]
     check_space(Recipe(Space.of({}, {}, words), {"agent": "ppo", "env": "cartpole"}, []), None)
+
+
+@pytest.mark.parametrize("typed", ["meta.report=true", "++meta.report=true", "meta.videos=true"])
+def test_trials_report_nothing_of_their_own_unless_it_is_typed(typed: str) -> None:
+    recipe = Recipe(Space.of({}, {}, [LR, "env=cartpole", typed]), {"agent": "ppo", "env": "cartpole"}, [])
+    for words, key in (([], None), ([typed], typed.lstrip("+").partition("=")[0])):
+        meta = to_plain(compose([*recipe.configuration({"agent.lr": 1e-3}), *unwatched(words)]))["meta"]
+        kept = {name: meta[name] for name in ("progress", "report", "videos")}
+        asked = {} if key is None else {key.partition(".")[2]: True}
+        assert kept == {"progress": False, "report": False, "videos": False, **asked}
 
 
 def test_a_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,11 @@ def test_the_best_is_confirmed_beside_the_default_and_written_as_a_recipe(
     assert all(
         (home / folder / "run.json").exists() for one in confirm["candidates"] for folder in one["folders"]
     )
-    assert confirm["winner"] == info["search"]["best"]["trial"]
+    best = info["search"]["best"]
+    assert confirm["winner"] == best["trial"]
+    (winner,) = (one for one in confirm["candidates"] if one["trial"] == best["trial"])
+    assert best["confirmed"]["mean"] == winner["mean"] != best["searched"] == winner["searched"][0]
+    assert best["confirmed"]["seeds"] == len(confirm["seeds"])
     assert confirm["held"] in (True, False)
     assert info["search"]["best"]["command"].startswith("labrl agent=ppo env=cartpole ")
     recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())

@@ -120,6 +120,16 @@ def test_rows_without_a_return_are_passed_over(tmp_path: Path) -> None:
     assert reasons(told) == ["no episode has ended"]
 
 
+def test_a_trial_that_won_a_search_is_not_a_seed_beside_those_that_confirm_it(tmp_path: Path) -> None:
+    home = tmp_path / "search"
+    for seed, (name, score) in enumerate((("3_ppo", 109.0), ("confirm_trial_3_0", 100.0), ("other", 90.0))):
+        write_run(home / name, [rising(score)], config=config_with(seed=seed))
+    told = group_statistics(find_runs([home]))
+    assert [entry["run"] for entry in told["left_out"]] == ["3_ppo", "other"]
+    assert told["measures"]["final_return"]["mean"] == 100.0
+    assert group_statistics([load_run(home / "3_ppo")])["counted"] == 1
+
+
 def test_a_session_that_died_early_is_left_out_and_named(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10), rising(10), rising(10, frames=400)], status="failed")
     told = trial_statistics(load_run(path))

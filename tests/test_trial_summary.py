@@ -62,6 +62,21 @@ def test_a_mean_is_of_the_sessions_that_have_a_return() -> None:
     assert "mean return" not in summary(kept[0], session(0, status="failed"))
 
 
+def test_one_episode_has_no_deviation() -> None:
+    row = summary(session(0, frame=250, episodes=1, return_mean=-1229.0, return_std=0.0)).splitlines()[2]
+    assert "-1,229" in row
+    assert "±" not in row
+
+
+def test_a_score_of_evaluation_is_not_headed_as_one_of_training() -> None:
+    facts = {"frame": 3008, "episodes": 40, "return_mean": 245.3, "return_std": 9.0, "return_episodes": 40}
+    evaluated = summary(session(0, **facts, best_return=174.7, best_source="evaluation"))
+    assert "best eval" in evaluated.splitlines()[1]
+    assert "last 40 training episodes" in evaluated
+    inferred = summary(session(0, **facts, best_return=250.0, best_source="training"))
+    assert "eval " not in inferred.splitlines()[1]
+
+
 def test_the_error_of_a_failed_session_is_one_line() -> None:
     error = "RuntimeError: " + "a long story " * 12
     assert f"session 3 failed: {error}\n" in summary(session(3, status="failed", error=error))

@@ -184,7 +184,10 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     import shutil
 
     parser = argparse.ArgumentParser(
-        prog="labrl-runs", description="List run folders, the newest first; an experiment is one line."
+        prog="labrl-runs",
+        description="List run folders, the newest first. An experiment is one line, and where its trials "
+        "differ in more than the seed, a line for each group follows. A search shows the return of its best "
+        "configuration on fresh seeds.",
     )
     parser.add_argument(
         "filters",

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from labrl.analysis.comparison import compare
-from labrl.analysis.groups import grouped
-from labrl.analysis.runs import load_experiment, load_run
+from labrl.analysis.groups import Group, grouped
+from labrl.analysis.runs import Experiment, load_experiment, load_run
+from labrl.analysis.search import read_search, summary
 from labrl.analysis.statistics import trial_statistics
 from labrl.analysis.tables import as_csv, comparison_rows
 from labrl.storage.atomic import write_atomic, write_json
@@ -31,9 +32,19 @@ def write_statistics(folder: str | os.PathLike[str]) -> dict[str, Any]:
         content = trial_statistics(load_run(path))
         rows = content["sessions"]
     else:
-        content = compare(grouped(load_experiment(path).runs))
+        experiment = load_experiment(path)
+        content = compare_experiment(experiment, grouped(experiment.runs))
         rows = comparison_rows(content)
     save_statistics(path, content, rows)
+    return content
+
+
+def compare_experiment(experiment: Experiment, groups: Sequence[Group]) -> dict[str, Any]:
+    """`compare` of the groups of an experiment; of a search also what it came to, under `search`."""
+    search = read_search(experiment.info)
+    content = compare(groups)
+    if search is not None:
+        content["search"] = summary(search, experiment.runs, experiment.path)
     return content
 
 

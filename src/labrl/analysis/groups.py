@@ -127,23 +127,28 @@ def _by_name(run: Run, by: str) -> str:
 def _names(collected: Sequence[Sequence[Run]]) -> list[str]:
     """The agent, and where others in the environment have it too, what differs between them."""
     firsts = [group[0] for group in collected]
-    names = []
+    rivals: dict[tuple[str, str], list[Run]] = {}
     for run in firsts:
-        rivals = [other for other in firsts if (other.agent, other.env) == (run.agent, run.env)]
-        parts = [run.agent]
-        if len(rivals) > 1:
-            place = rivals.index(run)
-            different = varied(rivals)
-            parts += [f"{_short(key)}={_brief(values)[place]}" for key, values in list(different.items())[:3]]
-            if len(different) > 3:
-                parts.append("…")
-            if not different:
-                parts.append(run.name)
-        names.append(" ".join(parts))
+        rivals.setdefault((run.agent, run.env), []).append(run)
+    named = {id(run): name for several in rivals.values() for run, name in _among(several)}
+    names = [named[id(run)] for run in firsts]
     return [
         name if names.count(name) == 1 or _envs(firsts, names, name) else f"{name} ({run.name})"
         for name, run in zip(names, firsts, strict=True)
     ]
+
+
+def _among(rivals: Sequence[Run]) -> Iterator[tuple[Run, str]]:
+    """Runs of one agent in one environment with their names."""
+    different = varied(rivals) if len(rivals) > 1 else {}
+    told_of = [(_short(key), _brief(values)) for key, values in list(different.items())[:3]]
+    for place, run in enumerate(rivals):
+        parts = [run.agent, *(f"{key}={values[place]}" for key, values in told_of)]
+        if len(different) > 3:
+            parts.append("…")
+        if len(rivals) > 1 and not different:
+            parts.append(run.name)
+        yield run, " ".join(parts)
 
 
 def _brief(values: Sequence[Any]) -> list[str]:

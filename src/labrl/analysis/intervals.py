@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 Scores = Array | Sequence[ArrayLike]
 
 CONFIDENCE = 0.95
+METHOD = "stratified bootstrap"
+"""Name of the method behind every interval here, for whoever shows one."""
 REPLICATES = 10_000
 """Of the bootstrap of a number: the interval's ends then move by about a hundredth of its width."""
 PAIR_REPLICATES = 2_000

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from labrl.analysis.columns import widths_that_fit
-from labrl.analysis.groups import told, value_at
-from labrl.analysis.runs import Run, find_runs, load_experiment
+from labrl.analysis.groups import grouped, told, value_at, varied
+from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
+from labrl.analysis.search import Confirmed, SearchResult, SearchTrial, read_search, runs_of
+from labrl.analysis.statistics import FAR_ENOUGH
 from labrl.config.errors import ConfigError, did_you_mean
 from labrl.storage.experiment_folder import is_experiment
 
@@ -27,6 +29,31 @@ _DISPENSABLE = ("seeds", "frames", "age", "agent", "env", "return")
 _RIGHT = ("frames", "return", "age")
 
 _NOTHING = "-"
+
+MOST_GROUPS = 8
+"""Groups of an experiment that the table shows."""
+
+LAST_EPISODES = "last training episodes"
+"""What the return of a session is the mean of."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The return of one group: of trials that differ at most in the seed."""
+
+    name: str
+    """Agent and what tells the group from the others of its experiment; `trial 7` of a search."""
+    agent: str
+    env: str
+    overrides: dict[str, Any]
+    """The keys in which the groups of the experiment differ, with the values of this one."""
+    return_mean: float | None
+    """Mean over the seeds; None where no seed has a return."""
+    return_of: str
+    """What `return_mean` is the mean of."""
+    seeds: int
+    """How many sessions it is over."""
+    trials: int
 
 
 @dataclass(frozen=True)
@@ -45,15 +72,23 @@ class Entry:
     max_frame: int | None
     """The budget of a session; of trials that differ in it, the largest."""
     return_mean: float | None
-    """Mean over sessions of the final return; of an experiment that of its best trial."""
+    """Of its only group; None where there are several. Of a search that of its winner on fresh seeds."""
+    return_of: str | None
+    """What `return_mean` is the mean of."""
+    seeds: int
+    """How many sessions `return_mean` is over."""
     sessions: int
     """That have finished."""
     max_session: int
     """That there are to be."""
     trials: int
-    """1 of a run."""
+    """1 of a run; of a search without the runs that confirm its best."""
     created: str
     """ISO 8601."""
+    groups: list[Score]
+    """Of a search that was confirmed, its winner and the default, both on fresh seeds."""
+    best_in_the_search: dict[str, Any] | None = None
+    """Of a search `trial`, `objective`, `value`, and `of`: of how many trials it is the best, by luck too."""
 
 
 def entries(root: Path, filters: Sequence[str] = ()) -> list[Entry]:
@@ -81,9 +116,10 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[Entry]:
 def as_table(found: Iterable[Entry], width: int | None = None) -> str:
     """A line for each entry under a line of headings; within `width` characters if there is a limit.
 
-    What does not fit is left out by columns, and then in the middle of the folders' names.
+    Below an experiment of several groups stands a line for each of them, up to MOST_GROUPS. What does not fit
+    is left out by columns, and then in the middle of the folders' names.
     """
-    cells = [dict(zip(COLUMNS, _cells(entry), strict=True)) for entry in found]
+    cells = [dict(zip(COLUMNS, row, strict=True)) for entry in found for row in _rows(entry)]
     widths = widths_that_fit(cells, COLUMNS, _DISPENSABLE, width)
     total = sum(widths.values()) + 2 * (len(widths) - 1)
     if width is not None and total > width:
@@ -100,7 +136,7 @@ def as_table(found: Iterable[Entry], width: int | None = None) -> str:
 
 def as_plain(entry: Entry) -> dict[str, Any]:
     """For JSON."""
-    return dict(vars(entry))
+    return asdict(entry)
 
 
 def _agrees(run: Run, all_runs: Sequence[Run], filters: Sequence[str], root: Path) -> bool:
@@ -154,43 +190,152 @@ def _experiment_of(path: Path, root: Path) -> Path | None:
 
 
 def _of_run(run: Run, root: Path) -> Entry:
-    scores = [told for outcome in run.outcomes if (told := outcome.get("return_mean")) is not None]
-    expected = run.config.get("meta", {}).get("max_session")
-    return Entry(
-        folder=_relative(run.path, root),
-        kind="run",
-        status=run.status,
-        agent=run.agent,
-        env=run.env,
-        frames=max((int(outcome.get("frame") or 0) for outcome in run.outcomes), default=0),
-        max_frame=run.max_frame,
-        return_mean=sum(scores) / len(scores) if scores else None,
-        sessions=sum(outcome.get("status") == "finished" for outcome in run.outcomes),
-        max_session=int(expected or len(run.outcomes)),
-        trials=1,
-        created=run.created,
-    )
+    (score,) = scores = _scores([run])
+    return _entry(_relative(run.path, root), "run", run.status, run.created, [run], scores, score)
 
 
-def _of_experiment(home: Path, trials: Sequence[Run], root: Path) -> Entry:
+def _of_experiment(home: Path, runs: Sequence[Run], root: Path) -> Entry:
+    """runs: those in the folder that are asked for."""
     experiment = load_experiment(home)
-    inside = [_of_run(run, root) for run in trials]
+    created = str(experiment.info.get("created") or min(run.created for run in runs))
+    kind = str(experiment.info.get("kind") or "experiment")
+    folder, status = _relative(home, root), experiment.status
+    search = read_search(experiment.info)
+    if search is None:
+        scores = _scores(runs)
+        single = scores[0] if len(scores) == 1 else None
+        return _entry(folder, kind, status, created, runs, scores, single)
+    # the other runs confirm the best trials
+    trials = {run.path: trial for trial, run in _trials_of(search, experiment, runs)}
+    numbers = {trial.number for trial in trials.values()}
+    winner, scores = search.winner, []
+    if winner is not None and winner.trial in numbers:
+        chosen = [winner, *([search.default] if search.default else [])]
+        scores = [_confirmed(one, search, home, runs[0]) for one in chosen]
+    own = [run for run in runs if run.path in trials] or list(runs)
+    single = scores[0] if scores else None
+    best = _best_in(search, numbers)
+    return _entry(folder, kind, status, created, own, scores, single, best)
+
+
+def _entry(
+    folder: str,
+    kind: str,
+    status: str,
+    created: str,
+    trials: Sequence[Run],
+    groups: list[Score],
+    single: Score | None,
+    best: dict[str, Any] | None = None,
+) -> Entry:
+    """single: the group whose return is that of the whole entry."""
+    outcomes = [outcome for run in trials for outcome in run.outcomes]
+    expected = [run.config.get("meta", {}).get("max_session") or len(run.outcomes) for run in trials]
     return Entry(
-        folder=_relative(home, root),
-        kind=str(experiment.info.get("kind") or "experiment"),
-        status=experiment.status,
-        agent=_common(entry.agent for entry in inside),
-        env=_common(entry.env for entry in inside),
-        frames=max(entry.frames for entry in inside),
-        max_frame=max((entry.max_frame or 0 for entry in inside), default=0) or None,
-        return_mean=max(
-            (entry.return_mean for entry in inside if entry.return_mean is not None), default=None
-        ),
-        sessions=sum(entry.sessions for entry in inside),
-        max_session=sum(entry.max_session for entry in inside),
-        trials=len(inside),
-        created=str(experiment.info.get("created") or min(entry.created for entry in inside)),
+        folder=folder,
+        kind=kind,
+        status=status,
+        agent=_common(run.agent for run in trials),
+        env=_common(run.env for run in trials),
+        frames=max((int(outcome.get("frame") or 0) for outcome in outcomes), default=0),
+        max_frame=max((run.max_frame or 0 for run in trials), default=0) or None,
+        return_mean=None if single is None else single.return_mean,
+        return_of=None if single is None else single.return_of,
+        seeds=0 if single is None else single.seeds,
+        sessions=sum(outcome.get("status") == "finished" for outcome in outcomes),
+        max_session=sum(map(int, expected)),
+        trials=len(trials),
+        created=created,
+        groups=groups,
+        best_in_the_search=best,
     )
+
+
+def _best_in(search: SearchResult, numbers: Collection[int]) -> dict[str, Any] | None:
+    """The best value that one of these trials has in the search; None before one has ended."""
+    ended = [trial for trial in search.ranked() if trial.number in numbers]
+    if not ended or not ended[0].values or len(search.objective) > 1:
+        return None
+    return {
+        "trial": ended[0].number,
+        "objective": search.objective[0],
+        "value": ended[0].values[0],
+        "of": sum(trial.number in numbers for trial in search.valued),
+    }
+
+
+def _scores(runs: Sequence[Run]) -> list[Score]:
+    """The return of each group of `runs`."""
+    groups = grouped(runs)
+    differing = varied([group.runs[0] for group in groups]) if len(groups) > 1 else {}
+    scores = []
+    for place, group in enumerate(groups):
+        returns = _returns(group.runs)
+        scores.append(
+            Score(
+                name=group.name,
+                agent=group.agent,
+                env=group.env,
+                overrides={key: values[place] for key, values in differing.items()},
+                return_mean=_mean(returns),
+                return_of=LAST_EPISODES,
+                seeds=len(returns),
+                trials=len(group.runs),
+            )
+        )
+    return scores
+
+
+def _returns(runs: Sequence[Run]) -> list[float]:
+    """The return of each session of a group that counts.
+
+    One that failed, or that got less far than FAR_ENOUGH of the group's furthest, does not.
+    """
+    outcomes = [outcome for run in runs for outcome in run.outcomes]
+    frames = [int(outcome.get("frame") or 0) for outcome in outcomes]
+    return [
+        float(outcome["return_mean"])
+        for outcome, reached in zip(outcomes, frames, strict=True)
+        if outcome.get("return_mean") is not None
+        and outcome.get("status") != "failed"
+        and reached >= FAR_ENOUGH * max(frames)
+    ]
+
+
+def _trials_of(
+    search: SearchResult, experiment: Experiment, runs: Sequence[Run]
+) -> Iterator[tuple[SearchTrial, Run]]:
+    """Which of `runs` are trials of the search."""
+    by_folder = {
+        (experiment.path / str(content.get("folder"))).resolve(): trial
+        for content, trial in zip(experiment.info.get("trials", []), search.trials, strict=True)
+    }
+    for run in runs:
+        if (trial := by_folder.get(run.path.resolve())) is not None:
+            yield trial, run
+
+
+def _confirmed(one: Confirmed, search: SearchResult, home: Path, like: Run) -> Score:
+    """The return of a configuration on the fresh seeds of a search. like: any run of the search."""
+    if search.objective == ["final_return"]:
+        value, seeds, what = one.mean, len(one.values), "final_return"
+    else:  # the search's value is no return
+        returns = _returns(runs_of(one, home))
+        value, seeds, what = _mean(returns), len(returns), LAST_EPISODES
+    return Score(
+        name=one.name,
+        agent=like.agent,
+        env=like.env,
+        overrides=one.params,
+        return_mean=value,
+        return_of=f"{what} on fresh seeds",
+        seeds=seeds,
+        trials=len(one.folders),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _relative(path: Path, root: Path) -> str:
@@ -203,21 +348,42 @@ def _common(values: Iterable[str]) -> str:
     return different[0] if len(different) == 1 else f"{len(different)} kinds"
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
+def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
+    """The cells of an entry, then those of its groups where their returns stand one by one."""
     seeds = f"{entry.sessions}/{entry.max_session}"
-    return (
+    if entry.kind != "run":
+        seeds += f" in {entry.trials} trial{'' if entry.trials == 1 else 's'}"
+    several = entry.kind != "search" and len(entry.groups) > 1
+    score = f"{len(entry.groups)} groups" if several else _score(entry.return_mean)
+    best = entry.best_in_the_search
+    if entry.kind == "search" and entry.groups:
+        seeds += f", {entry.seeds} fresh"
+    elif best is not None and best["objective"] in ("final_return", "best_return"):
+        score = f"best of {best['of']}: {_score(best['value'])}"
+    yield (
         entry.status,
         entry.agent,
         entry.env,
-        _short(entry.frames) + (f"/{_short(entry.max_frame)}" if entry.max_frame else ""),
-        _NOTHING if entry.return_mean is None else _score(entry.return_mean),
-        seeds if entry.kind == "run" else f"{seeds} in {entry.trials} trials",
+        _short(entry.frames if entry.max_frame is None else min(entry.frames, entry.max_frame))
+        + (f"/{_short(entry.max_frame)}" if entry.max_frame else ""),
+        score,
+        seeds,
         _age(entry.created),
         entry.folder,
     )
+    if not several:
+        return
+    envs = {group.env for group in entry.groups}
+    for group in entry.groups[:MOST_GROUPS]:
+        name = f"  {group.name} on {group.env}" if len(envs) > 1 else f"  {group.name}"
+        yield ("", group.agent, group.env, "", _score(group.return_mean), str(group.seeds), "", name)
+    if len(entry.groups) > MOST_GROUPS:
+        yield ("", "", "", "", "", "", "", f"  and {len(entry.groups) - MOST_GROUPS} more, see --json")
 
 
-def _score(value: float) -> str:
+def _score(value: float | None) -> str:
+    if value is None:
+        return _NOTHING
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
 
 

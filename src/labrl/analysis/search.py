@@ -1,15 +1,21 @@
-"""What a search found out about its hyperparameters, from `experiment.json`: pure functions."""
+"""What a search found out about its hyperparameters, from `experiment.json`."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from labrl.analysis.intervals import METHOD, Estimate, aggregates
+from labrl.analysis.report.formats import interval_by, number
+from labrl.analysis.runs import Run, load_run
+from labrl.config.errors import ConfigError
 
 State = Literal["complete", "pruned", "fail", "running", "waiting"]
 
@@ -68,6 +74,57 @@ class SearchTrial:
 
 
 @dataclass(frozen=True)
+class Confirmed:
+    """One configuration that was run again, on seeds that the search had not seen."""
+
+    trial: int | None
+    """None: the default, which is the configuration without any searched value."""
+    params: dict[str, Any]
+    searched: float | None
+    """Value of the first objective in the search, None of the default."""
+    values: list[float]
+    """Value of the first objective for each fresh seed whose run came to its end."""
+    mean: float | None
+    """Mean of `values`; None where a run failed."""
+    folders: list[str]
+    """Run folder of each fresh seed, relative to the experiment's."""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Confirmed:
+        """From what `experiment.json` has of the candidate."""
+        return cls(
+            trial=content["trial"],
+            params=dict(content.get("params") or {}),
+            searched=content["searched"][0] if content.get("searched") else None,
+            values=[float(values[0]) for values in content["values"] if values],
+            mean=content["mean"],
+            folders=list(content["folders"]),
+        )
+
+    @property
+    def name(self) -> str:
+        """For a table or a sentence."""
+        return "the default" if self.trial is None else f"trial {self.trial}"
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The mean with its interval over the seeds; None where there is no mean."""
+        if self.mean is None:
+            return None
+        _, low, high = aggregates(np.array(self.values))["mean"]
+        return Estimate(self.mean, low, high)
+
+    def told(self) -> str:
+        """`101.3 on 3 fresh seeds (95 % interval ...)`."""
+        if self.estimate is None:
+            return "no value on fresh seeds, because a run failed"
+        value, low, high = self.estimate
+        ends = interval_by(low, high)
+        seeds = f"{len(self.values)} fresh seed{'' if len(self.values) == 1 else 's'}"
+        return f"{number(value)} on {seeds}" + (f" ({ends})" if ends else "")
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """A search as it stands."""
 
@@ -93,6 +150,22 @@ class SearchResult:
         sign = -1 if self.maximize[0] else 1
         return sorted(self.ended, key=lambda trial: (sign * (trial.values or (0.0,))[0], trial.number))
 
+    @property
+    def confirmed(self) -> list[Confirmed]:
+        """What was run again on fresh seeds: the best trials of the search in order, then the default."""
+        return [Confirmed.of(one) for one in (self.facts.get("confirm") or {}).get("candidates", [])]
+
+    @property
+    def winner(self) -> Confirmed | None:
+        """The trial with the best mean on the fresh seeds; None where nothing was confirmed."""
+        chosen = (self.facts.get("confirm") or {}).get("winner")
+        return next((one for one in self.confirmed if one.trial is not None and one.trial == chosen), None)
+
+    @property
+    def default(self) -> Confirmed | None:
+        """The default on the fresh seeds; None where it was not run."""
+        return next((one for one in self.confirmed if one.trial is None), None)
+
 
 def read_search(info: Mapping[str, Any]) -> SearchResult | None:
     """The search that `info`, the content of `experiment.json`, tells of; None where it is none."""
@@ -117,6 +190,91 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
         trials=trials,
         facts=dict(facts),
     )
+
+
+def verdict(search: SearchResult) -> Iterator[str]:
+    """What the search came to, in sentences. The value on fresh seeds comes first, where there is one:
+    the best of many values in the search was partly lucky."""
+    ranked, winner, default = search.ranked(), search.winner, search.default
+    if len(search.objective) > 1:
+        yield f"Several objectives ({', '.join(search.objective)}): no single trial is the best."
+        return
+    if not ranked:
+        yield "No trial has come to its end yet."
+        return
+    objective, first = search.objective[0], ranked[0]
+    highest = "highest" if search.maximize[0] else "lowest"
+    luck = f"the {highest} of {len(search.valued)} trials, so partly luck"
+    searched = number(first.values[0] if first.values else None)
+    if winner is None:
+        yield (
+            f"Trial {first.number} has the best {objective} of the search, {searched}. That is {luck}: "
+            + (
+                "the best trials could not be run again on fresh seeds."
+                if search.confirmed
+                else "it was not run again on fresh seeds."
+            )
+        )
+        return
+    yield f"Trial {winner.trial} is the best: {objective} {winner.told()}."
+    if default is not None and default.mean is not None and winner.mean is not None:
+        better = winner.mean > default.mean if search.maximize[0] else winner.mean < default.mean
+        yield f"It is {'' if better else 'no '}better than the default: {default.told()}."
+    before = search.confirmed[0]
+    if before.trial == winner.trial:
+        yield f"It held: in the search it had {number(before.searched)}, {luck}."
+    else:
+        yield (
+            f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but did not hold: "
+            f"{before.told()}."
+        )
+
+
+def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:
+    """The search as plain data for `statistics.json`: its candidates on fresh seeds, and all frames played.
+
+    trials: the runs of the search; path: the experiment folder, in which the confirming runs lie.
+    """
+    best = search.ranked()[:1] if len(search.objective) == 1 else []
+    confirming = [run for one in search.confirmed for run in runs_of(one, path)]
+    return {
+        "objective": search.objective,
+        "winner": None if search.winner is None else search.winner.trial,
+        "interval": f"95 % {METHOD}",
+        "confirmed": [
+            {
+                "trial": one.trial,
+                "name": one.name,
+                "mean": one.mean,
+                "low": one.estimate.low if one.estimate else None,
+                "high": one.estimate.high if one.estimate else None,
+                "seeds": len(one.values),
+                "searched": one.searched,
+            }
+            for one in search.confirmed
+        ],
+        "best_in_the_search": [
+            {"trial": trial.number, "value": trial.values[0], "of": len(search.valued)}
+            for trial in best
+            if trial.values
+        ],
+        "frames": {"search": _frames(trials), "confirmation": _frames(confirming)},
+    }
+
+
+def runs_of(one: Confirmed, path: Path) -> list[Run]:
+    """The runs of a configuration on the fresh seeds; those that are lost are left out."""
+    found = []
+    for folder in one.folders:
+        try:
+            found.append(load_run(path / folder))
+        except ConfigError:
+            continue
+    return found
+
+
+def _frames(runs: Iterable[Run]) -> int:
+    return sum(int(outcome.get("frame") or 0) for run in runs for outcome in run.outcomes)
 
 
 def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:

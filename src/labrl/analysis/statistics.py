@@ -18,6 +18,7 @@ from labrl.analysis.groups import SEVERAL
 from labrl.analysis.intervals import Estimate, aggregates, curve
 from labrl.analysis.runs import Run, SessionRun
 from labrl.analysis.scores import MEASURES, frames_reached, last_frame, score_rows, session_statistics
+from labrl.storage.experiment_folder import CONFIRMING
 
 FORMAT_VERSION = 1
 """Of the dicts and of `statistics.json`."""
@@ -107,12 +108,16 @@ def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
     """For each session of `runs` why it is not part of the sample; None where it is."""
     furthest = max((last_frame(session) for run in runs for session in run.sessions), default=0.0)
     seen: dict[tuple[str, int], str] = {}
+    confirmed_in = {run.path.parent for run in runs if run.path.name.startswith(CONFIRMING)}
     for run in runs:
+        chosen = run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING)
         for session in run.sessions:
             reached = last_frame(session)
             twin = (run.group_key, session.seed) if session.seed is not None else None
             if not len(score_rows(session)):
                 yield "no episode has ended"
+            elif chosen:
+                yield "the search chose it for its return; the fresh seeds of its confirmation count"
             elif reached < FAR_ENOUGH * furthest:
                 state, came = "ended at", frames_reached(session)
                 if came >= FAR_ENOUGH * furthest:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from labrl.analysis.intervals import METHOD
+
 HEADINGS = {
     "env": "environment",
     "group": "group",
@@ -23,6 +25,9 @@ HEADINGS = {
 _ESTIMATES = ("final_return", "area_under_curve", "human_normalized")
 
 _NOTHING = "–"
+
+LEGEND = f"[low, high]: 95 % interval over the seeds by {METHOD}"
+"""What the brackets of a table are."""
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:

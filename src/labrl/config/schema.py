@@ -146,7 +146,8 @@ class MetaConfig:
     progress: bool = True
     """Whether a running trial shows a live panel, or lines where there is no terminal."""
     report: bool = True
-    """Whether statistics, plots and a report are made when the trial has ended."""
+    """Whether statistics, plots and a report are made when the trial has ended. The trials of a search make
+    none unless this is typed as true; the search has its own."""
 
     def __post_init__(self) -> None:
         if self.async_unroll is not None and self.distributed:

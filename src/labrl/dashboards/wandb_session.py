@@ -237,7 +237,9 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     keys = (
         "return_mean",
         "return_std",
+        "return_episodes",
         "best_return",
+        "best_source",
         "frame",
         "episodes",
         "wall",

@@ -187,10 +187,11 @@ def _checkpoint(session: SessionFolder, wanted: str) -> tuple[Checkpoint, str]:
 def _tell(played: Sequence[RecordedEpisode]) -> None:
     plural = "" if len(played) == 1 else "s"
     statistics = _statistics(played)
+    of_return = f" ± {statistics['return_std']:,.2f}" if plural else ""
+    of_length = f" ± {statistics['length_std']:,.1f}" if plural else ""
     say(
-        f"{len(played)} episode{plural}: return {statistics['return_mean']:,.2f} ± "
-        f"{statistics['return_std']:,.2f}, length {statistics['length_mean']:,.1f} ± "
-        f"{statistics['length_std']:,.1f} steps"
+        f"{len(played)} episode{plural}: return {statistics['return_mean']:,.2f}{of_return}, "
+        f"length {statistics['length_mean']:,.1f}{of_length} steps"
     )
 
 

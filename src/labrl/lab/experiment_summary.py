@@ -60,6 +60,7 @@ def print_experiment(
         table.add_row(str(record.number), record.status, reached, " ".join(words[record.number]))
     if table.row_count:
         console.print(table)
+        say("return: mean of the last training episodes (meta.episode_window) of each seed", console)
     if len(records) > table.row_count:
         say(f"and {len(records) - table.row_count} more, see experiment.json", console)
     _print_groups(records, words, outcomes, console)
@@ -98,7 +99,8 @@ def _print_groups(
         )
     if all(len(returns) < 2 for returns in groups.values()):
         return
-    table = Table(title="groups (95 % intervals)", title_justify="left", box=None, pad_edge=False)
+    say("groups (95 % intervals): mean ± half of the interval, by Student's t over the seeds", console)
+    table = Table(box=None, pad_edge=False)
     for name in ("return", "seeds", "overrides"):
         table.add_column(name, justify="left" if name == "overrides" else "right", overflow="fold")
     by_return = sorted(groups.items(), key=lambda group: -_mean(group[1]) if group[1] else math.inf)
@@ -108,7 +110,10 @@ def _print_groups(
 
 
 def _with_interval(returns: Sequence[float]) -> str:
-    """Mean and half of its 95 % interval by Student's t."""
+    """Mean and half of its 95 % interval by Student's t.
+
+    The report of the same runs has the bootstrap interval of another mean: that of evaluation checkpoints.
+    """
     if not returns:
         return "-"
     mean, count = _mean(returns), len(returns)

@@ -422,11 +422,14 @@ def _meta(cfg: DictConfig) -> Mapping[str, Any]:
 
 
 def _past_of(before: ExperimentFolder, record: TrialRecord) -> Past | None:
-    """What was asked of the trial so far; None where it has not begun."""
-    try:
-        return Past.of(RunFolder.open(before.trial_path(record)))
-    except ConfigError:
+    """Return what was asked of the trial so far, None where it has not begun.
+
+    Raises ConfigError where it has begun and its folder is damaged.
+    """
+    path = before.trial_path(record)
+    if not path.exists() or RunFolder(path).unrecorded:
         return None
+    return Past.of(RunFolder.open(path))
 
 
 def _check_folders(records: Sequence[TrialRecord]) -> None:

@@ -129,7 +129,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     """
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.runs import find_runs
-    from labrl.analysis.tables import as_csv, as_latex, as_markdown, comparison_rows
+    from labrl.analysis.tables import LEGEND, as_csv, as_latex, as_markdown, comparison_rows
 
     target = Path(out).expanduser() if out else None
     if len(places) == 1 and by is None and Path(places[0]).expanduser().is_dir():
@@ -143,8 +143,12 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     rows = comparison_rows(built.statistics)
     if form is None:
         _print(rows, built.warnings)
+        if "search" in built.statistics:  # whose rows are the trials, each on the seeds of the search
+            print(built.verdict)
     else:
-        print({"md": as_markdown, "csv": as_csv, "latex": as_latex}[form](rows), end="")
+        table = {"md": as_markdown, "csv": as_csv, "latex": as_latex}[form](rows)
+        # a CSV file has no place for a remark
+        print({"md": f"{table}\n{LEGEND}\n", "csv": table, "latex": f"% {LEGEND}\n{table}"}[form], end="")
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
 
@@ -154,7 +158,7 @@ def _print(rows: Sequence[Mapping[str, Any]], warnings: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from labrl.analysis.tables import readable
+    from labrl.analysis.tables import LEGEND, readable
 
     console = Console(width=None if sys.stdout.isatty() else 200)
     heads, *body = readable(rows)
@@ -164,6 +168,10 @@ def _print(rows: Sequence[Mapping[str, Any]], warnings: Sequence[str]) -> None:
     for line in body:
         table.add_row(*map(Text, line))
     console.print(table)
+    if any(
+        row.get(f"{name}_low") is not None for row in rows for name in ("final_return_iqm", "improvement")
+    ):
+        print(LEGEND)
     for warning in warnings[:MOST_WARNINGS]:
         print(warning)
     if len(warnings) > MOST_WARNINGS:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from labrl.session.episodes import Source
+
 SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
 
 
@@ -28,10 +30,16 @@ class SessionResult:
     episodes: int = 0
     """Finished whole episodes."""
     return_mean: float | None = None
-    """Mean raw return of the last `meta.episode_window` whole episodes; None without any."""
+    """Mean raw return of the last `return_episodes` training episodes; None without any."""
     return_std: float | None = None
+    """Population standard deviation of the same episodes; None for fewer than two."""
+    return_episodes: int = 0
+    """How many training episodes `return_mean` is over, at most `meta.episode_window`."""
     best_return: float | None = None
-    """The highest evaluation score of the session."""
+    """The highest score of an evaluation checkpoint."""
+    best_source: Source | None = None
+    """Whose episodes that score is of: evaluation episodes with `meta.rigorous_eval`, otherwise the last
+    training episodes. None without a score."""
     networks: dict[str, int] = field(default_factory=dict)
     """Learned parameters of each network of the agent."""
     phases: dict[str, float] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from labrl.session.callbacks.progress import Terminal
 from labrl.storage.run_folder import RunFolder
 
 COLUMNS = ("#", "status", "frames", "episodes", "return", "best", "seconds", "frames/s")
-"""`return`: mean ± deviation over the last episodes; `best`: the highest evaluation score."""
+"""`return`: mean ± deviation over the last training episodes; `best`: the highest score of a checkpoint."""
 
 _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
 """Columns that a narrow terminal goes without, the first of them first."""
@@ -30,7 +31,8 @@ def _score(value: float | None) -> str:
 
 
 def _row(session: SessionResult) -> list[str]:
-    spread = "" if session.return_std is None else f" ± {_score(session.return_std)}"
+    several = session.return_std is not None and session.episodes > 1
+    spread = f" ± {_score(session.return_std)}" if several else ""
     return [
         str(session.index),
         session.status,
@@ -47,14 +49,19 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     """Sessions, what they reached, and where everything was written."""
     console = console or Terminal()
     table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
-    rows = [dict(zip(COLUMNS, _row(session), strict=True)) for session in result.sessions]
-    columns = list(widths_that_fit(rows, COLUMNS, _DISPENSABLE, console.width))
+    evaluated = any(session.best_source == "evaluation" for session in result.sessions)
+    headings = {name: "best eval" if name == "best" and evaluated else name for name in COLUMNS}
+    rows = [dict(zip(headings.values(), _row(session), strict=True)) for session in result.sessions]
+    dispensable = [headings[name] for name in _DISPENSABLE]
+    columns = list(widths_that_fit(rows, list(headings.values()), dispensable, console.width))
     for name in columns:
         text = name in ("#", "status")
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=text)
     for row in rows:
         table.add_row(*(row[name] for name in columns))
     console.print(table)
+    for line in _meanings(result.sessions, columns):
+        say(line, console)
     for session in result.sessions:
         if session.error:
             log = result.folder / f"session_{session.index}" / "session.log"
@@ -78,6 +85,20 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if result.report is not None:
         say(f"report: {result.report}", console)
     say(f"run folder: {result.folder}", console)
+
+
+def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iterator[str]:
+    """Say what each return in the table is the mean of."""
+    counts = sorted({session.return_episodes for session in sessions if session.return_episodes})
+    if counts == [1]:
+        yield "return: of the only training episode that has ended"
+    elif counts:
+        many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        yield f"return: mean ± standard deviation of the last {many} training episodes"
+    if "best eval" in columns:
+        yield "best eval: highest mean return of one evaluation, in separate environments"
+    elif "best" in columns and any(session.best_source for session in sessions):
+        yield "best: the highest such mean at an evaluation checkpoint"
 
 
 def how_to_resume(folder: Path) -> str:

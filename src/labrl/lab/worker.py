@@ -198,8 +198,10 @@ def _fill(result: SessionResult, session: Session) -> None:
     result.episodes = session.episodes.total
     if len(session.episodes):
         statistics = session.episodes.statistics()
-        result.return_mean, result.return_std = statistics["return_mean"], statistics["return_std"]
-    result.best_return = session.best_return
+        result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes)
+        if result.return_episodes > 1:
+            result.return_std = statistics["return_std"]
+    result.best_return, result.best_source = session.best_return, session.best_source
 
 
 def main(plain: Mapping[str, Any], index: int, folder: Path, num_threads: int) -> None:

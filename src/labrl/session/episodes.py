@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from labrl.step import Episode
+
+Source = Literal["training", "evaluation"]
+"""Whose episodes a return is of: those that were learned from, or those of separate environments."""
 
 
 class EpisodeWindow:

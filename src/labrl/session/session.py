@@ -29,7 +29,7 @@ from labrl.seeding import Streams, session_seed
 from labrl.session.actor_env import ActorEnv
 from labrl.session.callbacks import Callback, default_callbacks
 from labrl.session.callbacks.evaluate import Evaluate
-from labrl.session.episodes import EpisodeWindow
+from labrl.session.episodes import EpisodeWindow, Source
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import SharedWeights, furthest
 from labrl.session.team import Team
@@ -268,6 +268,11 @@ class Session:
     def best_return(self) -> float | None:
         """The highest evaluation score so far, None before there is one."""
         return self._evaluate.best_return
+
+    @property
+    def best_source(self) -> Source | None:
+        """Whose episodes `best_return` is of, None before there is one."""
+        return self._evaluate.best_source
 
     @property
     def _evaluate(self) -> Evaluate:

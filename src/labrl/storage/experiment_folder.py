@@ -27,6 +27,9 @@ TRIAL_LOG = "trial.log"
 STUDY_FILE = "study.db"
 """The SQLite storage of a search that is told of no other."""
 
+CONFIRMING = "confirm_"
+"""How the run folders begin in which a search runs its best trials again, on fresh seeds."""
+
 SHOWN_TRIALS = 8
 """Of an experiment, where a message lists them."""
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from labrl.analysis.groups import Group
-from labrl.analysis.intervals import Estimate, performance_profile
+from labrl.analysis.intervals import METHOD, Estimate, performance_profile
 from labrl.analysis.plots.colours import GREY, Style
 from labrl.analysis.plots.figures import (
     COLUMN,
@@ -117,7 +117,7 @@ def _scores(compared: Sequence[Compared], folder: Path, suffix: str) -> list[Pat
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(ShortNumbers())
-    axes.set_xlabel("final return, 95 % interval")
+    axes.set_xlabel(f"final return, 95 % {METHOD}")
     axes.set_title(compared[0].group.env, loc="left")
     return save(figure, folder, f"scores{suffix}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.analysis.comparison import compare
-from labrl.analysis.files import save_statistics
+from labrl.analysis.files import compare_experiment, save_statistics
 from labrl.analysis.groups import by_env, grouped
 from labrl.analysis.plots.colours import group_styles
 from labrl.analysis.plots.comparison import plot_comparison, plot_setting
@@ -23,6 +23,7 @@ from labrl.analysis.report.search import search_sections
 from labrl.analysis.report.sections import Report
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
+from labrl.analysis.search import read_search
 from labrl.analysis.settings import settings
 from labrl.analysis.statistics import trial_statistics
 from labrl.analysis.tables import comparison_rows
@@ -45,6 +46,8 @@ class Built:
     """Of `compare`: of a single run, of its one group."""
     warnings: Sequence[str]
     """What the report asks to keep in mind: runs that still go on or failed, too few seeds, missing rows."""
+    verdict: str = ""
+    """What came out, in a few sentences."""
 
 
 def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
@@ -69,7 +72,7 @@ def build_run(run: Run, out: Path | None = None) -> Built:
         plot_trial(run, target / PLOTS)
         save_statistics(target, statistics, statistics["sessions"])
         report = trial_report(run, statistics)
-        return Built(_write(report, target), compare(grouped([run])), report.warnings)
+        return Built(_write(report, target), compare(grouped([run])), report.warnings, report.verdict)
 
 
 def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
@@ -78,6 +81,7 @@ def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
     return build_comparison(
         experiment.runs,
         out or experiment.path,
+        experiment=experiment,
         title=f"{'Search' if info.get('kind') == 'search' else 'Experiment'} {experiment.path.name}",
         subtitle=moment(info["created"]) if info.get("created") else "",
         status=experiment.status,
@@ -85,6 +89,7 @@ def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
         resumes=info.get("resumes") or (),
         warnings=experiment.warnings,
         trials=[_found(trial, experiment.path) for trial in info.get("trials", [])],
+        search=read_search(info),
         extra=search_sections(experiment),
     )
 
@@ -96,21 +101,29 @@ def _found(trial: Mapping[str, Any], experiment: Path) -> dict[str, Any]:
 
 
 def build_comparison(
-    runs: Sequence[Run], out: Path, by: str | None = None, title: str = "Comparison", **facts: Any
+    runs: Sequence[Run],
+    out: Path,
+    by: str | None = None,
+    title: str = "Comparison",
+    experiment: Experiment | None = None,
+    **facts: Any,
 ) -> Built:
-    """The report of any runs beside each other. by: as `grouped`; facts: further ones of Comparison."""
+    """The report of any runs beside each other.
+
+    by: as `grouped`; experiment: whose runs they are, if all are of one; facts: further ones of Comparison.
+    """
     if not runs:
         raise ConfigError("no trial has begun: there is nothing to report yet")
     groups = grouped(runs, by)
     target = _target(out)
-    statistics = compare(groups)
+    statistics = compare(groups) if experiment is None else compare_experiment(experiment, groups)
     status = facts.pop("status", "running" if any(run.status == "running" for run in runs) else "finished")
     comparison = Comparison(title, groups, statistics, target, status=status, **facts)
     with _writing(target):
         _plot(comparison, target / PLOTS)
         save_statistics(target, statistics, comparison_rows(statistics))
         report = comparison_report(comparison)
-        return Built(_write(report, target), statistics, report.warnings)
+        return Built(_write(report, target), statistics, report.warnings, report.verdict)
 
 
 def _plot(comparison: Comparison, folder: Path) -> None:

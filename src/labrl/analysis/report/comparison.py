@@ -14,7 +14,8 @@ from labrl.analysis.intervals import Estimate
 from labrl.analysis.plots.colours import GREY, Style, group_styles
 from labrl.analysis.plots.comparison import Compared, named
 from labrl.analysis.report.curves import Axes
-from labrl.analysis.report.formats import UNKNOWN, interval, number
+from labrl.analysis.report.formats import INTERVAL, UNKNOWN, interval, interval_by, number
+from labrl.analysis.report.search import search_figures
 from labrl.analysis.report.sections import (
     Axis,
     Block,
@@ -33,6 +34,7 @@ from labrl.analysis.report.sections import (
 )
 from labrl.analysis.report.trials import groups_section, trials_section
 from labrl.analysis.report.verdict import comparison_verdict, final_estimate, improvement
+from labrl.analysis.search import SearchResult, verdict
 from labrl.analysis.series import STATISTICS, evaluates, return_curve, statistic_of
 from labrl.analysis.settings import Setting, settings
 
@@ -59,6 +61,8 @@ class Comparison:
     warnings: Sequence[str] = ()
     trials: Sequence[Mapping[str, Any]] = ()
     """Those of `experiment.json`, if there is one."""
+    search: SearchResult | None = None
+    """Where it is one: what it confirmed on fresh seeds is the verdict of the report."""
     extra: Sequence[Section] = ()
     """Sections that come first: those of a search."""
 
@@ -106,13 +110,18 @@ def comparison_report(comparison: Comparison) -> Report:
         trials_section(groups, comparison.trials, statistics, comparison.folder),
         groups_section(groups, comparison.command, comparison.resumes),
     ]
-    verdicts = [comparison_verdict(entry) for entry in statistics["envs"]]
+    if comparison.search is None:
+        sentences = [comparison_verdict(entry) for entry in statistics["envs"]][:4]
+        figures = list(_figures(comparison))
+    else:
+        sentences = list(verdict(comparison.search))
+        figures = list(search_figures(comparison.search, statistics["search"]))
     return Report(
         title=comparison.title,
         subtitle=comparison.subtitle,
         status=comparison.status,
-        verdict=" ".join(verdicts[:4]),
-        figures=list(_figures(comparison)),
+        verdict=" ".join(sentences),
+        figures=figures,
         warnings=list(_warnings(comparison)),
         sections=sections,
         facts={"": str(comparison.folder)},
@@ -126,7 +135,7 @@ def _figures(comparison: Comparison) -> Iterator[KeyFigure]:
         if ranked:
             _, (value, low, high, _), best = max(ranked, key=lambda one: one[0])
             where = f" on {entry['env']}" if len(entries) > 1 else ""
-            yield KeyFigure(f"Best{where}: {best['name']}", number(value), interval(low, high))
+            yield KeyFigure(f"Best{where}: {best['name']}", number(value), interval_by(low, high))
     runs = [run for group in comparison.groups for run in group.runs]
     sessions = [session for entry in entries for group in entry["groups"] for session in group["sessions"]]
     yield KeyFigure("Groups", str(len(comparison.groups)), "that differ in more than the seed")
@@ -171,7 +180,7 @@ def _curves_section(compared: Sequence[Compared], axes: Axes, suffix: str, where
     kind = "evaluation" if all(evaluates(run) for one in compared for run in one.group.runs) else "training"
     chart = Chart("Return", axes.labels, lines, f"of {kind} episodes", tall=True)
     name = STATISTICS[statistic_of(max(len(one.group.sessions) for one in compared))]
-    note = f"{name.capitalize()} over the seeds of a group, with its 95 % interval. Drag to zoom, "
+    note = f"{name.capitalize()} over the seeds of a group, with its {INTERVAL}. Drag to zoom, "
     note += "double-click to see all; a click on a name hides it."
     if len(chosen) < len(compared):
         note += f" Of {len(compared)} groups the {len(chosen)} best have a colour."
@@ -215,7 +224,7 @@ def _scores_section(
 
 
 def _scores_table(compared: Sequence[Compared], entry: Mapping[str, Any]) -> Table:
-    columns = ["group", "seeds", "final return", "95 % interval", "mean", "best", "average return"]
+    columns = ["group", "seeds", "final return", INTERVAL, "mean", "best", "average return"]
     columns += ["strength", "sample efficiency", "stability", "consistency", "frames/s"]
     humans = any("human_normalized" in group["estimates"] for group in entry["groups"])
     rows = []
@@ -257,7 +266,7 @@ def _pairs_table(entry: Mapping[str, Any]) -> Table | None:
             [pair["x"], pair["y"], pair["value"], interval(pair["low"], pair["high"]) or UNKNOWN]
             for pair in entry["improvement"]
         ]
-        return Table(["a seed of", "beats one of", "probability", "95 % interval"], rows, caption=caption)
+        return Table(["a seed of", "beats one of", "probability", INTERVAL], rows, caption=caption)
     matrix: list[list[Cell | str]] = []
     for x in names:
         row: list[Cell | str] = [x]
@@ -266,7 +275,7 @@ def _pairs_table(entry: Mapping[str, Any]) -> Table | None:
             if pair is None:
                 row.append(Cell(None, ""))
             else:
-                row.append(Cell(pair[0], f"{pair[0]:.2f}", detail=interval(pair[1], pair[2])))
+                row.append(Cell(pair[0], f"{pair[0]:.2f}", detail=interval_by(pair[1], pair[2])))
         matrix.append(row)
     return Table(["a seed of … beats one of", *names], matrix, caption=caption)
 
@@ -341,5 +350,5 @@ def _across_section(across: Mapping[str, Any]) -> Section:
         for name, e in group["human_normalized"].items()
     ]
     note = f"Over {len(across['envs'])} games that every group has played: {', '.join(across['envs'])}."
-    columns = ["group", "sessions", "human-normalized", "value", "95 % interval"]
+    columns = ["group", "sessions", "human-normalized", "value", INTERVAL]
     return Section("across", "Over games", [Note(note), Table(columns, rows)])

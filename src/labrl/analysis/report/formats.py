@@ -7,7 +7,12 @@ import shlex
 from datetime import datetime
 from typing import Any
 
+from labrl.analysis.intervals import METHOD
+
 UNKNOWN = "–"
+
+INTERVAL = f"95 % interval ({METHOD})"
+"""Heading of a column of intervals."""
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -27,6 +32,12 @@ def interval(low: float | None, high: float | None) -> str:
     """`335 to 358`; nothing where there is none."""
     known = [end is not None and math.isfinite(end) for end in (low, high)]
     return f"{number(low)} to {number(high)}" if all(known) else ""
+
+
+def interval_by(low: float | None, high: float | None) -> str:
+    """`95 % interval 335 to 358, stratified bootstrap`; nothing where there is none."""
+    ends = interval(low, high)
+    return f"95 % interval {ends}, {METHOD}" if ends else ""
 
 
 def duration(seconds: float | None) -> str:

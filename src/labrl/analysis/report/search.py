@@ -10,7 +10,7 @@ from typing import Any
 
 from labrl.analysis.plots.colours import BLUE, GREEN, GREY, VERMILLION
 from labrl.analysis.report.curves import Axes
-from labrl.analysis.report.formats import UNKNOWN, number
+from labrl.analysis.report.formats import INTERVAL, UNKNOWN, interval, interval_by, number
 from labrl.analysis.report.sections import (
     Axis,
     Block,
@@ -18,6 +18,7 @@ from labrl.analysis.report.sections import (
     Chart,
     Charts,
     Command,
+    KeyFigure,
     Line,
     Note,
     Picture,
@@ -25,7 +26,7 @@ from labrl.analysis.report.sections import (
     Table,
     View,
 )
-from labrl.analysis.runs import Experiment, Run, load_run
+from labrl.analysis.runs import Experiment
 from labrl.analysis.search import (
     Parameter,
     SearchResult,
@@ -33,10 +34,11 @@ from labrl.analysis.search import (
     best_so_far,
     importances,
     read_search,
+    runs_of,
     scatter,
+    verdict,
 )
 from labrl.analysis.series import evaluates, return_curve
-from labrl.config.errors import ConfigError
 
 MOST_LINES = 200
 """Trials in parallel coordinates: the best ones, where there are more."""
@@ -57,51 +59,46 @@ def search_sections(experiment: Experiment) -> list[Section]:
     return [*sections, *([curves] if curves else []), _trials_section(search)]
 
 
+def search_figures(search: SearchResult, found: Mapping[str, Any]) -> Iterator[KeyFigure]:
+    """The numbers on top of the report. found: what `summary` says of the search."""
+    winner, default, objective = search.winner, search.default, search.objective[0]
+    for one in (winner, default):
+        if one is not None and one.estimate is not None:
+            value, low, high = one.estimate
+            seeds = f"{len(one.values)} fresh seed{'' if len(one.values) == 1 else 's'}"
+            detail = "; ".join(part for part in (seeds, interval_by(low, high)) if part)
+            label = "The default" if one.trial is None else f"Best, confirmed: {one.name}"
+            yield KeyFigure(f"{label} ({objective})", number(value), detail)
+    for best in found["best_in_the_search"]:
+        highest = "highest" if search.maximize[0] else "lowest"
+        detail = f"trial {best['trial']}, the {highest} of {best['of']}: partly luck"
+        yield KeyFigure(f"In the search ({objective})", number(best["value"]), detail)
+    pruned = sum(trial.state == "pruned" for trial in search.trials)
+    yield KeyFigure("Trials", str(len(search.trials)), f"{pruned} of them pruned")
+    frames = found["frames"]
+    detail = f"{number(frames['search'])} in the search, {number(frames['confirmation'])} in the confirmation"
+    yield KeyFigure("Frames", number(sum(frames.values())), detail)
+
+
 def _best_section(search: SearchResult, path: Path) -> Section:
-    blocks: list[Block] = []
-    best, confirm = search.facts.get("best"), search.facts.get("confirm")
-    if confirm:
-        blocks += [Note(_verdict(search, confirm)), _confirm_table(search, confirm)]
-    elif search.ended:
-        blocks.append(
-            Note("The best trial was not run again on fresh seeds: some of its lead may have been luck.")
-        )
-    if best:
+    blocks: list[Block] = [Note(" ".join(verdict(search)))]
+    if search.confirmed:
+        blocks.append(_confirm_table(search))
+    if best := search.facts.get("best"):
         blocks.append(Command(best["command"], "The best configuration"))
         blocks.append(Command(f"labrl --config-dir {path} experiment=best", "The same as a recipe"))
-    if not search.ended:
-        blocks.append(Note("No trial has come to its end yet."))
     return Section("best", "Best", blocks)
 
 
-def _verdict(search: SearchResult, confirm: Mapping[str, Any]) -> str:
-    winner, held = confirm.get("winner"), confirm.get("held")
-    means = {candidate["trial"]: candidate["mean"] for candidate in confirm["candidates"]}
-    if winner is None:
-        return "The best trials could not be run again on fresh seeds."
-    first = confirm["candidates"][0]["trial"]
-    text = (
-        f"Trial {winner} won the search, and it held: on fresh seeds no other of the best came out better."
-        if held
-        else f"Trial {first} won the search, but did not hold: on fresh seeds trial {winner} came out better."
-    )
-    default, mean = means.get(None), means.get(winner)
-    if default is None or mean is None:
-        return text
-    better = mean > default if search.maximize[0] else mean < default
-    versus = "is better than" if better else "is no better than"
-    return f"{text} With {number(mean)} it {versus} the default with {number(default)}."
-
-
-def _confirm_table(search: SearchResult, confirm: Mapping[str, Any]) -> Table:
-    rows = []
-    for candidate in confirm["candidates"]:
-        name = "the default" if candidate["trial"] is None else f"trial {candidate['trial']}"
-        each = [UNKNOWN if one is None else number(one[0]) for one in candidate["values"]]
-        searched = candidate["searched"][0] if candidate["searched"] else None
-        rows.append([Cell(name), candidate["mean"], searched, Cell(None, ", ".join(each))])
-    marked = [i for i, one in enumerate(confirm["candidates"]) if one["trial"] == confirm.get("winner")]
-    columns = ["", f"{search.objective[0]} on fresh seeds", "in the search", "each seed"]
+def _confirm_table(search: SearchResult) -> Table:
+    rows, winner = [], search.winner
+    for one in search.confirmed:
+        ends = interval(one.estimate.low, one.estimate.high) if one.estimate else ""
+        missing = [UNKNOWN] * (len(one.folders) - len(one.values))
+        each = ", ".join([*map(number, one.values), *missing])
+        rows.append([Cell(one.name), one.mean, ends or UNKNOWN, Cell(None, each), one.searched])
+    marked = [i for i, one in enumerate(search.confirmed) if winner and one.trial == winner.trial]
+    columns = ["", f"{search.objective[0]} on fresh seeds", INTERVAL, "each seed", "in the search"]
     return Table(columns, rows, marked=frozenset(marked), caption="On fresh seeds")
 
 
@@ -244,21 +241,16 @@ def _slice(search: SearchResult, parameter: Parameter) -> Chart:
 
 def _curves_section(search: SearchResult, path: Path) -> Section | None:
     """The winner and the default on the same fresh seeds."""
-    confirm = search.facts.get("confirm")
-    if not confirm:
-        return None
     chosen = [
-        (f"trial {one['trial']}" if one["trial"] is not None else "the default", one, colour)
-        for one, colour in (
-            *((one, BLUE) for one in confirm["candidates"] if one["trial"] == confirm.get("winner")),
-            *((one, GREY) for one in confirm["candidates"] if one["trial"] is None),
-        )
-        if one["trial"] is not None or one["folders"]
+        (one, colour) for one, colour in ((search.winner, BLUE), (search.default, GREY)) if one is not None
     ]
-    runs = {name: list(_runs(path, one["folders"])) for name, one, _ in chosen}
+    if search.winner is None:
+        return None
+    runs = {one.name: runs_of(one, path) for one, _ in chosen}
     axes = Axes([run for several in runs.values() for run in several])
     lines = []
-    for name, _, colour in chosen:
+    for one, colour in chosen:
+        name = one.name
         curves = {
             axis: [
                 return_curve(session, axis, evaluates(run)) for run in runs[name] for session in run.sessions
@@ -270,16 +262,8 @@ def _curves_section(search: SearchResult, path: Path) -> Section | None:
             lines.append(Line(f"search-{name.replace(' ', '-')}", name, colour, views))
     if not lines:
         return None
-    chart = Chart("Return on fresh seeds", axes.labels, lines, "with 95 % intervals", tall=True)
+    chart = Chart("Return on fresh seeds", axes.labels, lines, f"with its {INTERVAL}", tall=True)
     return Section("against-default", "Best against default", [chart])
-
-
-def _runs(path: Path, folders: Sequence[str]) -> Iterator[Run]:
-    for folder in folders:
-        try:
-            yield load_run(path / folder)
-        except ConfigError:
-            continue
 
 
 def _trials_section(search: SearchResult) -> Section:

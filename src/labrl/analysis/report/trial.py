@@ -8,7 +8,7 @@ from typing import Any
 from labrl.analysis.report.configuration import configuration_section
 from labrl.analysis.report.curves import curves_section
 from labrl.analysis.report.episodes import video_section
-from labrl.analysis.report.formats import UNKNOWN, duration, interval, moment, number
+from labrl.analysis.report.formats import INTERVAL, UNKNOWN, duration, interval, interval_by, moment, number
 from labrl.analysis.report.origin import origin_section
 from labrl.analysis.report.sections import Cell, KeyFigure, Note, Report, Section, Table
 from labrl.analysis.report.verdict import final_estimate, training_time, trial_verdict
@@ -60,7 +60,7 @@ def _figures(statistics: Mapping[str, Any]) -> Iterator[KeyFigure]:
     final = final_estimate(statistics)
     if final is not None:
         value, low, high, name = final
-        detail = interval(low, high) or "one seed: no interval"
+        detail = interval_by(low, high) or "one seed: no interval"
         yield KeyFigure(
             f"Final return ({'IQM' if name.startswith('inter') else name})", number(value), detail
         )
@@ -71,7 +71,8 @@ def _figures(statistics: Mapping[str, Any]) -> Iterator[KeyFigure]:
 
     best = [s["best_return"] for s in statistics["sessions"] if s["best_return"] is not None]
     if best:
-        yield KeyFigure("Best return", number(max(best)), "of all checkpoints")
+        kind = statistics["scores_of"]
+        yield KeyFigure("Best return", number(max(best)), f"best checkpoint of all, {kind} episodes")
     human = mean("human_normalized")
     if human is not None:
         yield KeyFigure("Human-normalized", number(human, 3), "0 random, 1 human")
@@ -142,7 +143,7 @@ def _statistics_section(statistics: Mapping[str, Any]) -> Section:
         rows.append(["consistency", statistics["consistency"], None, Cell(statistics["counted"])])
     blocks: list[Any] = []
     if estimates:
-        blocks.append(Table(["estimate", "value", "95 % interval"], estimates))
+        blocks.append(Table(["estimate", "value", INTERVAL], estimates))
     if rows:
         blocks.append(Table(["measure", "mean of seeds", "deviation", "seeds"], rows))
     baseline = statistics["baseline"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labrl.analysis.report.formats import duration, interval, number
+from labrl.analysis.report.formats import duration, interval_by, number
 from labrl.analysis.runs import Run
 from labrl.analysis.series import STATISTICS, statistic_of
 
@@ -34,8 +34,8 @@ def _trial(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
         return
     value, low, high, name = final
     seeds = statistics["counted"]
-    spread = interval(low, high)
-    told = f"; 95 % interval {spread}" if spread else ""
+    spread = interval_by(low, high)
+    told = f"; {spread}" if spread else ""
     yield f"A final return of {number(value)} ({_sample(seeds, name)}{told})."
     yield from _against(statistics, value)
     yield from _trend(statistics["curve"], run.status)
@@ -58,7 +58,8 @@ def _progress(run: Run, statistics: Mapping[str, Any]) -> str:
     frames = [session["frames"] for session in statistics["sessions"]]
     if not frames or not run.max_frame or not np.isfinite(run.max_frame):
         return ""
-    return f" at {100 * np.mean(frames) / run.max_frame:.0f} % of its {run.max_frame:,.0f} frames"
+    share = min(float(np.mean(frames)) / run.max_frame, 1.0)
+    return f" at {100 * share:.0f} % of its {run.max_frame:,.0f} frames"
 
 
 def _against(statistics: Mapping[str, Any], value: float) -> Iterator[str]:
@@ -108,10 +109,10 @@ def comparison_verdict(entry: Mapping[str, Any]) -> str:
     if not ranked:
         return f"{entry['env']}: no group has a return yet."
     (value, low, high, name), best = ranked[0]
-    spread = interval(low, high)
+    spread = interval_by(low, high)
     told = (
         f"On {entry['env']} {best['name']} is best: final return {number(value)} "
-        f"({_sample(best['counted'], name)}{f'; 95 % interval {spread}' if spread else ''})"
+        f"({_sample(best['counted'], name)}{f'; {spread}' if spread else ''})"
     )
     if len(ranked) == 1:
         return told.replace(" is best: final return", " has a final return of") + "."
@@ -120,8 +121,8 @@ def comparison_verdict(entry: Mapping[str, Any]) -> str:
     pair = improvement(entry, best["name"], other["name"])
     if pair is None:
         return told
-    likely = f" A seed of {best['name']} beats one of {other['name']} with probability {pair[0]:.2f}"
-    told += likely + (f" ({pair[1]:.2f} to {pair[2]:.2f})" if pair[1] is not None else "")
+    told += f" A seed of {best['name']} beats one of {other['name']} with probability {pair[0]:.2f}"
+    told += f" ({interval_by(pair[1], pair[2])})" if pair[1] is not None else ""
     unsure = pair[1] is None or pair[1] <= 0.5
     return told + (": too few seeds to tell them apart." if unsure else ".")
 

@@ -34,7 +34,8 @@ from labrl.storage.experiment_folder import ExperimentFolder, names_in, take_awa
 from labrl.storage.marker import place
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
-"""Words for trials that run side by side and are not looked at one by one."""
+"""Overrides of every trial of a search, unless the user types the key: nobody watches single trials, and many
+reports and videos would cost more time than short trials do."""
 
 OWN_STUDY = "labrl"
 """Name of the study in a storage that holds no other."""
@@ -68,7 +69,7 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
     space = Space.of(asked.search.space, settings.params, typed)
-    recipe = Recipe(space, _choices(cfg), _how(typed))
+    recipe = Recipe(space, _choices(cfg), unwatched(typed))
     ready = cfg.hydra.runtime.choices["search"]
     base = check_space(recipe, config_dir, ready, asked.search.space)
     check_ready(ready, recipe, config_dir)
@@ -191,9 +192,9 @@ def _shares(config: TrialConfig, settings: Settings) -> list[Share]:
     return [machine.take(each) or Share(each.cores) for _ in range(workers)]
 
 
-def _how(typed: Sequence[str]) -> list[str]:
-    """How a trial runs beside others, where nothing else was typed."""
-    given = {word.partition("=")[0] for word in typed}
+def unwatched(typed: Sequence[str]) -> list[str]:
+    """OF_A_TRIAL without the keys in `typed`: `meta.report=true` gives each trial a report."""
+    given = {word.partition("=")[0].lstrip("+") for word in typed}
     return [word for word in OF_A_TRIAL if word.partition("=")[0] not in given]
 
 

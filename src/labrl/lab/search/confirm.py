@@ -15,6 +15,7 @@ from labrl.config.search import Confirm
 from labrl.lab.search.objective import trial_values
 from labrl.lab.search.study import Plan
 from labrl.seeding import derived_seed
+from labrl.storage.experiment_folder import CONFIRMING
 from labrl.storage.run_folder import RunFolder
 
 
@@ -31,11 +32,6 @@ class Candidate:
     """Run folders, one for each seed."""
     values: list[list[float] | None] = field(default_factory=list)
     """What each of them came to, by objective; None where it did not reach its end."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return "the default" if self.number is None else f"trial {self.number}"
 
     @property
     def mean(self) -> float | None:
@@ -60,7 +56,7 @@ class Confirmation:
 
         def candidate(number: int | None, params: dict[str, Any], searched: list[float] | None) -> Candidate:
             name = "default" if number is None else f"trial_{number}"
-            folders = [home / f"confirm_{name}_{index}" for index in range(config.sessions)]
+            folders = [home / f"{CONFIRMING}{name}_{index}" for index in range(config.sessions)]
             return Candidate(number, params, searched, folders)
 
         chosen = [

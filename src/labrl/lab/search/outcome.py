@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from optuna.trial import TrialState
 
+from labrl.analysis.report.formats import number
+from labrl.analysis.runs import load_experiment
+from labrl.analysis.search import SearchResult, read_search, summary, verdict
 from labrl.config.errors import ConfigError
 from labrl.lab import reporting
-from labrl.lab.search.confirm import Candidate, Confirmation
+from labrl.lab.search.confirm import Confirmation
 from labrl.lab.search.recipe import BEST
 from labrl.lab.search.storage import StudyStorage
 from labrl.lab.summary import say
@@ -35,16 +38,25 @@ def conclude(
         say(f"interrupted; to go on: labrl -m +resume={experiment.path}")
         return code
     facts = dict(experiment.info().get("search", {}))
+    best = study.best()
     if confirmation is not None:
         maximize = study.plan.directions[0] == "maximize"
         facts["confirm"] = confirmation.as_json(experiment.path, maximize)
-    best = study.best()
+    elif (earlier := facts.get("confirm")) and earlier["candidates"][0]["trial"] != best[0].number:
+        del facts["confirm"]  # another trial has become the best since
+    found = read_search({**experiment.info(), "search": facts})
+    assert found is not None
+    told = summary(found, load_experiment(experiment.path).runs, experiment.path)
     if best:
         _write_results(search)
     if len(study.plan.measures) > 1:
         _tell_front(search)
     elif best:
-        _tell_best(search, confirmation, facts)
+        _tell_best(search, found, facts)
+        facts["best"]["searched"] = next(one.value for one in best if one.number == facts["best"]["trial"])
+        facts["best"]["confirmed"] = next(
+            (one for one in told["confirmed"] if one["trial"] == told["winner"]), None
+        )
     else:
         say("no trial has come to its end: there is no best one")
     trials = study.trials()
@@ -52,6 +64,8 @@ def conclude(
     running = sum(not trial.state.is_finished() for trial in trials)
     pruned = sum(trial.state == TrialState.PRUNED for trial in trials)
     say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still run elsewhere")
+    frames = told["frames"]
+    say(f"frames: {frames['search']:,} in the search, {frames['confirmation']:,} in the confirmation")
     code = 1 if code or not best else 0
     experiment.set_status("failed" if code else "finished", search=facts)
     if report:
@@ -100,47 +114,22 @@ def _tell_front(search: Search) -> None:
         say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params, search.config_dir)}")
 
 
-def _tell_best(search: Search, confirmation: Confirmation | None, facts: dict[str, Any]) -> None:
+def _tell_best(search: Search, found: SearchResult, facts: dict[str, Any]) -> None:
     """On the terminal, in `experiment/best.yaml`, and in `facts`, which `experiment.json` gets."""
-    study, home = search.study, search.experiment.path
-    measure = study.plan.measures[0]
-    first = study.best()[0]
-    chosen, told = dict(first.params), [f"trial {first.number}: {measure} {first.value:,.1f} in the search"]
-    winner = None
-    if confirmation is not None:
-        winner = confirmation.winner(study.plan.directions[0] == "maximize")
-        for one in confirmation.candidates:
-            say(f"  {_confirmed_line(one)}")
-        if winner is not None:
-            chosen = winner.params
-            told = [f"{winner.name}: {measure} {_confirmed_line(winner).partition(': ')[2]}"]
-    say(f"best in the search: trial {first.number} with {measure} {first.value:,.1f}")
-    if winner is not None and winner.number == first.number:
-        say("it held: on fresh seeds no other of the best came out better")
-    elif winner is not None:
-        say(f"it did not hold: on fresh seeds {winner.name} came out better, and is taken")
-    if winner is not None and confirmation is not None:
-        _warn_of_default(confirmation, winner, study.plan.directions[0] == "maximize")
+    first, home, winner = search.study.best()[0], search.experiment.path, found.winner
+    told = list(verdict(found))
+    for sentence in told:
+        say(sentence)
+    for one in found.confirmed:
+        say(f"  {one.name}: {', '.join(map(number, one.values)) or 'failed'}")
+    best = first.number, dict(first.params)
+    if winner is not None and winner.trial is not None:
+        best = winner.trial, winner.params
+    trial, params = best
     path = home / BEST
     path.parent.mkdir(exist_ok=True)
-    command = search.recipe.command(chosen, search.config_dir)
-    number = first.number if winner is None else winner.number
-    facts["best"] = {"trial": number, "params": chosen, "command": command, "file": BEST}
-    write_atomic(path, search.recipe.as_yaml(chosen, search.config_dir, home, told))
+    command = search.recipe.command(params, search.config_dir)
+    facts["best"] = {"trial": trial, "params": params, "command": command, "file": BEST}
+    write_atomic(path, search.recipe.as_yaml(params, search.config_dir, home, told))
     say(f"best configuration, also in {path}:")
     say(f"  {command}")
-
-
-def _confirmed_line(one: Candidate) -> str:
-    each = ", ".join("failed" if values is None else f"{values[0]:,.1f}" for values in one.values)
-    mean = "not defined" if one.mean is None else f"{one.mean:,.1f}"
-    before = "" if one.searched is None else f" (in the search {one.searched[0]:,.1f})"
-    return f"{one.name}: {mean} on fresh seeds{before}: {each}"
-
-
-def _warn_of_default(confirmation: Confirmation, winner: Candidate, maximize: bool) -> None:
-    default = next((one for one in confirmation.candidates if one.number is None), None)
-    if default is None or default.mean is None or winner.mean is None:
-        return
-    if default.mean == winner.mean or (default.mean > winner.mean) == maximize:
-        say(f"but the default is as good or better on the same seeds: {default.mean:,.1f}")

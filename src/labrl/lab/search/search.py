@@ -170,7 +170,7 @@ class Search:
                 what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
         leader = ""
         if best and len(self.study.plan.measures) == 1:
-            leader = f"   best {best[0].value:,.1f} (trial {best[0].number})"
+            leader = f"   best so far {best[0].value:,.1f} (trial {best[0].number})"
         params = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
         say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {params}")
 

@@ -53,11 +53,21 @@ class SessionProgress:
     """`return_mean` of the latest rows, oldest first."""
     losses: dict[str, float] = field(default_factory=dict)
     """What the latest row says of learning, by column."""
+    max_wall: float | None = None
+    """Budget of seconds of training, None for no limit."""
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present speed; None before there is a measurement."""
-        return (self.max_frame - self.frame) / self.fps if self.fps else None
+        """At the present speed; None before there is enough to tell from.
+
+        The first frames wait for environments to start and come before the first update, so an estimate needs
+        some seconds of training and, of a run that is not a slow one, a part of it or some rows.
+        """
+        begun = self.wall >= 3 and (self.frame >= 0.02 * self.max_frame or self.rows >= 3 or self.wall >= 30)
+        if not self.fps or not begun:
+            return None
+        left = max(self.max_frame - self.frame, 0) / self.fps
+        return left if self.max_wall is None else min(left, max(self.max_wall - self.wall, 0.0))
 
 
 class Terminal(Console):
@@ -164,12 +174,12 @@ class Display:
     def _cells(self, progress: SessionProgress, width: int) -> dict[str, RenderableType]:
         """What the session has in each column; the bar's has no name."""
         cells: dict[str, RenderableType] = {"session": str(progress.index)} if self._several else {}
+        done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
         if width >= _MEDIUM:
-            done = min(progress.frame, progress.max_frame)
             cells[""] = ProgressBar(total=progress.max_frame, completed=done)
-            cells["frame"] = f"{progress.frame:,} / {progress.max_frame:,}"
+            cells["frame"] = f"{done:,} / {progress.max_frame:,}"
         else:
-            cells["frame"] = f"{compact(progress.frame)} / {compact(progress.max_frame)}"
+            cells["frame"] = f"{compact(done)} / {compact(progress.max_frame)}"
         score = "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}"
         if width >= _WIDE and not self._console.options.ascii_only:
             score = f"{spark_line(progress.returns, 16)} {score}"
@@ -218,15 +228,21 @@ def duration(seconds: float) -> str:
 
 
 def _facts(progress: SessionProgress) -> Iterator[str]:
-    yield f"frame {progress.frame:,} of {progress.max_frame:,} ({progress.frame / progress.max_frame:.1%})"
+    if progress.frame > progress.max_frame:
+        yield f"frame {progress.frame:,} (budget {progress.max_frame:,})"
+    else:
+        share = progress.frame / progress.max_frame
+        yield f"frame {progress.frame:,} of {progress.max_frame:,} ({share:.1%})"
     if progress.return_mean is not None:
         yield f"return {progress.return_mean:,.1f}"
     for name, value in list(progress.losses.items())[:1]:
         yield f"{name} {value:.3g}"
     if progress.fps is not None:
         yield f"{progress.fps:,.0f} frames/s"
-    left = _time_left(progress)
-    yield f"{left} left" if progress.status == "running" else left
+    if progress.status != "running":
+        yield progress.status
+    elif progress.seconds_left is not None:
+        yield f"{_time_left(progress)} left"
 
 
 def _time_left(progress: SessionProgress) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from labrl.session.acting import acting_state
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.log import clock_columns
-from labrl.session.episodes import episode_statistics
+from labrl.session.episodes import Source, episode_statistics
 from labrl.session.evaluation import EvaluationEnvs, Played, Quota
 from labrl.session.evaluator import Evaluator, Snapshot
 from labrl.storage.tables import CsvTable
@@ -74,6 +74,9 @@ class Evaluate(Callback):
         """Where it was reached, frames."""
         self.taken_back: int | None = None
         """The frame of the provisional evaluation that was taken back when the session started."""
+        self.best_source: Source | None = None
+        """Whose episodes it is of. Scores of the two sources do not compare: where `meta.rigorous_eval` was
+        switched on or off by a resume, the first score of the new source is the best so far."""
         self._owed = False
         self._behind: Snapshot | None = None
         """What the process beside training has not answered yet, or was to play when the session stopped."""
@@ -87,6 +90,11 @@ class Evaluate(Callback):
     def num_envs(self) -> int:
         """Environments of its own that play for each row; 0: rows tell of the training episodes."""
         return self._quota.num_envs
+
+    @property
+    def _source(self) -> Source:
+        """Whose episodes the rows of this process are of."""
+        return "evaluation" if self.num_envs else "training"
 
     @property
     def owed(self) -> bool:
@@ -163,6 +171,7 @@ class Evaluate(Callback):
         return {
             "best_return": self.best_return,
             "best_frame": self.best_frame,
+            "best_source": self.best_source,
             "owed": self._owed or here,
             "for_the_end": self._for_the_end,
             "behind": None if behind is None else {"columns": behind.columns, "acting": behind.acting},
@@ -171,6 +180,8 @@ class Evaluate(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
         self.best_return, self.best_frame = state["best_return"], state["best_frame"]
+        known = state.get("best_source", self._source)  # former versions had none
+        self.best_source = None if self.best_return is None else known
         self._owed = bool(state["owed"])
         self._for_the_end = bool(state["for_the_end"])
         behind = state.get("behind")  # former versions had none
@@ -182,15 +193,16 @@ class Evaluate(Callback):
         self._owed = self._for_the_end = False
         self.taken_back = frame
         if self.is_best(frame):
-            self.best_return, self.best_frame = None, None
+            self.best_return = self.best_frame = self.best_source = None
             for row in self._table.read_rows():
-                self._compare(row["return_mean"], row["frame"])
+                self._compare(row["return_mean"], row["frame"], row["source"])
 
-    def _compare(self, score: Any, frame: Any) -> bool:
-        """Whether `score` is the highest so far, which it then counts as; None and nan never are."""
-        better = score is not None and score > (-np.inf if self.best_return is None else self.best_return)
+    def _compare(self, score: Any, frame: Any, source: Any) -> bool:
+        """Whether `score` is the highest of its source so far, which is then recorded; None and nan never are."""
+        best = self.best_return if self.best_source == source else None
+        better = score is not None and score > (-np.inf if best is None else best)
         if better:
-            self.best_return, self.best_frame = float(score), int(frame)
+            self.best_return, self.best_frame, self.best_source = float(score), int(frame), source
         return better
 
     def _evaluate(self, session: SessionView) -> None:
@@ -242,14 +254,14 @@ class Evaluate(Callback):
         assert self._table is not None, "start() comes before step()"
         if played is None:
             statistics = session.episodes.statistics()
-            count, source = len(session.episodes), "training"
+            count = len(session.episodes)
         else:
             statistics = episode_statistics(
                 (episode.episode_return for episode, *_ in played), (episode.length for episode, *_ in played)
             )
-            count, source = len(played), "evaluation"
-        row = {**columns, **statistics, "episodes": count, "source": source}
-        best = self._compare(statistics["return_mean"], columns["frame"])
+            count = len(played)
+        row = {**columns, **statistics, "episodes": count, "source": self._source}
+        best = self._compare(statistics["return_mean"], columns["frame"], self._source)
         self._table.append(row)
         self.fresh.append(Evaluated(int(columns["frame"]), played or [], best))
         for listener in self._listeners:

@@ -116,6 +116,7 @@ class Progress(Callback):
             phases=phases,
             returns=list(self._returns),
             losses=self._losses,
+            max_wall=clock.max_wall,
         )
 
 
