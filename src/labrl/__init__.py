@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # the commands load this before they handle Ctrl-C, and typing takes long to import
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
     from labrl.lab.trial import TrialResult
 
 __all__ = ["train"]

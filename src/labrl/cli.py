@@ -15,7 +15,7 @@ from labrl.config.errors import ConfigError, did_you_mean
 from labrl.lab.job import Job, refused
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun
-from labrl.processes import Stopped
+from labrl.processes import Stopped, before_leaving, signals_raise
 from labrl.steady_output import steady_output
 
 
@@ -49,7 +49,8 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
         except ConfigError as error:
             code = refused(error, _full_error())
         except KeyboardInterrupt as stop:
-            print(f"{name}: interrupted", file=sys.stderr)
+            # notes: how to resume what was begun
+            print("; ".join([f"{name}: interrupted", *getattr(stop, "__notes__", [])]), file=sys.stderr)
             code = stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
         except SystemExit as end:
             # How Hydra ends --help, argparse a wrong flag, and an interrupted trial an experiment.
@@ -82,6 +83,7 @@ def _run(arguments: list[str]) -> int:
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
     from labrl.lab.again import Again
     from labrl.lab.experiment_again import ExperimentAgain
+    from labrl.lab.hydra_trial import remove_unused_folder
     from labrl.lab.showing import enjoy_request
 
     words = get_args(arguments)
@@ -91,7 +93,8 @@ def _run(arguments: list[str]) -> int:
     if asked is not None:
         from labrl.lab.enjoy import enjoy
 
-        return enjoy(asked)
+        with signals_raise():
+            return enjoy(asked)
     again: Again | ExperimentAgain | None = None
     if not words.help:
         asked_for = ExperimentAgain.asked_for if words.multirun else Again.asked_for
@@ -103,6 +106,7 @@ def _run(arguments: list[str]) -> int:
         words = get_args(arguments)
     prepare(words.config_dir, words.overrides)
     job = Job(words.config_dir, _full_error(), again)
+    before_leaving.append(remove_unused_folder)
     with _raising_hydra(), _arguments(arguments):
         try:
             hydra.main(config_path=CONFIG_MODULE, config_name="config")(job)()
@@ -160,7 +164,8 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
         words = vars(parser.parse_args(argv))
         folders = words.pop("folders")
         changes = {key: value for key, value in words.items() if value is not None}
-        arrived = [send(folder, changes, print) for folder in folders]
+        with signals_raise():
+            arrived = [send(folder, changes, print) for folder in folders]
         return DONE if all(arrived) else FAILED
 
     return _ended(parser.prog, command)
@@ -240,7 +245,8 @@ def replay(argv: Sequence[str] | None = None) -> int:
         request = replay_request(given.run, given.words)
         from labrl.lab.replay import replay as replay_episode
 
-        return replay_episode(request)
+        with signals_raise():
+            return replay_episode(request)
 
     return _ended(parser.prog, command)
 
@@ -266,7 +272,8 @@ def report(argv: Sequence[str] | None = None) -> int:
         words = parser.parse_args(argv)
         from labrl.lab.reporting import report_on
 
-        report_on(words.places, words.out, words.by, words.format)
+        with signals_raise():
+            report_on(words.places, words.out, words.by, words.format)
         return DONE
 
     return _ended(parser.prog, command)

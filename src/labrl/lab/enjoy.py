@@ -235,6 +235,9 @@ def _write(
             ],
         }
         write_json(folder / "result.json", result)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     except OSError as error:
         say(f"nothing was kept: {folder} cannot be written ({error.strerror or error})")
         return

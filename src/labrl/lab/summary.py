@@ -46,6 +46,9 @@ def _row(session: SessionResult) -> list[str]:
 def print_summary(result: TrialResult, console: Console | None = None) -> None:
     """Sessions, what they reached, and where everything was written."""
     console = console or Terminal()
+    if result.stopped_at_start:
+        say(f"interrupted before the first frame; to go on: {how_to_resume(result.folder)}", console)
+        return
     table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
     rows = [dict(zip(COLUMNS, _row(session), strict=True)) for session in result.sessions]
     columns = list(widths_that_fit(rows, COLUMNS, _DISPENSABLE, console.width))

@@ -19,6 +19,7 @@ from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner
 from labrl.config.types import whole_number
 from labrl.lab.baseline import random_return
+from labrl.lab.experiment import recording_end
 from labrl.lab.search.checks import check_pruner, check_ready, check_space
 from labrl.lab.search.objective import Direction, direction_of
 from labrl.lab.search.outcome import break_off, conclude
@@ -228,13 +229,11 @@ def _experiment(cfg: DictConfig, words: Sequence[str], study_name: str) -> Itera
         experiment = ExperimentFolder.create(folder, "search", [], **_typed(cfg, words))
     with experiment.lock():
         try:
-            yield experiment
+            with recording_end(experiment):
+                yield experiment
         except ConfigError:
             if not existed:
                 take_away(folder, before)
-            raise
-        except BaseException:
-            experiment.set_status("failed")
             raise
 
 
