@@ -207,7 +207,7 @@ def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(tmp_path: Pa
         panel._next = 0.0
         panel.update()
         file.write("st):\n  File ...\n")
-    assert terminal.lines == ["session 1: labrl.b: no checkpoint at frame 7"]
+    assert terminal.lines == ["session 1: no checkpoint at frame 7"]
 
 
 def test_the_spark_line_is_there_again_after_a_resume(tmp_path: Path) -> None:

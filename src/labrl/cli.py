@@ -172,7 +172,10 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
-    """`labrl-runs [filters]`: the run folders as a table, the newest first. Returns the exit code."""
+    """`labrl-runs [filters]`: the run folders as a table, the newest first.
+
+    Returns the exit code, 1 where no run agrees with all filters.
+    """
     import argparse
     import json
     import shutil
@@ -197,12 +200,12 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
-        elif found:
+        if found and not words.json:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(as_table(found, width))
-        else:
+        if not found:
             print(f"labrl: no run in {words.root} agrees with {' '.join(words.filters)}", file=sys.stderr)
-        return DONE
+        return DONE if found else FAILED
 
     return _ended(parser.prog, command)
 
@@ -237,7 +240,11 @@ def replay(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", help="a run folder, or latest")
     parser.add_argument(
-        "words", nargs="*", metavar="word", help="episode=best|last|<frame>, session=<number>, render=human"
+        "words",
+        nargs="*",
+        default=[],
+        metavar="word",
+        help="episode=best|last|<frame>, session=<number>, render=human",
     )
 
     def command() -> int:

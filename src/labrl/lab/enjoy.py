@@ -163,7 +163,7 @@ def _checkpoint(session: SessionFolder, wanted: str) -> tuple[Checkpoint, str]:
     frames, best = store.frames(), store.best_frame()
     there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
     if store.broken:
-        raise ConfigError(f"session {session.index} has no whole checkpoint:\n" + "\n".join(store.broken))
+        raise ConfigError(f"session {session.index} has no whole checkpoint: {store.told_broken}")
     if not there:
         raise ConfigError(
             f"session {session.index} of {session.path.parent} has no checkpoint yet: the first is written "

@@ -14,6 +14,7 @@ from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.outcome import DONE, FAILED, WRONG_INPUT, Outcome, recorded
 from labrl.storage.marker import place
 from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.session_log import print_without_modules
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -61,6 +62,7 @@ class Job:
 
         job = HydraConfig.get()
         folder = job.runtime.output_dir
+        print_without_modules()
         try:
             prepare(self.config_dir)
             return self._run(cfg, job, folder)
