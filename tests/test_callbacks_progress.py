@@ -122,20 +122,25 @@ def test_a_last_step_beyond_the_budget_is_no_more_than_all_of_it() -> None:
 def learning(index: int = 0) -> SessionProgress:
     progress = at(1_250_000, index=index, fps=12_345.6)
     progress.max_frame, progress.return_mean = 10_000_000, 1234.5
-    progress.returns, progress.losses = [1.0, 2.0, 4.0, 8.0], {"loss_policy": -0.0123, "entropy": 0.693}
+    progress.returns = [1.0, 2.0, 4.0, 8.0]
+    progress.losses = {"loss_policy": -0.0123, "loss_value": 21.4, "entropy": 0.693}
     return progress
+
+
+def shown(width: int, height: int = 25, sessions: int = 1) -> list[str]:
+    """The lines of the panel on a terminal of that size."""
+    terminal = Terminal(True, width, height)
+    display = terminal.display(sessions)
+    display.show([learning(index) for index in range(sessions)])
+    display.close()
+    picture = terminal.text.getvalue().rpartition("\x1b[2K")[2]
+    return [line for line in re.sub(r"\x1b\[[\d?]*[A-Za-z]", "", picture).splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize("sessions", [1, 4])
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_the_panel_fits_terminals_from_60_columns_on(sessions: int, width: int) -> None:
-    terminal = Terminal(True, width)
-    display = terminal.display(sessions)
-    display.show([learning(index) for index in range(sessions)])
-    display.close()
-    picture = terminal.text.getvalue().rpartition("\x1b[2K")[2]
-    lines = [line for line in re.sub(r"\x1b\[[\d?]*[A-Za-z]", "", picture).splitlines() if line.strip()]
-    assert max(map(len, lines)) <= width
+    lines = shown(width, sessions=sessions)
     assert len(lines) == 1 + 2 * sessions
     for fact in (
         "1,234.5",
@@ -144,8 +149,43 @@ def test_the_panel_fits_terminals_from_60_columns_on(sessions: int, width: int) 
         "1.25M / 10M" if width < 80 else "1,250,000 / 10,000,000",
     ):
         assert fact in lines[1], lines[1]
-    assert ("▁" in lines[1]) == (width >= 100)
     assert "env 25% learn 75%  |  loss_policy -0.0123" in lines[-1]
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_the_panel_leaves_room_on_the_right_and_cuts_no_loss(sessions: int) -> None:
+    """A line of 80 cells let the `^C` of an interruption wrap, and the header stood there twice."""
+    whole = {"loss_policy -0.0123", "loss_value 21.4", "entropy 0.693"}
+    for width in range(40, 130):
+        lines = shown(width, sessions=sessions)
+        assert max(map(len, lines)) <= width - 3
+        assert "1,234.5" in lines[1]
+        assert set(lines[-1].partition("|  ")[2].split("  ")) <= whole | {""}
+        if width >= 80:
+            assert "▁" in lines[1]
+            assert "loss_policy -0.0123" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [70, 50, 40, 30])
+def test_a_panel_that_the_terminal_has_wrapped_is_erased_whole(width: int) -> None:
+    terminal = Terminal(True, 80)
+    display = terminal.display(2)
+    display.show([learning(0), learning(1)])
+    drawn = terminal.text.getvalue().splitlines()[-5:]
+    lengths = [len(re.sub(r"\x1b\[[\d?]*[A-Za-z]", "", line)) for line in drawn]
+    before = terminal.text.tell()
+    terminal.console.width = width
+    display.show([learning(0), learning(1)])
+    erased = terminal.text.getvalue()[before:].count("\x1b[1A")
+    assert erased == sum(-(-length // width) for length in lengths) - 1
+    display.close()
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal(True)
+    terminal.display().show([at(100)])
+    assert terminal.lines[0].startswith("frame 100 of 10,000")
 
 
 def test_details_are_left_out_where_they_would_not_fit() -> None:
@@ -205,7 +245,7 @@ def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(tmp_path: Pa
         panel._next = 0.0
         panel.update()
         file.write("st):\n  File ...\n")
-    assert terminal.lines == ["session 1: labrl.b: no checkpoint at frame 7"]
+    assert terminal.lines == ["session 1: no checkpoint at frame 7"]
 
 
 def test_the_spark_line_is_there_again_after_a_resume(tmp_path: Path) -> None:

@@ -194,7 +194,9 @@ def test_a_run_whose_agent_is_gone_and_one_that_saved_nothing_are_told_of(
     (run / "config.yaml").write_text(config)
     for path in (run / "session_0" / "checkpoints").glob("*/tensors.pt"):
         path.write_bytes(b"")
-    assert "session 0 has no whole checkpoint" in refused(capsys, f"+enjoy={run}")
+    said = refused(capsys, f"+enjoy={run}")
+    assert str(run / "session_0" / "checkpoints") in said
+    assert said.count("\n") == 1
     for path in (run / "session_0" / "checkpoints").iterdir():
         path.rename(run / path.name)
     assert "has no checkpoint yet" in refused(capsys, f"+enjoy={run}")

@@ -213,10 +213,23 @@ def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFi
         ("0", "run", 0.0),
     ]
     for status in ("killed", "fail*", "pruned"):
-        assert list_runs([f"status={status}"]) == 0
+        assert list_runs([f"status={status}"]) != 2
     capsys.readouterr()
-    assert list_runs(["nobody"]) == 0
-    assert capsys.readouterr().err == "labrl: no run in runs agrees with nobody\n"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_exit_code_tells_no_match_from_a_wrong_filter(
+    form: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list_runs([*form, "env=nothing"]) == 1
+    said = capsys.readouterr()
+    assert "env=nothing" in said.err
+    assert said.out == ("[]\n" if form else "")
+    for word in ("nobody", "finished", "status=fnished", "nokey=3"):
+        assert list_runs([*form, word]) == 2
+        said = capsys.readouterr()
+        assert word in said.err
+        assert said.out == ""
 
 
 @pytest.mark.parametrize(

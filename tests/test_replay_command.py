@@ -102,7 +102,7 @@ def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
     monkeypatch.setattr(videos, "render", interrupted)
     words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert f"to make the report: labrl-report {tmp_path / 'run'}" in said
     assert "resume" not in said
     assert RunFolder.open(tmp_path / "run").status == "finished"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,31 +17,77 @@ import labrl.start
 SCRIPTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
 
 PRESSED = """
-import sys
+import signal, sys
 class Pressed:
     def find_spec(self, name, path, target=None):
         if name == {module!r}:
-            raise KeyboardInterrupt
+            signal.raise_signal({number})
 sys.meta_path.insert(0, Pressed())
+sys.argv = {words}
 from {script} import {function}
 sys.exit({function}())
 """
 
 
+def press(number: int, module: str, command: str, *words: str, cwd: Path) -> tuple[int, str, str]:
+    """Let the signal come when `command` imports `module`. Returns exit code, standard error and output."""
+    script, function = SCRIPTS[command].split(":")
+    code = PRESSED.format(
+        module=module, number=int(number), script=script, function=function, words=[command, *words]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
+    return done.returncode, done.stderr, done.stdout
+
+
 @pytest.mark.parametrize("command", SCRIPTS)
 @pytest.mark.parametrize("module", ["labrl.cli", "labrl.lab.job"])
-def test_ctrl_c_while_a_command_is_loaded_is_one_line(command: str, module: str) -> None:
-    script, function = SCRIPTS[command].split(":")
-    code = PRESSED.format(module=module, script=script, function=function)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr, done.stdout) == (130, f"{command}: interrupted\n", "")
+def test_ctrl_c_while_a_command_is_loaded_is_one_line(command: str, module: str, tmp_path: Path) -> None:
+    told = press(signal.SIGINT, module, command, cwd=tmp_path)
+    assert told == (130, f"{command}: interrupted\n", "")
+
+
+RUN = ("env=cartpole", "wandb=disabled", "env.max_frame=2000", "meta.report=false", "hydra.run.dir=run")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+@pytest.mark.parametrize("module", ["torch", "numpy.matrixlib", "gymnasium.spaces", "labrl.lab.trial"])
+def test_a_signal_before_a_run_begins_leaves_no_folder(
+    module: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    """While PyTorch imported NumPy it swallowed Ctrl-C, and the run went on with half of NumPy and failed."""
+    assert press(number, module, "labrl", *RUN, cwd=tmp_path) == (code, "labrl: interrupted\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_before_the_first_frame_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "pressed.py").write_text(
+        "import pathlib, signal\n"
+        "from labrl.session.callbacks import Callback\n"
+        "class Pressed(Callback):\n"
+        "    def __init__(self):\n"
+        "        if not pathlib.Path('once').exists():\n"
+        "            pathlib.Path('once').touch()\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+    )
+
+    def labrl(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "labrl", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    told = labrl(*RUN, "+callbacks.pressed={_target_: pressed.Pressed}")
+    assert told.returncode == 130
+    (line,) = (told.stdout + told.stderr).splitlines()
+    assert f"+resume={tmp_path / 'run'}" in line
+    assert labrl("+resume=run").returncode == 0
 
 
 def test_each_command_hands_back_the_exit_code_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
     functions = ("main", "list_envs", "send_to_wandb", "list_runs", "replay", "report")
     for code, function in enumerate(functions):
         monkeypatch.setattr(labrl.cli, function, lambda code=code: code)
+    before = signal.getsignal(signal.SIGINT)
     codes = [getattr(labrl.start, SCRIPTS[command].split(":")[1])() for command in SCRIPTS]
+    signal.signal(signal.SIGINT, before)
     assert codes == list(range(len(functions)))
 
 

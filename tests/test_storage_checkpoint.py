@@ -226,7 +226,7 @@ def check_falls_back(store: CheckpointStore) -> None:
     assert same(checkpoint.state, some_state(checkpoint.frame)), "whatever is given back is whole"
     if checkpoint.frame == 1:
         assert len(store.broken) == 1
-        assert "frame_000000000002" in store.broken[0]
+        assert "frame_000000000002" in str(store.broken)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -258,7 +258,7 @@ def test_a_missing_file_is_reported_and_skipped(whole: Path, tmp_path: Path, nam
     store, newest = damaged(whole, tmp_path)
     (newest / name).unlink()
     check_falls_back(store)
-    assert name in store.broken[0]
+    assert name in str(store.broken)
     with pytest.raises(BrokenCheckpointError, match=name):
         store.load(newest)
 
@@ -311,7 +311,7 @@ def test_a_crafted_pickle_is_refused_and_not_run(whole: Path, tmp_path: Path) ->
         store, newest = damaged(whole, tmp_path)
         put(newest, "tensors.pt", content)
         check_falls_back(store)
-        assert "something other than tensors" in store.broken[0]
+        assert "something other than tensors" in str(store.broken)
         assert not trace.exists()
     pickle.loads(pickle.dumps(Intruder(trace), protocol=2))
     assert trace.exists(), "the pickle does do harm where it is trusted"

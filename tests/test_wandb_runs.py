@@ -116,9 +116,7 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
         (name,) = server.runs
         assert shown(server.rows(name)) == tables(run / "session_0")
         assert server.runs[name]["project"] == "later"
-    assert (
-        f"Weights & Biases: {server.environment['WANDB_BASE_URL']}/me/later/runs/" in capfd.readouterr().out
-    )
+    assert f"W&B: {server.environment['WANDB_BASE_URL']}/me/later/runs/" in capfd.readouterr().out
 
 
 def test_sending_what_is_no_run_is_wrong_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

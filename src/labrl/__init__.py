@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # the commands load this before they handle Ctrl-C, and typing takes long to import
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
     from labrl.lab.trial import TrialResult
 
 __all__ = ["train"]
@@ -23,6 +22,8 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     configuration groups of your own, as --config-dir. Raises `labrl.config.errors.ConfigError` for wrong
     input, before anything is written.
     """
+    import json
+
     from labrl.config.compose import compose, resolve, to_plain
     from labrl.config.errors import ConfigError
     from labrl.config.generated import choices_of

@@ -15,7 +15,7 @@ from labrl.config.errors import ConfigError, did_you_mean
 from labrl.lab.job import Job, refused
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun, typed_command
-from labrl.processes import Stopped
+from labrl.processes import Stopped, before_leaving, signals_raise
 from labrl.steady_output import steady_output
 from labrl.storage.provenance import Typed
 
@@ -51,7 +51,8 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
         except ConfigError as error:
             code = refused(error, _full_error())
         except KeyboardInterrupt as stop:
-            print(f"{name}: interrupted", file=sys.stderr)
+            # notes: how to resume what was begun
+            print("; ".join([f"{name}: interrupted", *getattr(stop, "__notes__", [])]), file=sys.stderr)
             code = stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
         except SystemExit as end:
             # How Hydra ends --help, argparse a wrong flag, and an interrupted trial an experiment.
@@ -84,6 +85,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
     from labrl.lab.again import Again
     from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
+    from labrl.lab.hydra_trial import remove_unused_folder
     from labrl.lab.past import is_hydras
     from labrl.lab.showing import enjoy_request
 
@@ -94,7 +96,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
     if asked is not None:
         from labrl.lab.enjoy import enjoy
 
-        return enjoy(asked)
+        with signals_raise():
+            return enjoy(asked)
     again: Again | ExperimentAgain | None = None
     if not words.help:
         if words.multirun:
@@ -109,6 +112,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     prepare(words.config_dir, words.overrides)
     own = [word for word in words.overrides if not is_hydras(word)]
     job = Job(words.config_dir, _full_error(), typed, own, again)
+    before_leaving.append(remove_unused_folder)
     with _raising_hydra():
         try:
             if words.multirun:
@@ -171,14 +175,18 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
         words = vars(parser.parse_args(argv))
         folders = words.pop("folders")
         changes = {key: value for key, value in words.items() if value is not None}
-        arrived = [send(folder, changes, print) for folder in folders]
+        with signals_raise():
+            arrived = [send(folder, changes, print) for folder in folders]
         return DONE if all(arrived) else FAILED
 
     return _ended(parser.prog, command)
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
-    """`labrl-runs [filters]`: the run folders as a table, the newest first. Returns the exit code."""
+    """`labrl-runs [filters]`: the run folders as a table, the newest first.
+
+    Returns the exit code, 1 where no run agrees with all filters.
+    """
     import argparse
     import json
     import shutil
@@ -206,12 +214,12 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
-        elif found:
+        if found and not words.json:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(as_table(found, width))
-        else:
+        if not found:
             print(f"labrl: no run in {words.root} agrees with {' '.join(words.filters)}", file=sys.stderr)
-        return DONE
+        return DONE if found else FAILED
 
     return _ended(parser.prog, command)
 
@@ -246,7 +254,11 @@ def replay(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", help="a run folder, or latest")
     parser.add_argument(
-        "words", nargs="*", metavar="word", help="episode=best|last|<frame>, session=<number>, render=human"
+        "words",
+        nargs="*",
+        default=[],
+        metavar="word",
+        help="episode=best|last|<frame>, session=<number>, render=human",
     )
 
     def command() -> int:
@@ -254,7 +266,8 @@ def replay(argv: Sequence[str] | None = None) -> int:
         request = replay_request(given.run, given.words)
         from labrl.lab.replay import replay as replay_episode
 
-        return replay_episode(request)
+        with signals_raise():
+            return replay_episode(request)
 
     return _ended(parser.prog, command)
 
@@ -280,7 +293,8 @@ def report(argv: Sequence[str] | None = None) -> int:
         words = parser.parse_args(argv)
         from labrl.lab.reporting import report_on
 
-        report_on(words.places, words.out, words.by, words.format)
+        with signals_raise():
+            report_on(words.places, words.out, words.by, words.format)
         return DONE
 
     return _ended(parser.prog, command)

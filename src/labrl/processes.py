@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from types import FrameType
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
@@ -38,25 +39,99 @@ class Stopped(KeyboardInterrupt):
     exit_code = exit_code_of(None)
 
 
+Handler = Callable[[int, FrameType | None], None]
+
+
+@contextlib.contextmanager
+def signals_leave(told: str = "") -> Iterator[None]:
+    """Let each of SIGNALS end the process at once, where nobody else has set a handler.
+
+    For the time before there is anything to save. An exception would not do: modules are being imported, and
+    C extensions swallow it (PyTorch would go on without NumPy, pydantic reports a schema error).
+
+    told: line for standard error.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for clean_up in before_leaving:
+            clean_up()
+        with contextlib.suppress(OSError):
+            os.write(2, told.encode())
+        leave_at_once(number)
+
+    with _handling(leave):
+        yield
+
+
+before_leaving: list[Callable[[], None]] = []
+"""What is called before `signals_leave` ends the process."""
+
+
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """Meanwhile every one of SIGNALS raises as Ctrl-C does, where nobody else has said what it is to do."""
+    """Let each of SIGNALS raise KeyboardInterrupt or Stopped, where nobody else has set a handler.
+
+    An exception waits until the import that is under way is done. A second Ctrl-C ends the process at once.
+    """
+    came = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came:
+            if number == signal.SIGINT:
+                leave_at_once(number)
+            return
+        came = True
+        if _is_importing(frame):
+            before = signal.signal(signal.SIGALRM, lambda *_: come_again(number, before))
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+        else:
+            raise KeyboardInterrupt if number == signal.SIGINT else Stopped
+
+    def come_again(number: int, before: Any) -> None:
+        nonlocal came
+        came = False
+        signal.signal(signal.SIGALRM, before)
+        signal.raise_signal(number)  # for whoever handles it by now
+
+    with _handling(handle):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handler: Handler) -> Iterator[None]:
+    """Handle SIGNALS by `handler` where nobody has set another one than those that are set here."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    free = (signal.SIG_DFL, signal.default_int_handler, *_own_handlers)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    ours = [number for number in SIGNALS if before[number] in free]
+    _own_handlers.append(handler)
     for number in ours:
-        signal.signal(number, raise_stopped)
+        signal.signal(number, handler)
     try:
         yield
     finally:
         for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
+        _own_handlers.remove(handler)
 
 
-def raise_stopped(number: int, frame: FrameType | None) -> None:
-    """A handler of signals. Raises Stopped."""
-    raise Stopped
+_own_handlers: list[Handler] = []
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def leave_at_once(number: int) -> NoReturn:
+    """End this process, which signal `number` has come to, and those that work for it."""
+    for child in multiprocessing.active_children():  # an environment's, which may hang
+        child.kill()
+    os._exit(exit_code_of(number))
 
 
 @contextlib.contextmanager

@@ -1,9 +1,13 @@
-"""The commands as the system starts them: an interruption is told while they are still being loaded, too."""
+"""The entry points of the commands, which handle Ctrl-C before they load anything else."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _command(name: str, function: str) -> Callable[[], int]:
@@ -11,15 +15,18 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
     def run() -> int:
         try:
-            import labrl.cli  # here: it takes a quarter of a second
-            from labrl.processes import let_threads_sleep
+            from labrl.processes import let_threads_sleep, signals_leave
 
-            let_threads_sleep()
+            with signals_leave(f"{name}: interrupted\n"):
+                import labrl.cli  # here: it takes a quarter of a second
 
-            return int(getattr(labrl.cli, function)())
-        except KeyboardInterrupt:
+                let_threads_sleep()
+                return int(getattr(labrl.cli, function)())
+        except KeyboardInterrupt as stop:
             print(f"{name}: interrupted", file=sys.stderr)
-            return 130  # labrl.lab.outcome.INTERRUPTED, which it may have been too early to load
+            return getattr(stop, "exit_code", 130)  # labrl.lab.outcome.INTERRUPTED, too early to load
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: no traceback of Python's own end
 
     return run
 

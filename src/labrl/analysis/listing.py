@@ -146,7 +146,16 @@ def _agrees(run: Run, all_runs: Sequence[Run], filters: Sequence[str], root: Pat
 def _agrees_with(run: Run, all_runs: Sequence[Run], word: str, root: Path) -> bool:
     key, equals, value = word.partition("=")
     if not equals:
-        return word in os.path.relpath(run.path, root.expanduser())
+        folders = {other: os.path.relpath(other.path, root.expanduser()) for other in all_runs}
+        if not any(word in folder for folder in folders.values()):
+            values = (f"{key}={getattr(other, key)}" for other in all_runs for key in KEYS)
+            meant = next((value for value in values if value.endswith(f"={word}")), None)
+            hint = f" Did you mean {meant}?" if meant else did_you_mean(word, folders.values())
+            raise ConfigError(
+                f"{word}: no run in {root} has this in the name of its folder. Filters are parts of that, or "
+                f"pairs such as status=finished.{hint}"
+            )
+        return word in folders[run]
     if key in KEYS:
         return fnmatch(str(getattr(run, key)), value)
     if all(value_at(other, key) is None for other in all_runs):

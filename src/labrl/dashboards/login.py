@@ -34,7 +34,7 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
     if config.mode == "disabled":
         return "disabled", None
     if config.mode == "offline":
-        return "offline", "Weights & Biases: offline, `wandb sync` sends it later"
+        return "offline", "W&B: offline, `wandb sync` sends it later"
     if config.mode == "online":
         if not has_login():
             raise ConfigError(
@@ -45,12 +45,12 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
     if asked == "disabled":
         return "disabled", None
     if asked == "offline":
-        return "offline", "Weights & Biases: offline, as its own settings say; `wandb sync` sends it later"
+        return "offline", "W&B: offline, as its own settings say; `wandb sync` sends it later"
     if has_login():
         return "online", _online(config)
     return (
         "disabled",
-        "Weights & Biases: off, no login: `wandb login` switches it on, wandb=disabled hides this",
+        "W&B: off without a login: `wandb login` turns it on, wandb=disabled hides this",
     )
 
 
@@ -69,7 +69,7 @@ def has_login() -> bool:
 
 
 def _online(config: WandbConfig) -> str:
-    return f"Weights & Biases: online, project {config.project}"
+    return f"W&B: online, project {config.project}"
 
 
 def _host() -> str:

@@ -131,7 +131,7 @@ def _ended(process: subprocess.Popen[str], seconds: float, say: Callable[[str], 
             try:
                 process.communicate("end\n", timeout=quietly)
             except subprocess.TimeoutExpired:
-                say(f"Weights & Biases: finishing, {seconds:.0f} s at most (Ctrl-C: not now)")
+                say(f"W&B: finishing, {seconds:.0f} s at most (Ctrl-C: not now)")
                 process.communicate(timeout=seconds - quietly)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
@@ -152,14 +152,14 @@ def _tell(
         warnings = [failure]
     if urls:
         more = f" and {len(urls) - 1} more of its group" if len(urls) > 1 else ""
-        say(f"Weights & Biases: {urls[0]}{more}")
+        say(f"W&B: {urls[0]}{more}")
     if warnings:
-        say(f"Weights & Biases: {warnings[0]} (log: {log})")
+        say(f"W&B: {warnings[0]} (log: {log})")
         if len(urls) == len(found):
-            say(f"Weights & Biases: to send the rest: labrl-wandb {shlex.quote(str(run.path))}")
+            say(f"W&B: to send the rest: labrl-wandb {shlex.quote(str(run.path))}")
     if len(urls) < len(found):
         folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
-        say(f"Weights & Biases: kept in the run folder; to send it: wandb sync {folders}")
+        say(f"W&B: kept in the run folder; to send it: wandb sync {folders}")
     return not warnings and len(urls) == len(found)
 
 

@@ -172,7 +172,7 @@ def _checkpoint(session: SessionFolder, wanted: str) -> tuple[Checkpoint, str]:
     frames, best = store.frames(), store.best_frame()
     there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
     if store.broken:
-        raise ConfigError(f"session {session.index} has no whole checkpoint:\n" + "\n".join(store.broken))
+        raise ConfigError(f"session {session.index} has no whole checkpoint: {store.told_broken}")
     if not there:
         raise ConfigError(
             f"session {session.index} of {session.path.parent} has no checkpoint yet: the first is written "
@@ -245,6 +245,9 @@ def _write(
             ],
         }
         write_json(folder / "result.json", result)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     except OSError as error:
         say(f"nothing was kept: {folder} cannot be written ({error.strerror or error})")
         return

@@ -12,9 +12,10 @@ from typing import Any
 from labrl.config.errors import ConfigError
 from labrl.lab import reporting
 from labrl.lab.experiment_again import ExperimentAgain
-from labrl.lab.experiment_summary import print_experiment, said_of
+from labrl.lab.experiment_summary import how_to_resume_experiment, print_experiment, said_of
 from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, Outcome, recorded
 from labrl.lab.summary import say
+from labrl.processes import signals_raise
 from labrl.storage.experiment_folder import (
     ExperimentFolder,
     ExperimentKind,
@@ -28,6 +29,26 @@ from labrl.storage.run_folder import MARKER, RunFolder
 
 LOOK_SECONDS = 1.0
 """Between two looks at the run folders of trials that other machines may be running."""
+
+
+@contextmanager
+def recording_end(folder: ExperimentFolder) -> Iterator[None]:
+    """Record as the experiment's status what ends it early: a failure or an interruption.
+
+    An interruption gets a note that says how to go on. The caller handles ConfigError.
+    """
+    try:
+        with signals_raise():
+            yield
+    except ConfigError:
+        raise
+    except KeyboardInterrupt as stop:
+        folder.set_status("interrupted")
+        stop.add_note(f"to go on: {how_to_resume_experiment(folder.path)}")
+        raise
+    except BaseException:
+        folder.set_status("failed")
+        raise
 
 
 class Experiment:
@@ -70,15 +91,13 @@ class Experiment:
                 folder.replace_trials(records)
             experiment = cls(folder)
             try:
-                yield experiment
+                with recording_end(folder):
+                    yield experiment
             except ConfigError:  # of a launcher that took no trial
                 if resumed or experiment.outcomes or any(path.glob(f"*/{MARKER}")):
                     folder.set_status("failed")
                 else:
                     take_away(path, before)
-                raise
-            except BaseException:
-                folder.set_status("failed")
                 raise
 
     def started(self, number: int) -> None:
@@ -96,6 +115,8 @@ class Experiment:
         _mend(self.folder.trial_path(record), outcome)
         done = sum(other.status not in ("waiting", "running") for other in self.records.values())
         told = f"{said_of(record, self.records.values(), outcome)} ({done} of {len(self.records)})"
+        if outcome.status == "interrupted" and not outcome.returns:
+            return  # the last line of the experiment says it
         if outcome.status == "failed":
             print(f"labrl: {told}", file=sys.stderr, flush=True)
         else:
@@ -161,6 +182,9 @@ class Experiment:
         else:
             status, code = ("failed" if failed else "finished"), failed
         self.folder.set_status(status)
+        if status == "interrupted" and not any(outcome.returns for outcome in self.outcomes.values()):
+            say(f"interrupted; to go on: {how_to_resume_experiment(self.folder.path)}")
+            return code
         print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
         if reporting.wants_report(self.folder.path):
             reporting.report_experiment(self.folder.path)

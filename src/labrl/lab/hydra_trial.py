@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,18 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from labrl.lab.outcome import Outcome
+from labrl.processes import before_leaving
+
+
+def remove_unused_folder() -> None:
+    """Delete the folder that Hydra has made for a trial in which the trial has written nothing."""
+    with suppress(OSError, OmegaConfBaseException):
+        folder = HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd()
+        if folder != os.getcwd():
+            os.rmdir(folder)
 
 
 @dataclass
@@ -41,6 +53,7 @@ class HydraTrial:
         if not self.ready:
             setup_globals()
             Singleton.set_state(self.state)
+            before_leaving.append(remove_unused_folder)
             self.ready = True
         config = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
         with open_dict(config):

@@ -15,6 +15,7 @@ from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.outcome import DONE, FAILED, WRONG_INPUT, Outcome, recorded
 from labrl.storage.marker import place
 from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.session_log import print_without_modules
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -65,13 +66,15 @@ class Job:
     def _outcome(self, cfg: DictConfig) -> Outcome:
         from hydra.core.hydra_config import HydraConfig
 
+        from labrl.lab.hydra_trial import remove_unused_folder
+
         job = HydraConfig.get()
         folder = job.runtime.output_dir
+        print_without_modules()
         try:
             prepare(self.config_dir)
             return self._run(cfg, job, folder)
         except ConfigError as error:
-            _remove_if_empty(folder)
             if self._speaks(error):
                 refused(error, full_error=False)
             return Outcome(status="failed", exit_code=WRONG_INPUT, error=str(error))
@@ -81,6 +84,8 @@ class Job:
                 print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
                 print("labrl: HYDRA_FULL_ERROR=1 before the command shows where", file=sys.stderr)
             return Outcome(status="failed", exit_code=FAILED, error=told)
+        finally:
+            remove_unused_folder()
 
     def _speaks(self, error: Exception) -> bool:
         """Whether to say what went wrong: in an experiment, whoever counts the outcomes of all does."""
@@ -140,11 +145,3 @@ def refused(error: ConfigError, full_error: bool) -> int:
         traceback.print_exception(error)
     print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
     return WRONG_INPUT
-
-
-def _remove_if_empty(folder: str) -> None:
-    """Take away the folder that Hydra made for a trial that never started."""
-    try:
-        os.rmdir(folder)
-    except OSError:
-        return

@@ -20,7 +20,7 @@ from labrl.processes import (
     children_ignore_ctrl_c,
     exit_code_of,
     how_it_ended,
-    raise_stopped,
+    signals_leave,
     stop_with_the_parent,
 )
 
@@ -160,19 +160,19 @@ def _result(worker: _Worker[Any]) -> Any:
 def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str]) -> None:
     """Entry point of a process: do tasks until there are no more, or the one who gives them is gone."""
     os.environ.update(environment)
-    signal.signal(signal.SIGTERM, raise_stopped)  # while no session listens
     stop_with_the_parent()
     perform: Callable[[Any], Any] | None = None
     try:
-        while True:
-            task = connection.recv()
-            try:
-                perform = perform or pickle.loads(payload)
-                result = perform(task)
-            except Exception as error:
-                result = Lost(1, f"{type(error).__name__}: {error}")
-            sys.stdout.flush()
-            connection.send(result)
+        with signals_leave():  # until a trial handles them
+            while True:
+                task = connection.recv()
+                try:
+                    perform = perform or pickle.loads(payload)
+                    result = perform(task)
+                except Exception as error:
+                    result = Lost(1, f"{type(error).__name__}: {error}")
+                sys.stdout.flush()
+                connection.send(result)
     except (EOFError, OSError):
         return
     except KeyboardInterrupt:

@@ -69,6 +69,11 @@ class TrialResult:
     """Of a repetition: in a line, whether every metric row was equal, and where not."""
 
     @property
+    def stopped_at_start(self) -> bool:
+        """Whether a signal ended it before its first frame."""
+        return self.exit_code in (130, 143) and not any(session.frame for session in self.sessions)
+
+    @property
     def return_mean(self) -> float | None:
         """Mean over the sessions that did not fail of their final return; None without any."""
         returns = self.returns

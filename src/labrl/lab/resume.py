@@ -91,7 +91,7 @@ def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]
     for session in run.sessions():
         if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
             store = CheckpointStore(session.checkpoints, keep_last=1)
-            store.refuse_broken(session.index, store.latest())
+            store.refuse_broken(store.latest())
         if session.index in left and not session.checkpoint_frames() and _was_saved(session):
             raise ConfigError(
                 f"session {session.index} was saved, and there is nothing any more in {session.checkpoints}: "

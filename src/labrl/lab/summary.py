@@ -48,6 +48,9 @@ def _row(session: SessionResult) -> list[str]:
 def print_summary(result: TrialResult, console: Console | None = None) -> None:
     """Sessions, what they reached, and where everything was written."""
     console = console or Terminal()
+    if result.stopped_at_start:
+        say(f"interrupted before the first frame; to go on: {how_to_resume(result.folder)}", console)
+        return
     table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
     evaluated = any(session.best_source == "evaluation" for session in result.sessions)
     headings = {name: "best eval" if name == "best" and evaluated else name for name in COLUMNS}

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.errors import ConfigError
-from labrl.processes import stop_when_orphaned
+from labrl.processes import signals_raise, stop_when_orphaned
 from labrl.storage.provenance import Typed, as_typed
 
 if TYPE_CHECKING:
@@ -212,8 +212,10 @@ def _outlive(number: int, frame: FrameType | None) -> None:
     """torchrun says SIGTERM when a rank was lost: the session finds that out by itself, and records why."""
 
 
+@signals_raise()
 def follow(launch: Launch) -> int:
     """Another rank: train as rank 0 says. Returns the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no handler of Python's runs while it waits for the others
     group = None
     stop_when_orphaned()
     try:

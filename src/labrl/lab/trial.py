@@ -223,16 +223,22 @@ def run_trial(
 
 @contextmanager
 def recording_failure(run: RunFolder) -> Iterator[None]:
-    """What ends a trial before its sessions could be asked is recorded as its status; later it stays."""
+    """Record as the run's status what ends it before its sessions have: a failure or an interruption.
+
+    An interruption gets a note that says how to go on, unless too little was written for that; then the
+    folder is deleted.
+    """
     try:
         with signals_raise():
             yield
-    except KeyboardInterrupt:
-        if run.status == "running":
+    except KeyboardInterrupt as stop:
+        if run.status != "running":
+            stop.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
+        elif run.provenance.exists():
             run.set_status("interrupted")
-            say(f"interrupted; to go on: {how_to_resume(run.path)}")
+            stop.add_note(f"to go on: {how_to_resume(run.path)}")
         else:
-            say(f"interrupted after training; to make the report: {how_to_report(run.path)}")
+            run.discard_unplayed()
         raise
     except BaseException:
         if run.status == "running":
@@ -285,6 +291,8 @@ def run_sessions(
             )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
         run.set_status(_run_status(result), sessions=sessions)
+        if result.stopped_at_start:
+            return result
         if config.meta.videos and result.exit_code in (0, 1):
             videos.render(run, result.sessions)
         if config.meta.report:

@@ -138,7 +138,7 @@ def restored_session(
     """
     store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
     checkpoint = store.latest()
-    store.refuse_broken(index, checkpoint)
+    store.refuse_broken(checkpoint)
     ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.state)
     if checkpoint is None:
         return Session(config, index, folder, num_threads, ranks)

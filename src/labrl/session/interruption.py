@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from labrl.processes import SIGNALS, exit_code_of
+from labrl.processes import SIGNALS, exit_code_of, leave_at_once
 
 
 class Interruption:
@@ -58,8 +56,6 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
-            for child in multiprocessing.active_children():  # an environment's, which may hang
-                child.kill()
-            os._exit(exit_code_of(number))
+            leave_at_once(number)
         if self.signal is None:
             self.signal = number

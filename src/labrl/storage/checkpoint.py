@@ -105,8 +105,8 @@ class CheckpointStore:
     def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder = folder
         self.keep_last = keep_last
-        self.broken: list[str] = []
-        """What was skipped while loading, and why; also logged as warnings."""
+        self.broken: dict[Path, str] = {}
+        """The checkpoints that were skipped while loading, the newest first, and why."""
         self._ready = False
 
     def save(
@@ -217,13 +217,20 @@ class CheckpointStore:
                 return _whole(_checked_frame, path)
         return None
 
-    def refuse_broken(self, session: int, latest: Checkpoint | None) -> None:
+    def refuse_broken(self, latest: Checkpoint | None) -> None:
         """Raises ConfigError where there are checkpoints and `latest` found none whole."""
         if latest is None and self.broken:
             raise ConfigError(
-                f"none of the checkpoints of session {session} is whole:\n" + "\n".join(self.broken) + "\n"
-                f"To begin that session again, delete {self.folder.parent}."
+                f"{self.told_broken}, and none is whole. Bring one back from a copy; to begin the session "
+                f"again, delete {self.folder.parent}."
             )
+
+    @property
+    def told_broken(self) -> str:
+        """How many of the checkpoints are broken and what is wrong with the first of them, in a line."""
+        path, why = next(iter(self.broken.items()))
+        count = f"{len(self.broken)} checkpoint" + ("s are" if len(self.broken) > 1 else " is")
+        return f"{count} broken in {self.folder} ({path.name}: {why})"
 
     def discard_after(self, frame: int) -> None:
         """Remove checkpoints later than `frame`: a run that goes on from there has another future."""
@@ -240,10 +247,13 @@ class CheckpointStore:
     def _first_whole(self, paths: list[Path]) -> Checkpoint | None:
         for path in paths:
             try:
-                return self.load(path)
+                whole = self.load(path)
             except BrokenCheckpointError as error:
-                self.broken.append(str(error))
-                _log.warning("skipped a broken checkpoint: %s", error)
+                self.broken[path] = str(error).removeprefix(f"{path}: ")
+                continue
+            if self.broken:
+                _log.warning("%s: skipped", self.told_broken)
+            return whole
         return None
 
     def _make_ready(self) -> None:

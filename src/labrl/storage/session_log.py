@@ -40,6 +40,19 @@ def _leave_out_overflows() -> None:
     warnings.filterwarnings("ignore", told, RuntimeWarning, module=r"(labrl|numpy)\.")
 
 
+def print_without_modules() -> None:
+    """Let the root logger's handlers name the library that warns, and of labrl no module."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(_TerminalFormatter())
+
+
+class _TerminalFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        name = "labrl" if record.name.startswith("labrl.") else record.name
+        return f"{name}: {super().format(record)}"
+
+
 def append(log: Path, text: str) -> None:
     """Write `text` at the end of the file `log`, as lines of their own, if the disk lets it."""
     with suppress(OSError), open(log, "a", encoding="utf-8") as file:

@@ -18,6 +18,7 @@ from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner
 from labrl.config.types import whole_number
 from labrl.lab.baseline import random_return
+from labrl.lab.experiment import recording_end
 from labrl.lab.job import Job
 from labrl.lab.search.checks import check_pruner, check_ready, check_space
 from labrl.lab.search.objective import Direction, direction_of
@@ -239,13 +240,11 @@ def _experiment(
         experiment = ExperimentFolder.create(folder, "search", [], command=job.typed, **_typed(cfg, words))
     with experiment.lock():
         try:
-            yield experiment, existed
+            with recording_end(experiment):
+                yield experiment, existed
         except ConfigError:
             if not existed:
                 take_away(folder, before)
-            raise
-        except BaseException:
-            experiment.set_status("failed")
             raise
 
 

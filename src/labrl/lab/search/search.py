@@ -125,7 +125,6 @@ class Search:
             self._beat()
             if interruption.requested and not told:
                 told = True
-                say("interrupted: the running trials save their state")
                 pool.stop()
 
     def _trial_ended(self, one: Assignment, outcome: Outcome | Lost, interrupted: bool) -> None:

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -22,8 +25,31 @@ REFRESH_SECONDS = 1.0
 LINE_SECONDS = 10.0
 """Longest time without a line about a running session, where there is no terminal."""
 
-_WIDE, _MEDIUM = 100, 80
-"""Columns of a terminal from which on there is room for the whole, and for a bar."""
+_ROOM = 3
+"""Columns on the right that stay free, so that the `^C` which a terminal shows does not wrap."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a row of the panel holds besides frame, return and time left."""
+
+    bar: int = 0
+    """Columns of the bar."""
+    sparks: int = 0
+    """Returns in the spark line."""
+    exact: bool = False
+    """Whether frames have all their digits."""
+    fps: bool = True
+
+
+_LAYOUTS = (
+    _Layout(bar=24, sparks=16, exact=True),
+    _Layout(bar=8, sparks=12, exact=True),
+    _Layout(bar=8, sparks=12),
+    _Layout(sparks=8),
+    _Layout(),
+)
+"""From the widest to the narrowest before speeds are left out, too."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _PHASES = {"callbacks": "log"}
@@ -102,15 +128,13 @@ class Display:
 
     def show(self, sessions: Sequence[SessionProgress]) -> None:
         """Show the sessions as they stand."""
-        if not self._console.is_terminal:
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
             for progress in sessions:
                 self._line(progress)
             return
         width = self._console.width
         if self._live is not None and width < self._width:
-            # What was drawn has been wrapped by the terminal, over more lines than rich knows of.
-            self._live.transient = True
-            self.close()
+            self._erase_wrapped(self._live, width)
         if self._live is None:
             self._open()
         self._width = width
@@ -130,6 +154,15 @@ class Display:
             handler.setStream(sys.stderr)
         self._handlers = []
 
+    def _erase_wrapped(self, live: Live, width: int) -> None:
+        """Erase the lines that a terminal has added which became narrower and has wrapped the picture."""
+        before = self._console.options.update(width=self._width, height=None)
+        lines = self._console.render_lines(live.renderable, before, pad=False)
+        drawn = [Segment.get_line_length(line) for line in lines][: live.console.height]
+        wrapped = sum(math.ceil(length / width) for length in drawn) - len(drawn)
+        erase = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+        self._console.control(Control((ControlType.ERASE_IN_LINE, 2), *erase * wrapped))
+
     def _open(self) -> None:
         before, to_terminal = sys.stderr, sys.stderr.isatty()
         self._live = Live(console=self._console, auto_refresh=False, redirect_stderr=to_terminal)
@@ -145,7 +178,7 @@ class Display:
     def _line(self, progress: SessionProgress) -> None:
         """Print a line at the end, at a new row, or after a while; never two within a second."""
         now = self._now()
-        if progress.frame == 0 and progress.status in ("starting", "running"):
+        if progress.frame == 0 and progress.status in ("starting", "running", "ended"):
             return
         told, rows, status = self._told.get(progress.index, (-math.inf, 0, "running"))
         ended = progress.status != status
@@ -158,43 +191,59 @@ class Display:
 
     def _panel(self, sessions: Sequence[SessionProgress]) -> RenderableType:
         """A row for each session and, where there is room, a line on what it learns and spends time on."""
-        width, height = self._console.size
+        width, height = self._console.width - _ROOM, self._console.height
+        for layout in _LAYOUTS:
+            table = self._table(sessions, layout)
+            if self._console.measure(table).maximum <= width:
+                break
+        else:
+            table = self._table(sessions, _Layout(fps=False))
+        lines: list[RenderableType] = [table]
+        if 2 * len(sessions) + 2 <= height:
+            lines += filter(None, (self._details(progress, width) for progress in sessions))
+        return Constrain(Group(*lines), width)
+
+    def _table(self, sessions: Sequence[SessionProgress], layout: _Layout) -> Table:
         table = Table(box=None, padding=(0, 1), collapse_padding=True)
-        rows = [self._cells(progress, width) for progress in sessions]
+        rows = [self._cells(progress, layout) for progress in sessions]
+        # a bar takes all the room that it is not denied; times are of many widths
+        widths, least = {"": layout.bar}, {"time left": len("interrupted")}
         for name in rows[0]:
-            # a bar takes all the room that it is not denied
-            table.add_column(name, justify="right", no_wrap=True, width=None if name else min(24, width // 8))
+            width, min_width = widths.get(name), least.get(name)
+            table.add_column(name, justify="right", no_wrap=True, width=width, min_width=min_width)
         for cells in rows:
             table.add_row(*cells.values())
-        if 2 * len(sessions) + 2 > height:
-            return table
-        details = [self._detail(progress) for progress in sessions]
-        return Group(table, *(detail for detail in details if detail))
+        return table
 
-    def _cells(self, progress: SessionProgress, width: int) -> dict[str, RenderableType]:
+    def _cells(self, progress: SessionProgress, layout: _Layout) -> dict[str, RenderableType]:
         """What the session has in each column; the bar's has no name."""
-        cells: dict[str, RenderableType] = {"session": str(progress.index)} if self._several else {}
+        cells: dict[str, RenderableType] = {"#": str(progress.index)} if self._several else {}
         done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
-        if width >= _MEDIUM:
+        if layout.bar:
             cells[""] = ProgressBar(total=progress.max_frame, completed=done)
-            cells["frame"] = f"{done:,} / {progress.max_frame:,}"
-        else:
-            cells["frame"] = f"{compact(done)} / {compact(progress.max_frame)}"
+        number = "{:,}".format if layout.exact else compact
+        cells["frame"] = f"{number(done)} / {number(progress.max_frame)}"
         score = "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}"
-        if width >= _WIDE and not self._console.options.ascii_only:
-            score = f"{spark_line(progress.returns, 16)} {score}"
+        if layout.sparks and not self._console.options.ascii_only:
+            score = f"{spark_line(progress.returns, layout.sparks):>{layout.sparks}} {score}"
         cells["return"] = score
-        cells["frames/s"] = "-" if progress.fps is None else f"{progress.fps:,.0f}"
+        if layout.fps:
+            cells["frames/s"] = "-" if progress.fps is None else f"{progress.fps:,.0f}"
         cells["time left"] = _time_left(progress)
         return cells
 
-    def _detail(self, progress: SessionProgress) -> Text | None:
-        learning = "  ".join(f"{name} {value:.3g}" for name, value in progress.losses.items())
-        phases = {_PHASES.get(name, name): share for name, share in progress.phases.items()}
-        spent = " ".join(f"{name} {share:.0%}" for name, share in phases.items())
-        text = "  |  ".join(part for part in (spent, learning) if part)
-        label = f"{progress.index}: " if self._several else ""
-        return Text(f" {label}{text}", "dim", no_wrap=True, overflow="ellipsis") if text else None
+    def _details(self, progress: SessionProgress, width: int) -> Text:
+        """Where the session spends its time, and as many of its losses as `width` has room for."""
+        items = [f" {_PHASES.get(name, name)} {share:.0%}" for name, share in progress.phases.items()]
+        items += [f"  {name} {value:.3g}" for name, value in progress.losses.items()]
+        if progress.phases and progress.losses:
+            items[len(progress.phases)] = "  |" + items[len(progress.phases)]
+        text = f" {progress.index}:" if self._several and items else ""
+        for item in items:
+            if len(text + item) > width:
+                break
+            text += item
+        return Text(text, "dim")
 
 
 def spark_line(values: Sequence[float], width: int) -> str:

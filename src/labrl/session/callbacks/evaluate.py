@@ -198,7 +198,7 @@ class Evaluate(Callback):
                 self._compare(row["return_mean"], row["frame"], row["source"])
 
     def _compare(self, score: Any, frame: Any, source: Any) -> bool:
-        """Whether `score` is the highest of its source so far, which is then recorded; None and nan never are."""
+        """Record `score` if it is the highest of its source so far, and return whether it is."""
         best = self.best_return if self.best_source == source else None
         better = score is not None and score > (-np.inf if best is None else best)
         if better:

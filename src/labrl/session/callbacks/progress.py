@@ -184,9 +184,9 @@ class TrialPanel:
 
 
 class _Warnings:
-    """What has come to stand in a session's log; tracebacks, which have no time before them, left out."""
+    """New warnings in a session's log, without time and logger; tracebacks, which have neither, left out."""
 
-    _WARNING = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (.*)")
+    _WARNING = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [\w.]+: (.*)")
 
     def __init__(self, log: Path) -> None:
         self._log = log
