@@ -18,6 +18,7 @@ from labrl.config.errors import ConfigError
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
+from labrl.envs.together import Together
 
 # What Gymnasium draws with greets when it is imported, and complains where there is no screen and no sound.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -113,7 +114,7 @@ class WatchedGymnasium(GymnasiumEnv):
 
     def _drawn(self) -> Any:
         env: Any = self._env
-        return env.envs[0]
+        return env if isinstance(env, Together) else env.envs[0]
 
 
 def frames_per_second(metadata: Any) -> float:
@@ -138,9 +139,10 @@ def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
         modes = metadata.get("render_modes") if isinstance(metadata, Mapping) else None
         lists_only = isinstance(modes, list | tuple | set) and MODES[0] not in modes and MODES[1] in modes
         kwargs["render_mode"] = MODES[1] if lists_only else MODES[0]
-    return dataclasses.replace(
-        config, make=make, kwargs=kwargs, vectorization="sync", fresh_env_per_episode=True
-    )
+    shown = dataclasses.replace(config, make=make, kwargs=kwargs)
+    if config.natively:
+        return shown
+    return dataclasses.replace(shown, vectorization="sync", fresh_env_per_episode=True)
 
 
 def _takes_render_mode(config: GymnasiumConfig) -> bool:
