@@ -86,6 +86,8 @@ class WatchedGymnasium(GymnasiumEnv):
         except (Exception, SystemExit) as error:
             raise self._no_picture(f"failed: {type(error).__name__}: {error}") from error
         rendered = pictures[0] if isinstance(pictures, list | tuple | np.ndarray) and len(pictures) else None
+        if isinstance(pictures, np.ndarray) and pictures.ndim == 3 and pictures.shape[2] in (3, 4):
+            rendered = pictures  # one of all members of a vector environment
         if isinstance(rendered, list | tuple) and rendered and isinstance(rendered[-1], np.ndarray):
             rendered = rendered[-1]  # rgb_array_list: all that was drawn since the last call
         if not isinstance(rendered, np.ndarray) or rendered.dtype.kind not in "buif":
