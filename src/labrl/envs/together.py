@@ -6,7 +6,6 @@ a seed that determines its episode, as Gymnasium's `AutoresetMode.DISABLED` and 
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Never
@@ -15,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Space, Tuple
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
@@ -273,12 +273,11 @@ class Together:
 
     def _try(self, make: VectorFactory) -> None:
         """Raises ConfigError unless members can be reset alone, by a seed that determines their episode."""
-        space = copy.deepcopy(self.single_action_space)
-        space.seed(0)
         n, half = self.num_envs, STEPS // 2
+        every = batch_space(self.single_action_space, n)
+        every.seed(0)
         own, other = (
-            np.array([[space.sample() for _ in range(n)] for _ in range(STEPS)], space.dtype)
-            for _ in range(2)
+            np.array([every.sample() for _ in range(STEPS)], self.single_action_space.dtype) for _ in range(2)
         )
         try:
             first = self._played(range(1, n + 1), own)
@@ -293,15 +292,14 @@ class Together:
             make._refuse(f"it failed when it was tried: {type(error).__name__}: {error}. {NEEDED}")
         self._present = None
         before, restarted = again[: half + 1], again[half + 1 :]
-        if not all(_same_of(0, *pair) for pair in zip(first[: half + 1], before, strict=True)):
+        if not _same(slice(None), first[: half + 1], before):
             make._refuse(f"the same seeds and actions gave other episodes the second time. {NEEDED}")
-        for env in range(1, n):
-            if not all(_same_of(env, *pair) for pair in zip(first, before + restarted[1:], strict=True)):
-                make._refuse(
-                    f"environment {env} went another way when environment 0 was reset alone. {NEEDED}, and "
-                    "must leave the others as they are"
-                )
-        if not all(_same_of(0, *pair) for pair in zip(alone, restarted, strict=True)):
+        if not _same(slice(1, None), first, before + restarted[1:]):
+            make._refuse(
+                f"environments went another way when another one was reset alone. {NEEDED}, and must leave "
+                "the others as they are"
+            )
+        if not _same(slice(1), alone, restarted):
             make._refuse(f"an environment that was reset alone did not play as its seed says. {NEEDED}")
 
     def _played(
@@ -342,8 +340,11 @@ class Together:
         return trace
 
 
-def _same_of(env: int, left: list[NDArray], right: list[NDArray]) -> bool:
-    return all(same(one[env], other[env]) for one, other in zip(left, right, strict=True))
+def _same(envs: slice, left: list[list[NDArray]], right: list[list[NDArray]]) -> bool:
+    """Whether two traces are equal in what they say of some environments."""
+    return same(
+        [[part[envs] for part in row] for row in left], [[part[envs] for part in row] for row in right]
+    )
 
 
 def _valid(actions: NDArray, mask: NDArray[np.bool_], space: Any) -> NDArray:
