@@ -102,7 +102,7 @@ def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
         ("meta.distributed=true", "meta.distributed must be false, 'shared' or 'synced', got true"),
         ("seed=-1", "seed must be at least 0, got -1"),
         ("meta=3x", "meta=3x: no such option"),
-        ("env.vectorization=threads", "env.vectorization must be 'sync' or 'async', got 'threads'"),
+        ("env.vectorization=threads", "env.vectorization must be 'sync'"),
         ("agent._target_=labrl.agents.ppo.PPOO", "Did you mean PPO"),
         ("+callbacks.mine=1", "callbacks.mine must be a part with a _target_, got 1"),
     ],

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from env_cases import Remembers, Walk, assert_same_steps, constant, gymnasium_env, own_env, play, sampled
 from gymnasium.error import DependencyNotInstalled
+from pictures_env import Drawn
 
 import labrl.envs.gym
 import labrl.envs.workers
@@ -277,3 +278,12 @@ def test_a_missing_extra_is_named(named: bool, request: pytest.FixtureRequest) -
     settings = {"extra": "box2d"} if named else {}
     with pytest.raises(ConfigError, match=r'pip install "labrl\[box2d\]"'):
         describe(gymnasium_env("LabrlNeedsBox2D-v0", **settings))
+
+
+@pytest.mark.parametrize("metadata", [None, ["rgb_array"]])
+def test_metadata_that_is_no_dictionary_keeps_no_worker_from_starting(metadata: object) -> None:
+    component = own_env(Drawn, {"metadata": metadata}, vectorization="async", **UNCHECKED)
+    env = make_env(component, seed=1, num_threads=1, num_envs=1)
+    env.reset()
+    assert env.step(np.zeros(1)).reward == np.float32(0.1)
+    env.close()

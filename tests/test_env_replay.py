@@ -13,6 +13,7 @@ from env_cases import Remembers, Walk, assert_same_steps, atari, gymnasium_env, 
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
+from vector_env import Walks
 
 import labrl.envs.vector
 from labrl.config.component import Component
@@ -41,8 +42,9 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
         (atari("pong", sticky_actions=0.25), 3, 30, 30),
         (atari("breakout"), 2, 70, 30),
         (own_env(Remembers, max_episode_steps=30), 2, 50, 40),
+        (own_env(Walks, {"goal": 20}, vectorization="vector_entry_point"), 3, 50, 40),
     ],
-    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "made anew"],
+    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "made anew", "at once"],
 )
 def test_a_restored_environment_goes_on_exactly(
     component: Component, num_envs: int, before: int, after: int

@@ -9,10 +9,14 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from env_cases import own_env
 from exact_cases import QUIET, small
+from pictures_env import AlwaysDrawn, Drawn, ListOnly
 
 import labrl
 from labrl.cli import main, replay
+from labrl.config.errors import ConfigError
+from labrl.envs.watch import watch
 from labrl.lab import videos
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.storage.run_folder import RunFolder
@@ -89,8 +93,82 @@ def test_a_trial_whose_environment_cannot_be_drawn_ends_well_with_a_line(
     monkeypatch.setattr(gymnasium.envs.classic_control.CartPoleEnv, "render", broken)
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     said = capsys.readouterr().out
-    assert "no videos: env.name=cartpole gives no pictures: no drawing here" in said
+    assert "no videos: env.name=cartpole" in said
     assert list((tmp_path / "run" / "session_0" / "videos").iterdir()) == []
+
+
+def drawn(cls: type, **settings: object) -> np.ndarray:
+    """The picture of the first state."""
+    env = watch(own_env(cls, settings, fresh_env_per_episode=False))
+    try:
+        env.reset(np.ones(1, np.bool_), np.zeros(1, np.int64))
+        return env.picture()
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["byte", "fraction", "real", "wide numbers", "grey", "one colour", "transparent", "list"],
+)
+def test_a_picture_may_be_of_any_usual_kind(kind: str) -> None:
+    picture = drawn(Drawn, kind=kind)
+    assert (picture.shape, picture.dtype) == ((30, 40, 3), np.uint8)
+    assert (picture == 99).all()
+
+
+@pytest.mark.parametrize("cls", [ListOnly, AlwaysDrawn])
+def test_an_environment_need_not_know_the_usual_render_mode(cls: type) -> None:
+    assert (drawn(cls) == 99).all()
+
+
+@pytest.mark.parametrize(
+    "kind", ["none", "text", "empty list", "no pixels", "channels first", "complex", "raises", "exits"]
+)
+def test_what_is_no_picture_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"env\.name=toy"):
+        drawn(Drawn, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "speed"),
+    [
+        ({"render_fps": 12}, 12),
+        *((odd, 30) for odd in (None, {}, ["rgb_array"], {"render_fps": None}, {"render_fps": "fast"})),
+        *(({"render_fps": odd, "render_modes": None}, 30) for odd in (0, -1, float("inf"), float("nan"))),
+    ],
+)
+def test_metadata_may_say_nothing_of_the_speed(metadata: object, speed: float) -> None:
+    env = watch(own_env(Drawn, {"metadata": metadata}, fresh_env_per_episode=False))
+    env.close()
+    assert env.frames_per_second == speed
+
+
+@pytest.mark.uses_videos
+@pytest.mark.parametrize("kind", ["unseen", "raises later", "changing"])
+def test_an_episode_is_checked_with_and_without_pictures(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make = (
+        "{_target_: pictures_env.Unseen}"
+        if kind == "unseen"
+        else f"{{_target_: pictures_env.Drawn, kind: {kind}}}"
+    )
+    own = ["env=gymnasium", "env.id=null", "env.name=toy", f"env.make={make}"]
+    words = [word for word in CARTPOLE if not word.startswith(("meta.videos", "env=", "env.max_frame"))]
+    run = labrl.train([*words, *own, "env.max_frame=300", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    session = run / "session_0"
+    pictures = kind == "changing"
+    assert (session / "videos" / "best.mp4").exists() is pictures
+    assert replay([str(run)]) == 0
+    assert (session / "videos" / "best.mp4").exists() is pictures
+    assert main([f"+enjoy={run}", "episodes=1"]) == 0
+    assert len(list(run.glob("enjoy/*/result.json"))) == 1
+    assert len(list(run.glob("enjoy/*/*.mp4"))) == int(pictures)
+    best = read_episode(session / "episodes" / "best.npz")
+    write_episode(session / "episodes", "best", RecordedEpisode(**{**best.plain(), "seed": best.seed + 1}))
+    assert replay([str(run)]) == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
@@ -108,7 +186,7 @@ def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
     assert RunFolder.open(tmp_path / "run").status == "finished"
 
 
-@pytest.mark.parametrize("size", [(1, 1), (33, 47), (210, 160), (400, 600)])
+@pytest.mark.parametrize("size", [(1, 1), (33, 47), (210, 160), (400, 600), (2, 900)])
 def test_pictures_of_any_size_make_a_video(size: tuple[int, int], tmp_path: Path) -> None:
     with write_mp4(tmp_path / "video.mp4", 12.5) as video:
         for shade in range(0, 250, 50):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
 
-_LATE = (
+LATE = (
     f"it gives info['{KEY}'], and at its first reset and step it gave none, so that the agent was made "
     "without: give it at every reset and step (env.action_mask=false plays without masks)"
 )
@@ -33,7 +33,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._unmasked = heeded and not masked
         self._num_flags = sum(choices(self.env.action_space)) if masked else 0
         self._in_dict = carries_mask(self.env.observation_space, self.env.action_space)
-        self._expected = _expected(self.env.observation_space, "its observation")
+        self._expected = expected(self.env.observation_space, "its observation")
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -68,7 +68,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             self._expected.check(observation)
             if self._unmasked and KEY in info:
-                raise ValueError(_LATE)
+                raise ValueError(LATE)
             if not self._num_flags:
                 return {}
             given = observation[KEY] if self._in_dict else info.get(KEY)
@@ -80,12 +80,14 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _Array:
     """An array or number of an observation."""
 
-    def __init__(self, space: Space[Any], called: str) -> None:
+    def __init__(self, space: Space[Any], called: str, batch: int | None) -> None:
         self._space, self._called = space, called
         self._shape, self._dtype = space.shape, np.dtype(space.dtype)
+        if batch is not None and space.shape is not None:
+            self._shape = (batch, *space.shape)
         self._ends: tuple[Any, Any] | None = None
         """The smallest and largest values of choices. A box may be left a little: of that there is much."""
-        self._single = isinstance(space, Discrete)
+        self._single = isinstance(space, Discrete) and batch is None
         if isinstance(space, Discrete):
             self._ends = int(space.start), int(space.start) + int(space.n) - 1
         elif isinstance(space, MultiDiscrete):
@@ -131,11 +133,11 @@ class _Array:
 class _Several:
     """A dict or tuple of these."""
 
-    def __init__(self, space: Dict | Tuple, called: str) -> None:
+    def __init__(self, space: Dict | Tuple, called: str, batch: int | None) -> None:
         self._kind: Any = Mapping if isinstance(space, Dict) else tuple | list
         self._called = called
         inner = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        self._parts = {key: _expected(part, f"{called}[{key!r}]") for key, part in inner}
+        self._parts = {key: expected(part, f"{called}[{key!r}]", batch) for key, part in inner}
 
     def check(self, given: Any) -> None:
         """Raises ValueError where one is missing or does not fit. More of them are left aside."""
@@ -157,11 +159,12 @@ class _Anything:
         """Nothing is known of it."""
 
 
-def _expected(space: Space[Any], called: str) -> _Array | _Several | _Anything:
+def expected(space: Space[Any], called: str, batch: int | None = None) -> _Array | _Several | _Anything:
+    """What checks observations of a space, or batches of so many."""
     if isinstance(space, Dict | Tuple):
-        return _Several(space, called)
+        return _Several(space, called, batch)
     return (
-        _Array(space, called)
+        _Array(space, called, batch)
         if isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete)
         else _Anything()
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Space
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
-from labrl.envs.single import MakeEnv
 from labrl.observations import ACHIEVED, DESIRED, example
+
+AnyEnv = gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]
 
 
 def has_goals(space: Space[Any]) -> bool:
@@ -27,15 +30,15 @@ class GoalEnv:
     functions of the goals alone, of a batch at once where they can, else of one after the other.
     """
 
-    def __init__(self, make: MakeEnv, space: Space[Any], name: str) -> None:
+    def __init__(self, make: Callable[[], AnyEnv], space: Space[Any], name: str) -> None:
         """space, name: of the environment."""
         self._make, self._space, self._name = make, space, name
-        self._env: gymnasium.Env[Any, Any] | None = None
+        self._env: AnyEnv | None = None
         self._in_batches: dict[str, bool] = {}
 
     def check(self) -> None:
         """Raises ConfigError where the environment cannot say what another goal would have given."""
-        if not self._own().has_wrapper_attr("compute_reward"):
+        if self._method("compute_reward") is None:
             raise ConfigError(
                 f"env.name={self._name}: it has no method compute_reward(achieved_goal, desired_goal, info), "
                 "which hindsight needs. Use agent/memory=uniform, or give the environment one."
@@ -47,7 +50,7 @@ class GoalEnv:
 
     def terminated(self, achieved: NDArray, desired: NDArray) -> NDArray[np.bool_] | None:
         """Whether it ends the episode, [n]; None where the environment has no word on that."""
-        if not self._own().has_wrapper_attr("compute_terminated"):
+        if self._method("compute_terminated") is None:
             return None
         return self._asked("compute_terminated", achieved, desired).astype(np.bool_)
 
@@ -57,13 +60,20 @@ class GoalEnv:
             self._env.close()
             self._env = None
 
-    def _own(self) -> gymnasium.Env[Any, Any]:
+    def _own(self) -> AnyEnv:
         if self._env is None:
             self._env = self._make()
         return self._env
 
+    def _method(self, name: str) -> Any:
+        """One of the environment or of a wrapper of it, None where there is none."""
+        env = self._own()
+        if isinstance(env, VectorEnv):
+            return getattr(env, name, None)
+        return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
     def _asked(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray:
-        function = self._own().get_wrapper_attr(method)
+        function = self._method(method)
         if method not in self._in_batches:
             self._in_batches[method] = self._takes_batches(function)
         if self._in_batches[method]:

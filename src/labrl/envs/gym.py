@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,7 @@ from labrl.envs.masks import KEY, carries_mask, choices, gives_masks, seen_in, w
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
+from labrl.envs.together import Together, VectorFactory
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
 from labrl.observations import array_dtype, flat_space, packed
@@ -28,6 +29,9 @@ from labrl.observations import array_dtype, flat_space, packed
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedGymnasium
 
+
+TRIED = 3
+"""Members of a vector environment that is made before a run, to look at it."""
 
 LONGEST_EVALUATION = ENDLESS
 """Steps of an evaluation's episode in an environment without a time limit."""
@@ -51,9 +55,11 @@ class GymnasiumConfig:
     """Environments that are stepped together, >= 1."""
     max_frame: PositiveInt = 1_000_000
     """Budget of a session, frames (agent steps of one environment), >= 1."""
-    vectorization: Literal["sync", "async"] = "sync"
+    vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
     """sync: one after the other, in this process, fastest where a step takes less than about 0.1 ms.
-    async: each in its own process. Both give the same numbers."""
+    async: each in its own process. Both give the same numbers. vector_entry_point: a
+    gymnasium.vector.VectorEnv, which steps all at once: the one that the id is registered with, or the one
+    that `make` makes, which is given num_envs."""
     max_episode_steps: PositiveInt | None = None
     """Agent steps after which an episode is truncated; null: what the id is registered with. Where that is no
     limit, an episode of an evaluation is truncated after 27,000."""
@@ -71,15 +77,35 @@ class GymnasiumConfig:
 
         longest: steps after which an episode is truncated where nothing else limits it; None: never.
         """
-        return EnvFactory(
-            env_id=self.id,
-            import_module=self.import_module,
-            make=self.make,
-            kwargs=self.kwargs,
-            max_episode_steps=self.max_episode_steps,
-            extra=self.extra,
-            longest=longest,
-        )
+        return EnvFactory(**self._made_of(), longest=longest)
+
+    def vector(self, num_envs: int, longest: int | None = None) -> Together:
+        """A vector environment of one's own with `num_envs` members; longest: as of `factory`."""
+        if self.fresh_env_per_episode:
+            raise ConfigError(
+                "env.fresh_env_per_episode=true and env.vectorization=vector_entry_point contradict each "
+                "other: members of a vector environment are not made anew. Leave one of them out."
+            )
+        return Together(self.vector_factory(num_envs), self.name, self.action_mask, longest)
+
+    def vector_factory(self, num_envs: int) -> VectorFactory:
+        """What makes a vector environment of one's own."""
+        return VectorFactory(num_envs, **self._made_of())
+
+    @property
+    def natively(self) -> bool:
+        """Whether a vector environment of one's own steps all at once."""
+        return self.vectorization == "vector_entry_point"
+
+    def _made_of(self) -> dict[str, Any]:
+        return {
+            "env_id": self.id,
+            "import_module": self.import_module,
+            "make": self.make,
+            "kwargs": self.kwargs,
+            "max_episode_steps": self.max_episode_steps,
+            "extra": self.extra,
+        }
 
 
 class GymnasiumEnv:
@@ -97,17 +123,24 @@ class GymnasiumEnv:
         self.num_envs = num_envs
         self.frame_skip = 1
         # A policy that walks against a wall would otherwise be evaluated for ever.
-        make: MakeEnv = config.factory(LONGEST_EVALUATION if evaluation else None)
-        self.masked = config.action_mask and gives_masks(make, config.name)
+        longest = LONGEST_EVALUATION if evaluation else None
+        self._env: InTurn | Workers | Together
+        if config.natively:
+            self._env = config.vector(num_envs, longest)
+            self.masked = self._env.masked
+        else:
+            make: MakeEnv = config.factory(longest)
+            self.masked = config.action_mask and gives_masks(make, config.name)
+            fresh = config.fresh_env_per_episode
+            if depends_on_history(make, config.name) if fresh is None else fresh:
+                make = FreshFactory(make)
+            heeded = config.action_mask
+            makes = [
+                partial(Checked, make, config.name, number, self.masked, heeded) for number in range(num_envs)
+            ]
+            sync = config.vectorization == "sync"
+            self._env = InTurn(makes, with_infos=self.masked) if sync else Workers(makes, num_threads)
         self.action_mask: NDArray[np.bool_] | None = None
-        fresh = config.fresh_env_per_episode
-        if depends_on_history(make, config.name) if fresh is None else fresh:
-            make = FreshFactory(make)
-        heeded = config.action_mask
-        makes = [
-            partial(Checked, make, config.name, number, self.masked, heeded) for number in range(num_envs)
-        ]
-        self._env = _vectorized(makes, config.vectorization, num_threads, self.masked)
         self._lent = isinstance(self._env, Workers)
         given = self._env.single_observation_space, self._env.single_action_space
         self._in_dict = carries_mask(*given)
@@ -121,6 +154,11 @@ class GymnasiumEnv:
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Observation and action space of one environment. Raises ConfigError when it cannot be made."""
+        if config.natively:
+            vector = config.vector(min(config.num_envs, TRIED))
+            vector.close()
+            observation, action = vector.single_observation_space, vector.single_action_space
+            return flat_space(without_mask(observation, action)), action
         env = config.factory()()
         try:
             env.close()
@@ -133,12 +171,20 @@ class GymnasiumEnv:
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Whether it says which actions are valid, and that is to be heeded."""
+        if config.natively:
+            vector = config.vector(min(config.num_envs, TRIED))
+            vector.close()
+            return vector.masked
         return config.action_mask and gives_masks(config.factory(), config.name)
 
     @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
         """Who knows what other goals would have given, None where observations have no goals."""
-        return GoalEnv(config.factory(), space, config.name) if has_goals(space) else None
+        if not has_goals(space):
+            return None
+        return GoalEnv(
+            config.vector_factory(1).vector if config.natively else config.factory(), space, config.name
+        )
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
@@ -187,10 +233,3 @@ class GymnasiumEnv:
             self._env.close()
         if self.goals is not None:
             self.goals.close()
-
-
-def _vectorized(
-    makes: Sequence[MakeEnv], kind: Literal["sync", "async"], num_threads: int, masked: bool
-) -> InTurn | Workers:
-    """Environments that report the end of an episode and leave the reset to labrl."""
-    return InTurn(makes, with_infos=masked) if kind == "sync" else Workers(makes, num_threads)

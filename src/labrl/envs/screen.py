@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import ale_py
@@ -12,16 +13,21 @@ import numpy as np
 from ale_py import roms
 from numpy.typing import NDArray
 
+from labrl.config.component import accepted_settings
 from labrl.config.errors import ConfigError
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
+from labrl.envs.together import Together
 
 # What Gymnasium draws with greets when it is imported, and complains where there is no screen and no sound.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 if sys.platform.startswith("linux") and not (os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+MODES = ("rgb_array", "rgb_array_list")
+"""Values of Gymnasium's `render_mode` with which `render()` returns pictures."""
 
 
 class WatchedAtari(AtariEnv):
@@ -62,36 +68,89 @@ class WatchedGymnasium(GymnasiumEnv):
     """An environment made for pictures, anew for every episode."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        make = config.make
-        if make is not None and isinstance(make.config, dict):  # whatever it was to show otherwise
-            given = {name: value for name, value in make.config.items() if name != "render_mode"}
-            make = dataclasses.replace(make, config=given)
-        shown = dataclasses.replace(
-            config,
-            make=make,
-            kwargs={**config.kwargs, "render_mode": "rgb_array"},
-            vectorization="sync",
-            fresh_env_per_episode=True,
-        )
-        try:
-            super().__init__(shown, num_envs=1, num_threads=1, evaluation=True)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(f"env.name={config.name} gives no pictures: {error}") from error
-        env: Any = self._env
-        self.frames_per_second = float(env.envs[0].metadata.get("render_fps") or 30)
+        super().__init__(_drawing(config), num_envs=1, num_threads=1, evaluation=True)
+        mode = getattr(self._drawn(), "render_mode", None)
+        if not _takes_render_mode(config) and mode not in MODES:
+            self.close()
+            raise ConfigError(
+                f"env.name={config.name} takes no render_mode, so it has no pictures: let the environment "
+                "take that argument, and return a picture from render() where it is rgb_array"
+            )
+        self.frames_per_second = frames_per_second(getattr(self._drawn(), "metadata", None))
+        self._bright = False  # whether a real number of a picture was above 1
 
     def picture(self) -> NDArray[np.uint8]:
         """[height, width, 3]"""
         try:
             pictures: Any = self._env.render()
-        except Exception as error:
-            raise ConfigError(f"env.name={self.name} gives no pictures: {error}") from error
-        picture = pictures[0] if pictures else None
-        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
-            raise ConfigError(f"env.name={self.name} gives no pictures for render_mode=rgb_array")
-        return picture.astype(np.uint8, copy=False)
+        except (Exception, SystemExit) as error:
+            raise self._no_picture(f"failed: {type(error).__name__}: {error}") from error
+        rendered = pictures[0] if isinstance(pictures, list | tuple | np.ndarray) and len(pictures) else None
+        if isinstance(pictures, np.ndarray) and pictures.ndim == 3 and pictures.shape[2] in (3, 4):
+            rendered = pictures  # one of all members of a vector environment
+        if isinstance(rendered, list | tuple) and rendered and isinstance(rendered[-1], np.ndarray):
+            rendered = rendered[-1]  # rgb_array_list: all that was drawn since the last call
+        if not isinstance(rendered, np.ndarray) or rendered.dtype.kind not in "buif":
+            what = "nothing" if rendered is None else f"a {type(rendered).__name__}"
+            raise self._no_picture(f"returns {what}, it must return an array [height, width, 3]")
+        colours = 1 if rendered.ndim == 2 else rendered.shape[2] if rendered.ndim == 3 else 0
+        if colours not in (1, 3, 4) or 0 in rendered.shape:
+            raise self._no_picture(
+                f"returns an array of shape {rendered.shape}, it must be [height, width], or "
+                "[height, width, colours] with 1, 3 or 4 colours"
+            )
+        grey = rendered.reshape(*rendered.shape[:2], colours)[:, :, :3]  # without transparency
+        return np.broadcast_to(self._bytes(grey), (*grey.shape[:2], 3))
+
+    def _no_picture(self, why: str) -> ConfigError:
+        return ConfigError(f"env.name={self.name} gives no pictures: its render() {why}")
+
+    def _bytes(self, values: NDArray) -> NDArray[np.uint8]:
+        """Any numbers as bytes. Real ones are in [0, 1] until one of them is larger, then in [0, 255]."""
+        if values.dtype.kind == "f":
+            values = np.nan_to_num(values)
+            self._bright = self._bright or bool(values.max() > 1)
+        if values.dtype.kind == "b" or (values.dtype.kind == "f" and not self._bright):
+            values = values * 255.0
+        return values if values.dtype == np.uint8 else values.clip(0, 255).round().astype(np.uint8)
+
+    def _drawn(self) -> Any:
+        env: Any = self._env
+        return env if isinstance(env, Together) else env.envs[0]
+
+
+def frames_per_second(metadata: Any) -> float:
+    """Agent steps in a second as an environment's `metadata` says, or 30 where that says nothing usable."""
+    given = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    if isinstance(given, int | float | np.number) and 0.1 <= given <= 1000:
+        return float(given)
+    return 30.0
+
+
+def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
+    """The configuration of an environment that draws itself, where it can be asked to."""
+    make, kwargs = (
+        config.make,
+        {name: value for name, value in config.kwargs.items() if name != "render_mode"},
+    )
+    if make is not None and isinstance(make.config, dict):  # whatever it was to show otherwise
+        given = {name: value for name, value in make.config.items() if name != "render_mode"}
+        make = dataclasses.replace(make, config=given)
+    if _takes_render_mode(config):
+        metadata = getattr(make.load(), "metadata", None) if make is not None else None
+        modes = metadata.get("render_modes") if isinstance(metadata, Mapping) else None
+        lists_only = isinstance(modes, list | tuple | set) and MODES[0] not in modes and MODES[1] in modes
+        kwargs["render_mode"] = MODES[1] if lists_only else MODES[0]
+    shown = dataclasses.replace(config, make=make, kwargs=kwargs)
+    if config.natively:
+        return shown
+    return dataclasses.replace(shown, vectorization="sync", fresh_env_per_episode=True)
+
+
+def _takes_render_mode(config: GymnasiumConfig) -> bool:
+    """Whether the environment may be given one; those with an id always may."""
+    accepted = accepted_settings(config.make.load()) if config.make is not None else None
+    return accepted is None or "render_mode" in accepted
 
 
 def _screen_size(game: str) -> tuple[int, int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -60,15 +61,11 @@ class EnvFactory:
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """One new environment. Raises ConfigError when it is unknown or a package is missing."""
-        if self.import_module is not None:
-            _import(self.import_module)
-        if self.make is not None:
-            env = self._own(self.make)
-            if self.max_episode_steps is not None:
-                env = _limited(env, self.max_episode_steps)
-        else:
-            assert self.env_id is not None
-            env = self._registered(self.env_id)
+        env: gymnasium.Env[Any, Any] = self.build()
+        if not isinstance(env.metadata, Mapping):
+            env.metadata = {}  # Gymnasium's worker processes fail without a dictionary
+        if self.make is not None and self.max_episode_steps is not None:
+            env = _limited(env, self.max_episode_steps)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
                 named = f"env.id={self.env_id}" if self.make is None else self.make.named
@@ -78,15 +75,39 @@ class EnvFactory:
                 )
         return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
 
-    def _own(self, make: Component) -> gymnasium.Env[Any, Any]:
-        env = make.build(**self.kwargs)
+    def build(self) -> Any:
+        """What `make` or the id makes, as it is."""
+        if self.import_module is not None:
+            _import(self.import_module)
+        if self.make is not None:
+            return self._own(self.make)
+        assert self.env_id is not None
+        return self._registered(self.env_id)
+
+    def _own(self, make: Component) -> Any:
+        target = make.load()
+        several = isinstance(target, type) and issubclass(target, gymnasium.vector.VectorEnv)
+        settings = {**(make.config if isinstance(make.config, dict) else {}), **self.kwargs}
+        several = several or (takes(target, "num_envs", needed=True) and "num_envs" not in settings)
+        env = None if several else make.build(**self.kwargs)
+        if several or isinstance(env, gymnasium.vector.VectorEnv):
+            raise ConfigError(
+                f"env.make._target_={make.target} makes a vector environment: set "
+                "env.vectorization=vector_entry_point, and labrl makes it with env.num_envs environments"
+            )
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(
                 f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}"
             )
         return env
 
-    def _registered(self, env_id: str) -> gymnasium.Env[Any, Any]:
+    def _gymnasium_makes(self, env_id: str) -> Any:
+        # The checker costs more than a step of CartPole does; labrl's own tests stand in for it.
+        return gymnasium.make(
+            env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
+        )
+
+    def _registered(self, env_id: str) -> Any:
         if not _ID.fullmatch(env_id):
             raise ConfigError(
                 f"env.id={env_id}: this is no id. Ids are written <name>-v<version>, such as"
@@ -94,10 +115,9 @@ class EnvFactory:
             )
         try:
             with warnings.catch_warnings(record=True) as heard:
-                # The checker costs more than a step of CartPole does; labrl's own tests stand in for it.
-                env = gymnasium.make(
-                    env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
-                )
+                env = self._gymnasium_makes(env_id)
+        except ConfigError:
+            raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
             raise ConfigError(_unknown(env_id, problem)) from problem
         except (error.DependencyNotInstalled, ImportError) as problem:
@@ -163,6 +183,15 @@ class Patience(gymnasium.wrappers.TimeLimit):
                 f"{self._most:,}",
             )
         return observation, reward, terminated, truncated, info
+
+
+def takes(target: Any, name: str, needed: bool = False) -> bool:
+    """Whether a class or function has a parameter of that name; needed: one without a default."""
+    try:
+        parameter = inspect.signature(target).parameters.get(name)
+    except (TypeError, ValueError):  # some classes written in C have no signature
+        return False
+    return parameter is not None and (not needed or parameter.default is parameter.empty)
 
 
 def _has_limit(env: gymnasium.Env[Any, Any]) -> bool:

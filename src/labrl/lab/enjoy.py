@@ -90,15 +90,24 @@ def _play(
     """The episodes in the order of their numbers."""
     threads = available_cpus()
     shown: Watched | None = None
-    if window is None:
-        env = make_env(config.env, 0, threads, evaluation=True, num_envs=min(request.episodes, AT_ONCE))
-    else:
-        shown = watch(config.env)
+    try:
+        shown = watch(config.env) if window is not None else None
+    except ConfigError as error:
+        say(f"no pictures: {error}")
+    if shown is not None:
         env = VectorEnv(shown, 0)
+    else:
+        env = make_env(config.env, 0, threads, evaluation=True, num_envs=min(request.episodes, AT_ONCE))
 
     def show() -> None:
-        if window is not None and shown is not None:
+        nonlocal shown
+        if window is None or shown is None:
+            return
+        try:
             window.show(shown.picture(), shown.frames_per_second)
+        except ConfigError as error:
+            shown = None
+            say(f"no pictures: {error}")
 
     player, found = None, {}
     try:

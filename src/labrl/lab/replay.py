@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.compose import prepare
 from labrl.config.errors import ConfigError
 from labrl.envs.actions import action_dtype
-from labrl.envs.watch import Watched, watch
+from labrl.envs.protocol import Backend
+from labrl.envs.watch import watch
 from labrl.lab.past import find, tell_damages
 from labrl.lab.showing import ReplayRequest
 from labrl.lab.summary import say
@@ -22,47 +21,17 @@ from labrl.lab.window import Window, WindowClosedError
 from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, recorded_names
 from labrl.storage.provenance import read_command
 from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.storage.video import write_mp4
-
-Picture = NDArray[np.uint8]
+from labrl.storage.video import EncoderError, write_mp4
 
 
-class Replay:
-    """Pictures of an episode, one before its first action and one after each; then how it ended."""
+def check(episode: RecordedEpisode) -> str | None:
+    """Play the episode without pictures. Returns where it came out otherwise than recorded, or None.
 
-    def __init__(self, episode: RecordedEpisode, env: Watched) -> None:
-        self._episode, self._env = episode, env
-        self.difference: str | None = "it was not played to its end"
-        """After the last picture: where the episode came out otherwise than recorded; None: nowhere."""
-
-    def pictures(self) -> Iterator[Callable[[], Picture]]:
-        """For each picture what makes it: those that are not wanted are not drawn."""
-        env, episode = self._env, self._episode
-        one = np.ones(1, np.bool_)
-        observation = env.reset(one, np.array([episode.seed], np.int64))
-        yield env.picture
-        actions = episode.actions.astype(action_dtype(env.action_space))
-        total, steps, over = 0.0, 0, False
-        for action in actions:
-            if over:
-                break
-            transition = env.step(action[None])
-            observation, over = transition.observation, bool((transition.ended | transition.truncated)[0])
-            total += float(transition.reward[0])
-            steps += 1
-            yield env.picture
-        self.difference = self._compared(total, steps, over, observation[0])
-
-    def _compared(self, total: float, steps: int, over: bool, final: NDArray) -> str | None:
-        episode = self._episode
-        if steps != episode.length or not over:
-            ended = f"it ended after {steps} steps" if over else f"it had not ended after {steps} steps"
-            return f"{ended}, as recorded after {episode.length}"
-        if total != episode.episode_return:
-            return f"return {total:g}, recorded {episode.episode_return:g}"
-        if checksum(final) != episode.final_observation:
-            return "the last observation is not the recorded one"
-        return None
+    Raises ConfigError where its environment cannot be made.
+    """
+    node = Component.parse(episode.env, "env")
+    env: Backend = node.build(num_envs=1, num_threads=1, evaluation=episode.source == "evaluation")
+    return _played(episode, env, lambda: None)
 
 
 def to_video(episode: RecordedEpisode, path: Path, longest: int | None = None) -> str | None:
@@ -72,39 +41,71 @@ def to_video(episode: RecordedEpisode, path: Path, longest: int | None = None) -
     the environment gives no pictures or nothing here can write a video, OSError where the disk refuses.
     """
     env = watch(Component.parse(episode.env, "env"))
-    end = longest if longest is not None and longest <= episode.length else None
     try:
-        replay = Replay(episode, env)
         with write_mp4(path, env.frames_per_second) as video:
-            for draw in islice(replay.pictures(), end):
-                video.add(draw())
+            return _played(episode, env, lambda: video.add(env.picture()), longest)
     except ImportError as error:
         raise ConfigError(f"videos need PyAV, which cannot be imported ({error}): pip install av") from error
+    except EncoderError as error:
+        raise ConfigError(f"the pictures of {env.name} cannot be encoded: {error}") from error
     finally:
         env.close()
-    return replay.difference if end is None else None
 
 
 def to_window(episode: RecordedEpisode, window: Window) -> str | None:
     """Show the episode at the speed at which people play it. Returns the same.
 
-    Raises WindowClosedError.
+    Raises ConfigError where the environment gives no pictures, WindowClosedError.
     """
     env = watch(Component.parse(episode.env, "env"))
+    return _played(episode, env, lambda: window.show(env.picture(), env.frames_per_second))
+
+
+def _played(
+    episode: RecordedEpisode, env: Backend, look: Callable[[], None], longest: int | None = None
+) -> str | None:
+    """Play the episode, `look` before its first action and after each, and close the environment.
+
+    longest: looks after which it stops unchecked. Returns where the episode came out otherwise than recorded.
+    Raises ConfigError where the environment cannot be reset.
+    """
+    total, steps, over = 0.0, 0, False
     try:
-        replay = Replay(episode, env)
-        for draw in replay.pictures():
-            window.show(draw(), env.frames_per_second)
+        try:
+            observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
+        except (Exception, SystemExit) as error:  # an environment may fail in any way
+            raise ConfigError(f"{env.name}: its reset failed: {type(error).__name__}: {error}") from error
+        look()
+        for action in episode.actions.astype(action_dtype(env.action_space)):
+            if steps + 1 == longest:
+                return None
+            if over:
+                break
+            try:
+                transition = env.step(action[None])
+            except (Exception, SystemExit) as error:
+                return f"step {steps + 1} failed: {type(error).__name__}: {error}"
+            observation, over = transition.observation, bool((transition.ended | transition.truncated)[0])
+            total += float(transition.reward[0])
+            steps += 1
+            look()
     finally:
         env.close()
-    return replay.difference
+    if steps != episode.length or not over:
+        ended = f"it ended after {steps} steps" if over else f"it had not ended after {steps} steps"
+        return f"{ended}, as recorded after {episode.length}"
+    if total != episode.episode_return:
+        return f"return {total:g}, recorded {episode.episode_return:g}"
+    if checksum(observation[0]) != episode.final_observation:
+        return "the last observation is not the recorded one"
+    return None
 
 
 def replay(request: ReplayRequest) -> int:
     """Show a recorded episode, and say whether it came out as recorded.
 
-    Returns the exit code, 1 where it did not. Raises ConfigError where there is no such run or episode,
-    and where it cannot be shown.
+    Where it cannot be shown, one line says why, and the episode is checked all the same. Returns the exit
+    code, 1 where it did not. Raises ConfigError where there is no such run or episode.
     """
     window = Window() if request.render == "human" else None
     run = find(request.which, [], "replay")
@@ -117,20 +118,23 @@ def replay(request: ReplayRequest) -> int:
         f"Episode {request.episode} of session {session.index}, {episode.source} at frame {episode.frame:,}: "
         f"return {episode.episode_return:g} in {episode.length:,} steps, seed {episode.seed}"
     )
-    if window is not None:
-        try:
+    target = session.videos / f"{request.episode}.mp4"
+    try:
+        if window is not None:
             difference = to_window(episode, window)
-        except WindowClosedError:
-            return 0
-        finally:
-            window.close()
-    else:
-        target = session.videos / f"{request.episode}.mp4"
-        try:
+        else:
             difference = to_video(episode, target)
-        except OSError as error:
-            raise ConfigError(f"{target} cannot be written ({error.strerror or error})") from error
-        say(f"video: {os.path.relpath(target)}")
+            say(f"video: {os.path.relpath(target)}")
+    except WindowClosedError:
+        return 0
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written ({error.strerror or error})") from error
+    except ConfigError as error:
+        say(f"no {'video' if window is None else 'pictures'}: {error}")
+        difference = check(episode)
+    finally:
+        if window is not None:
+            window.close()
     if difference is not None:
         say(f"not as it was recorded: {difference} (another version of the environment?)")
         return 1

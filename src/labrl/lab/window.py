@@ -15,6 +15,9 @@ from labrl.config.errors import ConfigError
 SMALLEST = 480
 """Smaller pictures are enlarged until one of their sides has so many pixels."""
 
+LARGEST = 4096
+"""Pixels that no side is enlarged beyond."""
+
 
 class WindowClosedError(Exception):
     """Somebody closed it, or pressed Escape or q."""
@@ -49,7 +52,7 @@ class Window:
         if self._screen is None or pygame.display.get_surface() is not self._screen:
             # Environments that draw with pygame themselves end all of it when they are closed.
             pygame.display.init()
-            zoom = max(1, round(SMALLEST / max(min(height, width), 1)))
+            zoom = max(1, min(round(SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width)))
             self._screen = pygame.display.set_mode((width * zoom, height * zoom))
             pygame.display.set_caption("labrl")
         image = pygame.surfarray.make_surface(picture.swapaxes(0, 1))

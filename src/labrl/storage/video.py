@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 SMALLEST = 256
 """Smaller pictures are enlarged until one of their sides has so many pixels."""
 
+LARGEST = 4096
+"""Pixels that no side is enlarged beyond."""
+
+
+class EncoderError(Exception):
+    """The encoder does not take the pictures, such as those of 100,000 pixels in a row."""
+
 
 class Mp4:
     """An MP4 file that is being written, picture by picture."""
@@ -25,27 +32,37 @@ class Mp4:
         self._zoom = 1
 
     def add(self, picture: NDArray[np.uint8]) -> None:
-        """picture: RGB, [height, width, 3], each of the size of the first one."""
+        """picture: RGB, [height, width, 3]. One of another size than the first is scaled to that.
+
+        Raises EncoderError, and OSError where the disk refuses.
+        """
         import av
 
+        with _refusals():
+            self._encode(av, picture)
+
+    def _encode(self, av: Any, picture: NDArray[np.uint8]) -> None:
         if self._stream is None:
             self._begin(*picture.shape[:2])
         large = picture.repeat(self._zoom, 0).repeat(self._zoom, 1)
         # Colours are stored for two by two pixels, so both sides must be even.
         even = np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)), "edge")
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")
+        if (frame.width, frame.height) != (self._stream.width, self._stream.height):
+            frame = frame.reformat(width=self._stream.width, height=self._stream.height)
         self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
         """Write what the encoder holds back. Raises ValueError without any picture."""
         if self._stream is None:
             raise ValueError("a video needs at least one picture")
-        self._container.mux(self._stream.encode(None))
+        with _refusals():
+            self._container.mux(self._stream.encode(None))
 
     def _begin(self, height: int, width: int) -> None:
         import av
 
-        self._zoom = max(1, round(SMALLEST / max(min(height, width), 1)))
+        self._zoom = max(1, min(round(SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width)))
         encoder = "libx264" if "libx264" in av.codecs_available else "h264"
         options = {"crf": "23", "preset": "veryfast"} if encoder == "libx264" else {}
         stream = self._container.add_stream(encoder, rate=self._rate, options=options)
@@ -56,10 +73,23 @@ class Mp4:
 
 
 @contextmanager
+def _refusals() -> Iterator[None]:
+    """Whatever the encoder does not take, as an EncoderError; what the disk refuses stays an OSError."""
+    import av
+
+    try:
+        yield
+    except OSError:
+        raise
+    except (av.FFmpegError, ValueError) as error:
+        raise EncoderError(str(error)) from error
+
+
+@contextmanager
 def write_mp4(path: Path, frames_per_second: float) -> Iterator[Mp4]:
     """Replace `path` by the video that is added meanwhile; where that fails, what was there stays.
 
-    Raises ImportError without PyAV, OSError where the disk refuses.
+    Raises ImportError without PyAV, EncoderError, OSError where the disk refuses.
     """
     import av
 

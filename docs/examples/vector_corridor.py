@@ -1,0 +1,40 @@
+"""A vector environment of one's own: any `gymnasium.vector.VectorEnv` that resets each member by a seed."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+
+class VectorCorridor(VectorEnv):
+    """Many corridors, walked at once; with the seeds of `corridor.Corridor` it plays the same."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED}
+
+    def __init__(self, num_envs: int, length: int = 8) -> None:
+        self.num_envs, self.length = num_envs, length
+        self.single_observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(2)  # left, right
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.cell = np.zeros(num_envs, np.int64)
+
+    def reset(self, *, seed: list[int], options: dict[str, Any]) -> Any:
+        """Start where `reset_mask` is set; each member has a generator of its own, made from its seed."""
+        for env in np.flatnonzero(options["reset_mask"]):
+            generator, _ = gym.utils.seeding.np_random(seed[env])  # keep it, if steps draw numbers too
+            self.cell[env] = generator.integers(self.length - 1)
+        return self._observation(), {}
+
+    def step(self, actions: np.ndarray) -> Any:
+        """Move each by one cell; the end of a corridor is worth 1."""
+        self.cell = np.maximum(0, self.cell + np.where(actions == 1, 1, -1))
+        arrived = self.cell >= self.length - 1
+        return self._observation(), arrived - 1 / self.length, arrived, np.zeros_like(arrived), {}
+
+    def _observation(self) -> np.ndarray:
+        return (self.cell[:, None] / (self.length - 1)).astype(np.float32)

@@ -1,0 +1,380 @@
+"""Vector environments of one's own, which step all their members at once.
+
+labrl needs more of one than `gymnasium.vector.VectorEnv` promises: that each member can be reset alone, with
+a seed that determines its episode, as Gymnasium's `AutoresetMode.DISABLED` and `options["reset_mask"]` allow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Never
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Dict, Space, Tuple
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.envs.checked import LATE, expected
+from labrl.envs.masks import KEY, carries_mask, choices, first_valid, flags_of
+from labrl.envs.repeatability import same
+from labrl.envs.single import EnvFactory, takes
+
+STEPS = 50
+"""Of each of the two longest episodes that are compared before a vector environment is taken."""
+
+NEEDED = (
+    "labrl resets each environment when its episode ends, by reset(seed=[a seed for each], "
+    "options={'reset_mask': which}), and a seed must determine its episode"
+)
+
+ONE_BY_ONE = "env.vectorization=sync (or async)"
+"""What to set where an environment is made for each member."""
+
+_log = logging.getLogger(__name__)
+
+
+class VectorFactory(EnvFactory):
+    """Makes one vector environment: by `make`, or by the `vector_entry_point` of a registered id."""
+
+    def __init__(self, num_envs: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.num_envs = num_envs
+
+    def vector(self) -> Any:
+        """A new one. Raises ConfigError where it cannot be made, or does not promise what is needed."""
+        env: Any = self.build()
+        try:
+            self._check(env)
+        except ConfigError:
+            close = getattr(env, "close", None)
+            if callable(close):
+                close()
+            raise
+        return env
+
+    def _own(self, make: Component) -> Any:
+        target = make.load()
+        settings = {**(make.config if isinstance(make.config, dict) else {}), **self.kwargs}
+        if "num_envs" in settings:
+            raise ConfigError(
+                f"{make.named}: num_envs={settings['num_envs']} is set for it alone. Leave that out: labrl "
+                "makes it with env.num_envs environments, and with other numbers for evaluation and videos."
+            )
+        if isinstance(target, type) and issubclass(target, gymnasium.Env) and not takes(target, "num_envs"):
+            self._refuse(f"it plays one episode at a time. Set {ONE_BY_ONE}")
+        asked: dict[str, Any] = {"num_envs": self.num_envs, **self.kwargs}
+        if "autoreset_mode" in settings or not takes(target, "autoreset_mode"):
+            return make.build(**asked)
+        try:
+            return make.build(**asked, autoreset_mode=AutoresetMode.DISABLED)
+        except ConfigError as error:
+            raise ConfigError(f"{error} It was asked for AutoresetMode.DISABLED. {NEEDED}.") from error
+
+    def _gymnasium_makes(self, env_id: str) -> Any:
+        asked = dict(self.kwargs)
+        if self.max_episode_steps is not None:
+            asked["max_episode_steps"] = self.max_episode_steps
+        entry: Any = gymnasium.spec(env_id).vector_entry_point
+        if isinstance(entry, str):
+            entry = gymnasium.envs.registration.load_env_creator(entry)
+        if entry is None:
+            raise ConfigError(f"env.id={env_id} is registered without a vector_entry_point: set {ONE_BY_ONE}")
+        if "autoreset_mode" not in asked and takes(entry, "autoreset_mode"):
+            asked["autoreset_mode"] = AutoresetMode.DISABLED
+        return gymnasium.make_vec(
+            env_id, num_envs=self.num_envs, vectorization_mode="vector_entry_point", **asked
+        )
+
+    def _check(self, env: Any) -> None:
+        if isinstance(env, gymnasium.Env) and not hasattr(env, "num_envs"):
+            self._refuse(
+                f"it makes a {type(env).__name__}, which plays one episode at a time. Set {ONE_BY_ONE}"
+            )
+        lacking = [
+            name
+            for name in ("single_observation_space", "single_action_space")
+            if not isinstance(getattr(env, name, None), Space)
+        ]
+        lacking += [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
+        metadata = getattr(env, "metadata", None)
+        mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+        mode = getattr(mode, "value", mode)
+        if (lacking or mode is None) and hasattr(env, "send") and hasattr(env, "recv"):
+            self._refuse(
+                "it looks like one of EnvPool's, which get their seed once, when they are made, and reset by "
+                f"themselves what has ended. {NEEDED}"
+            )
+        if lacking:
+            self._refuse(
+                f"it must make a gymnasium.vector.VectorEnv; what it makes, a {type(env).__name__}, lacks "
+                f"{', '.join(lacking)}"
+            )
+        if getattr(env, "num_envs", None) != self.num_envs:
+            self._refuse(
+                f"it was asked for num_envs={self.num_envs} environments and has "
+                f"{getattr(env, 'num_envs', 'no num_envs')}"
+            )
+        if mode is None:
+            self._refuse(
+                "it does not say who resets what has ended. If it leaves that to its caller, let its "
+                f"metadata['autoreset_mode'] be gymnasium.vector.AutoresetMode.DISABLED. {NEEDED}"
+            )
+        if mode != AutoresetMode.DISABLED.value:
+            remedy = f"Set {ONE_BY_ONE}" if self.make is None else "Make it with AutoresetMode.DISABLED"
+            if self.make is not None and self.make.load() is gymnasium.make_vec:
+                remedy = "Set env.make=null env.id=<the id> env.vectorization=sync (or async)"
+            self._refuse(
+                f"it resets by itself what has ended (metadata['autoreset_mode'] is {mode}), with seeds of "
+                f"its own. {NEEDED}. {remedy}"
+            )
+
+    def _refuse(self, why: str) -> Never:
+        named = f"env.id={self.env_id}" if self.make is None else self.make.named
+        raise ConfigError(f"env.vectorization=vector_entry_point: {named}: {why}.")
+
+
+class Together:
+    """A vector environment of one's own that never resets by itself. What it returns is the caller's.
+
+    Before it is taken it plays a few short episodes: a reset of one member must leave the others as they are,
+    and the seed of the reset must determine what that member plays from there on.
+    """
+
+    def __init__(self, make: VectorFactory, name: str, masked: bool, longest: int | None = None) -> None:
+        """name: of the environment; masked: valid actions are asked for, where it says which are.
+
+        longest: steps after which an episode is truncated where nothing else limits it; None: never. Raises
+        ConfigError for one that does not give what is needed.
+        """
+        self._env: Any = make.vector()
+        self._name, self.closed = name, False
+        self.num_envs: int = self._env.num_envs
+        self.single_observation_space: Space[Any] = self._env.single_observation_space
+        self.single_action_space: Space[Any] = self._env.single_action_space
+        self.metadata = getattr(self._env, "metadata", None)
+        self.render_mode = getattr(self._env, "render_mode", None)
+        self._expected = expected(self.single_observation_space, "its observation", self.num_envs)
+        self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
+        self._present: Any = None
+        spec_limit = getattr(getattr(self._env, "spec", None), "max_episode_steps", None)
+        self._limit = make.max_episode_steps
+        self._patience = self._limit is None and spec_limit is None
+        """Whether an episode is truncated though nobody has limited it."""
+        if self._patience:
+            self._limit = longest
+        self._sizes = choices(self.single_action_space)
+        self._heeds = masked
+        self._in_dict = carries_mask(self.single_observation_space, self.single_action_space)
+        self.masked = masked and self._in_dict
+        self._begun = False
+        try:
+            self._try(make)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, *, seed: Sequence[int], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes where `options["reset_mask"]` is set, [num_envs]; one seed for each environment.
+
+        Returns the present observations of all, [num_envs, *obs], and the masks of those that were reset.
+        """
+        which = options["reset_mask"]
+        # Gymnasium's own take the mask out of the dictionary, and somebody's may keep it.
+        given, info = self._env.reset(seed=list(seed), options={"reset_mask": which.copy()})
+        self._steps[which] = 0
+        fresh = self._looked_at(given, "after a reset")
+        before = self._present
+        self._present = fresh if before is None or which.all() else _merged(before, fresh, which)
+        masks = self._masks(fresh, info, which)
+        self._begun = True
+        return self._present, masks
+
+    def step(
+        self, actions: NDArray
+    ) -> tuple[Any, NDArray, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Act in every environment, [num_envs, *action]. Returns what `InTurn.step` does."""
+        given, reward, terminated, truncated, info = self._env.step(actions.copy())
+        self._steps += 1
+        self._present = self._looked_at(given, "after a step")
+        rewards = self._row(reward, "rewards", "biuf").astype(np.float64)
+        over = self._row(terminated, "terminated", "biu").astype(np.bool_)
+        cut = self._row(truncated, "truncated", "biu").astype(np.bool_)
+        if self._limit is not None and (late := (self._steps >= self._limit) & ~over).any():
+            if self._patience:
+                self._patience = False
+                _log.warning(
+                    "an episode of the evaluation had not ended after %s steps and was cut off there: set "
+                    "env.max_episode_steps=<steps> for training and evaluation alike",
+                    f"{self._limit:,}",
+                )
+            cut |= late
+        every = np.ones(self.num_envs, np.bool_)
+        return self._present, rewards, over, cut, self._masks(self._present, info, every)
+
+    def render(self) -> Any:
+        """What each environment shows of itself."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close it once."""
+        if not self.closed:
+            self.closed = True
+            self._env.close()
+
+    def _looked_at(self, given: Any, when: str) -> Any:
+        """Observations that fit their space, as arrays that nobody else writes to."""
+        try:
+            self._expected.check(given)
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {when}: {error}, for each of {self.num_envs}") from None
+        return _copied(self.single_observation_space, given)
+
+    def _row(self, given: Any, called: str, kinds: str) -> NDArray:
+        row = np.asarray(given)
+        if row.shape != (self.num_envs,) or row.dtype.kind not in kinds:
+            raise ValueError(
+                f"{self._name}: after a step: its {called} are {row.dtype} of shape {row.shape}; there must "
+                f"be one for each of {self.num_envs} environments"
+            )
+        return row
+
+    def _masks(self, seen: Any, info: Mapping[str, Any], which: NDArray[np.bool_]) -> dict[str, Any]:
+        """Flags of the valid actions, [num_envs, flags], and of which environments they are."""
+        if not self._heeds or not (self._in_dict or KEY in info):
+            return {}
+        if not self.masked:
+            if self._begun:
+                raise ValueError(f"{self._name}: {LATE}")
+            if not self._sizes:
+                raise ValueError(f"{KEY} needs Discrete or MultiDiscrete actions")
+            self.masked = True
+        given = seen[KEY] if self._in_dict else info[KEY]
+        own = which if self._in_dict else which & np.asarray(info.get(f"_{KEY}", which), np.bool_)
+        needed = sum(self._sizes)
+        flags = np.ones((self.num_envs, needed), np.bool_)
+        parts = given if isinstance(given, tuple | list) else [given]
+        try:
+            rows = np.concatenate([np.asarray(part).reshape(self.num_envs, -1) for part in parts], axis=1)
+            if rows.dtype == object:  # one of several parts, or none, for each
+                for env in np.flatnonzero(own):
+                    flags[env] = flags_of(rows[env, 0], needed)
+            elif rows.shape[1] != needed:
+                flags_of(rows[0], needed)
+            else:
+                flags[own] = flags_of(rows[own].ravel(), needed * int(own.sum())).reshape(-1, needed)
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {error} (env.action_mask=false plays without masks)") from None
+        return {KEY: flags, f"_{KEY}": own}
+
+    def _try(self, make: VectorFactory) -> None:
+        """Raises ConfigError unless members can be reset alone, by a seed that determines their episode."""
+        n, half = self.num_envs, STEPS // 2
+        every = batch_space(self.single_action_space, n)
+        every.seed(0)
+        own, other = (
+            np.array([every.sample() for _ in range(STEPS)], self.single_action_space.dtype) for _ in range(2)
+        )
+        try:
+            first = self._played(range(1, n + 1), own)
+            self._played(range(101 + n, 101 + 2 * n), other[:half])
+            again = self._played(range(1, n + 1), own, restart=half)
+            mixed = other[:half].copy()
+            mixed[:, 0] = own[half:, 0]
+            alone = self._played([0, *range(102 + n, 101 + 2 * n)], mixed)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            make._refuse(f"it failed when it was tried: {type(error).__name__}: {error}. {NEEDED}")
+        self._present = None
+        before, restarted = again[: half + 1], again[half + 1 :]
+        if not _same(slice(None), first[: half + 1], before):
+            make._refuse(f"the same seeds and actions gave other episodes the second time. {NEEDED}")
+        if not _same(slice(1, None), first, before + restarted[1:]):
+            make._refuse(
+                f"environments went another way when another one was reset alone. {NEEDED}, and must leave "
+                "the others as they are"
+            )
+        if not _same(slice(1), alone, restarted):
+            make._refuse(f"an environment that was reset alone did not play as its seed says. {NEEDED}")
+
+    def _played(
+        self, seeds: Sequence[int], actions: NDArray, restart: int | None = None
+    ) -> list[list[NDArray]]:
+        """What is seen and got when each environment starts with its seed, and with another after each end.
+
+        restart: step before which the first environment begins once more, with seed 0. Returns for the reset
+        of all, for that restart and for each step what was given, arrays [num_envs, ...].
+        """
+        base, number = np.array(seeds), np.zeros(self.num_envs, np.int64)
+        trace: list[list[NDArray]] = []
+        mask = np.ones((self.num_envs, sum(self._sizes)), np.bool_)
+
+        def begin(which: NDArray[np.bool_]) -> list[NDArray]:
+            drawn = (base + 1_000_003 * number).tolist()
+            seen, info = self.reset(seed=drawn, options={"reset_mask": which})
+            take(info)
+            return _leaves(seen)
+
+        def take(info: dict[str, Any]) -> None:
+            if KEY in info:
+                mask[info[f"_{KEY}"]] = info[KEY][info[f"_{KEY}"]]
+
+        trace.append(begin(np.ones(self.num_envs, np.bool_)))
+        for index, action in enumerate(actions):
+            if index == restart:
+                base[0] = number[0] = 0
+                trace.append(begin(np.arange(self.num_envs) == 0))
+            if self.masked:
+                action = _valid(action, mask, self.single_action_space)
+            seen, reward, terminated, truncated, info = self.step(action)
+            take(info)
+            over = terminated | truncated
+            number[over] += 1
+            trace.append([*_leaves(seen), reward, terminated, truncated])
+            trace[-1] += begin(over) if over.any() else _leaves(seen)
+        return trace
+
+
+def _same(envs: slice, left: list[list[NDArray]], right: list[list[NDArray]]) -> bool:
+    """Whether two traces are equal in what they say of some environments."""
+    return same(
+        [[part[envs] for part in row] for row in left], [[part[envs] for part in row] for row in right]
+    )
+
+
+def _valid(actions: NDArray, mask: NDArray[np.bool_], space: Any) -> NDArray:
+    """`actions`, and the first valid one where an environment's mask leaves something of it out."""
+    starts = np.cumsum([0, *choices(space)[:-1]])
+    index = (actions - space.start).reshape(len(actions), -1) + starts
+    fits = np.take_along_axis(mask, index, axis=1).all(axis=1)
+    return np.where(fits.reshape(-1, *[1] * (actions.ndim - 1)), actions, first_valid(mask, space))
+
+
+def _leaves(seen: Any) -> list[NDArray]:
+    if isinstance(seen, dict | tuple):
+        parts = seen.values() if isinstance(seen, dict) else seen
+        return [leaf for part in parts for leaf in _leaves(part)]
+    return [seen]
+
+
+def _copied(space: Space[Any], given: Any) -> Any:
+    """A batch of observations in arrays of their own, of their space's types."""
+    if isinstance(space, Dict):
+        return {key: _copied(part, given[key]) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_copied(part, given[index]) for index, part in enumerate(space.spaces))
+    return np.array(given, space.dtype)
+
+
+def _merged(before: Any, fresh: Any, which: NDArray[np.bool_]) -> Any:
+    """`fresh` where it is said, and else what was there `before`, in new arrays."""
+    if isinstance(fresh, dict):
+        return {key: _merged(before[key], part, which) for key, part in fresh.items()}
+    if isinstance(fresh, tuple):
+        return tuple(_merged(*pair, which) for pair in zip(before, fresh, strict=True))
+    return np.where(which.reshape(-1, *[1] * (fresh.ndim - 1)), fresh, before)

@@ -1,0 +1,79 @@
+"""An environment whose pictures are odd in one way each, and one that cannot be asked for any."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from env_cases import Walk
+
+DRAWN: dict[str, Any] = {
+    "byte": np.full((30, 40, 3), 99, np.uint8),
+    "fraction": np.full((30, 40, 3), 99 / 255, np.float32),
+    "real": np.full((30, 40, 3), 99.0),
+    "wide numbers": np.full((30, 40, 3), 99, np.int64),
+    "grey": np.full((30, 40), 99, np.uint8),
+    "one colour": np.full((30, 40, 1), 99, np.uint8),
+    "transparent": np.full((30, 40, 4), 99, np.uint8),
+    "list": [np.zeros((30, 40, 3), np.uint8), np.full((30, 40, 3), 99, np.uint8)],
+    "none": None,
+    "text": "a cart",
+    "empty list": [],
+    "no pixels": np.zeros((0, 40, 3), np.uint8),
+    "channels first": np.zeros((3, 30, 40), np.uint8),
+    "complex": np.zeros((30, 40, 3), np.complex64),
+}
+
+
+class Drawn(Walk):
+    """Shows one of `DRAWN`, or what its name says. It ends after four steps at the latest."""
+
+    metadata: ClassVar[Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, kind: str = "byte", metadata: Any = "own", render_mode: str | None = None) -> None:
+        super().__init__()
+        self.kind, self.render_mode, self.steps = kind, render_mode, 0
+        if metadata != "own":
+            self.metadata = metadata
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action: np.int64) -> Any:
+        self.steps += 1
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.steps >= 4, False, info
+
+    def render(self) -> Any:
+        if self.kind == "raises" or (self.kind == "raises later" and self.steps == 2):
+            raise RuntimeError("no screen")
+        if self.kind == "exits":
+            raise SystemExit("no screen")
+        if self.kind == "changing":
+            return np.full((30 + self.steps, 40, 3), 99, np.uint8)
+        return DRAWN[self.kind]
+
+
+class ListOnly(Drawn):
+    """Draws for one render_mode, which is not the usual one."""
+
+    metadata: ClassVar[Any] = {"render_modes": ("rgb_array_list",)}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        assert render_mode in (None, "rgb_array_list")
+        super().__init__("list", render_mode=render_mode)
+
+
+class Unseen(Drawn):
+    """Takes no render_mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class AlwaysDrawn(Drawn):
+    """Takes no render_mode, and has one."""
+
+    def __init__(self) -> None:
+        super().__init__(render_mode="rgb_array")

@@ -1,0 +1,195 @@
+"""Vector environments of one's own are taken where members can be reset alone by a seed, and else refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from env_cases import Walk, assert_same_steps, gymnasium_env, own_env, play, sampled
+from exact_cases import QUIET
+from vector_env import Doors, Walks
+
+import labrl
+import labrl.envs.gym
+from labrl.cli import main, replay
+from labrl.config.component import Component
+from labrl.config.errors import ConfigError
+from labrl.envs.make import describe, gives_masks, make_env
+from labrl.envs.masks import first_valid
+
+AT_ONCE = {"vectorization": "vector_entry_point"}
+OWN = ["env=gymnasium", "env.id=null", "env.name=walks", "env.vectorization=vector_entry_point"]
+MAKE_VEC = {
+    "_target_": "gymnasium.make_vec",
+    "id": "CartPole-v1",
+    "vectorization_mode": "sync",
+    "vector_kwargs": {"autoreset_mode": "Disabled"},
+}
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+
+
+def made_by(make: dict[str, Any], **settings: Any) -> Component:
+    """What `make` makes."""
+    node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "toy", "make": make, **AT_ONCE, **settings}
+    return Component.parse(node, "env")
+
+
+@pytest.mark.parametrize(
+    ("at_once", "one_by_one"),
+    [
+        (own_env(Walks, {"goal": 7}, **AT_ONCE), own_env(Walk, {"goal": 7})),
+        (made_by({"_target_": "vector_env.made"}, max_episode_steps=9), own_env(Walk, max_episode_steps=9)),
+        (made_by(MAKE_VEC), gymnasium_env("CartPole-v1")),
+    ],
+    ids=["class", "function and limit", "make_vec"],
+)
+@pytest.mark.parametrize("num_envs", [1, 5])
+def test_it_plays_as_the_same_environments_do_alone(
+    at_once: Component, one_by_one: Component, num_envs: int
+) -> None:
+    assert describe(at_once) == describe(one_by_one)
+    left, right = (make_env(each, seed=4, num_threads=1, num_envs=num_envs) for each in (at_once, one_by_one))
+    first = left.reset()
+    np.testing.assert_array_equal(first, right.reset())
+    before = first.copy()
+    assert_same_steps(play(left, sampled(left, 4), 60), play(right, sampled(right, 4), 60))
+    np.testing.assert_array_equal(first, before)  # nobody has written to it
+    left.close()
+    right.close()
+
+
+def test_the_example_of_the_documentation_plays_as_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    limited = {"max_episode_steps": 20}
+    at_once = make_env(made_by({"_target_": "vector_corridor.VectorCorridor"}, **limited), 2, 1, num_envs=3)
+    alone = Component.parse(
+        {
+            "_target_": "labrl.envs.gym.GymnasiumEnv",
+            "name": "c",
+            "make": {"_target_": "corridor.Corridor"},
+            **limited,
+        }
+    )
+    other = make_env(alone, 2, 1, num_envs=3)
+    np.testing.assert_array_equal(at_once.reset(), other.reset())
+    assert_same_steps(play(at_once, sampled(at_once, 2), 80), play(other, sampled(other, 2), 80))
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("resets by itself", "autoreset_mode"),
+        ("says nothing", "autoreset_mode"),
+        ("has no metadata", "autoreset_mode"),
+        ("has another number", "num_envs"),
+        ("resets all", "reset_mask"),
+        ("takes one seed", "seed="),
+        ("draws from one generator", "seed"),
+        ("does not forget", "seed"),
+        ("fails", "no more steps"),
+        ("gives columns", "rewards"),
+        ("leaves one out", "shape"),
+    ],
+)
+def test_one_that_could_not_be_repeated_is_refused_before_a_run(fault: str, named: str) -> None:
+    env = own_env(Walks, {"fault": fault, "goal": 7}, **AT_ONCE)
+    with pytest.raises(
+        ConfigError, match=r"env\.vectorization=vector_entry_point: .*vector_env\.Walks"
+    ) as caught:
+        describe(env)
+    assert named in str(caught.value)
+
+
+class Pool:
+    """Like EnvPool's."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+    def send(self) -> None: ...
+
+    def recv(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("env", "key"),
+    [
+        (
+            gymnasium_env("CartPole-v1", **AT_ONCE),
+            "env.vectorization=sync",
+        ),  # one generator, resets by itself
+        (gymnasium_env("Acrobot-v1", **AT_ONCE), "env.vectorization=sync"),  # has none
+        (gymnasium_env("Nothing-v0", **AT_ONCE), "env.id=Nothing-v0"),
+        (own_env(Walk, **AT_ONCE), "env.vectorization=sync"),
+        (own_env(Pool, **AT_ONCE), "EnvPool"),
+        (own_env(Walks), "env.vectorization=vector_entry_point"),
+        (
+            made_by({"_target_": "vector_env.made"}, vectorization="sync"),
+            "env.vectorization=vector_entry_point",
+        ),
+        (made_by(MAKE_VEC, vectorization="async"), "env.vectorization=vector_entry_point"),
+        (own_env(Walks, {"num_envs": 4}, **AT_ONCE), "env.num_envs"),
+        (own_env(Walks, fresh_env_per_episode=True, **AT_ONCE), "env.fresh_env_per_episode"),
+    ],
+)
+def test_what_cannot_be_taken_is_told_with_what_to_set(env: Component, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        describe(env)
+    assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("style", ["info", "dict", "sparse"])
+def test_its_masks_are_those_of_the_present_states(style: str) -> None:
+    component = own_env(Doors, {"style": style}, **AT_ONCE)
+    assert gives_masks(component)
+    assert describe(component)[0].shape == (2,)
+    env = make_env(component, seed=1, num_threads=1, num_envs=3)
+    env.reset()
+    ended = 0
+    for _ in range(40):  # the environment refuses what is not valid
+        assert env.action_mask is not None
+        still = (env.action_mask[:, 0] == 1) & ~env.action_mask[:, 1]
+        step = env.step(first_valid(env.action_mask, env.action_space))
+        ended += len(step.episodes)
+        assert not still.all() or (step.next_observation[:, 0] == 0).all()
+    assert ended
+    unmasked = own_env(Doors, {"style": style}, action_mask=False, **AT_ONCE)
+    with pytest.raises(ConfigError, match="a closed door"):  # which its random play runs into
+        gives_masks(unmasked)
+
+
+def test_masks_that_resets_do_not_tell_are_refused() -> None:
+    with pytest.raises(ConfigError, match="action_mask"):
+        describe(own_env(Doors, {"style": "late"}, **AT_ONCE))
+
+
+def test_an_evaluation_ends_where_nothing_limits_an_episode(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(labrl.envs.gym, "LONGEST_EVALUATION", 9)
+    env = make_env(own_env(Walks, **AT_ONCE), seed=1, num_threads=1, num_envs=2, evaluation=True)
+    env.reset()
+    with caplog.at_level(logging.WARNING):
+        steps = play(env, lambda step: np.zeros(2), 20)
+    assert [episode.length for step in steps for episode in step.episodes] == [9] * 4
+    assert caplog.text.count("env.max_episode_steps") == 1
+
+
+@pytest.mark.uses_videos
+def test_a_run_is_evaluated_shown_and_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in QUIET if not word.startswith("meta.videos")]
+    words += [*OWN, "env.make={_target_: vector_env.Walks, goal: 9}", "env.num_envs=3", "env.max_frame=300"]
+    words += ["agent=random", "meta.rigorous_eval=2", "meta.eval_frequency=150"]
+    run = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    assert (run / "session_0" / "videos" / "best.mp4").exists()
+    assert replay([str(run)]) == 0
+    assert main([f"+enjoy={run}", "episodes=2"]) == 0
+    assert len(list(run.glob("enjoy/*/*.mp4"))) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert main([*words, "+env.make.fault=resets all", f"hydra.run.dir={tmp_path / 'refused'}"]) == 2
+    assert "reset_mask" in capsys.readouterr().err

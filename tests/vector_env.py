@@ -1,0 +1,113 @@
+"""A vector environment of one's own that labrl can take, and others that fail it in one way each."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Dict, MultiBinary
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+
+class Walks(VectorEnv[Any, Any, Any]):
+    """Many of `env_cases.Walk`, which they equal bit for bit.
+
+    It hands out the same array every time, and writes to what it is given. `fault` says what it does wrong.
+    """
+
+    metadata: ClassVar[Any] = {"autoreset_mode": AutoresetMode.DISABLED, "render_fps": 20}
+
+    def __init__(
+        self, num_envs: int, goal: int = 1000, fault: str = "", render_mode: str | None = None
+    ) -> None:
+        self.num_envs, self.goal, self.fault, self.render_mode = num_envs, goal, fault, render_mode
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.position = np.zeros(num_envs, np.int64)
+        self.generators = [np.random.default_rng() for _ in range(num_envs)]
+        self.seen = np.zeros((num_envs, 2), np.float32)
+        if fault == "resets by itself":
+            self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        if fault == "says nothing":
+            self.metadata = {}
+        if fault == "has no metadata":
+            self.metadata = None
+        if fault == "has another number":
+            self.num_envs += 1
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        assert options is not None
+        mask = options.pop("reset_mask")
+        which = np.flatnonzero(mask | (self.fault == "resets all"))
+        mask[:] = False
+        if self.fault == "takes one seed":
+            super().reset(seed=seed)
+        for env in which:
+            if self.fault != "draws from one generator":
+                self.generators[env], _ = gymnasium.utils.seeding.np_random(seed[env])
+            elif env == which[0]:
+                self.generators = [gymnasium.utils.seeding.np_random(seed[env])[0]] * self.num_envs
+        self.position[which] = self.position[which] if self.fault == "does not forget" else 0
+        return self._observation(which), {}
+
+    def step(self, actions: NDArray) -> Any:
+        assert self.action_space.contains(actions)
+        self.position += actions
+        actions[:] = 0
+        over = self.position >= self.goal
+        seen = self._observation(range(self.num_envs))
+        if self.fault == "fails":
+            raise RuntimeError("no more steps")
+        reward = np.full((self.num_envs, 1) if self.fault == "gives columns" else self.num_envs, 0.1)
+        return seen, reward, over, np.zeros_like(over), {}
+
+    def render(self) -> Any:
+        return [np.full((30, 40, 3), min(position, 255), np.uint8) for position in self.position]
+
+    def _observation(self, fresh: Any) -> NDArray:
+        for env in fresh:
+            self.seen[env] = self.position[env], self.generators[env].random()
+        return self.seen[:-1] if self.fault == "leaves one out" else self.seen
+
+
+class Doors(Walks):
+    """One action is closed in every state: in turn. It says so beside the observation or in it."""
+
+    def __init__(self, num_envs: int, style: str = "info", render_mode: str | None = None) -> None:
+        super().__init__(num_envs, goal=5)
+        self.style = style
+        self.plain = self.single_observation_space
+        if style == "dict":
+            self.single_observation_space = Dict({"observation": self.plain, "action_mask": MultiBinary(2)})
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        return self._told(super().reset(seed=seed, options=options)[0], late=self.style == "late")
+
+    def step(self, actions: NDArray) -> Any:
+        assert self.style == "late" or self._mask()[np.arange(self.num_envs), actions].all(), "a closed door"
+        seen, *rest, _ = super().step(actions)
+        told, info = self._told(seen, late=False)
+        return told, *rest, info
+
+    def _mask(self) -> NDArray[np.int8]:
+        """Standing still is open at the start, and where the number drawn is small."""
+        still = (self.position == 0) & (self.seen[:, 1] < 0.5)
+        return np.stack([still, ~still], axis=1).astype(np.int8)
+
+    def _told(self, seen: NDArray, late: bool) -> Any:
+        if self.style == "dict":
+            return {"observation": seen, "action_mask": self._mask()}, {}
+        if self.style == "sparse":  # one closed door is not worth telling
+            mask = np.full(self.num_envs, None, object)
+            mask[:] = list(self._mask())
+            return seen, {"action_mask": mask, "_action_mask": np.ones(self.num_envs, np.bool_)}
+        return seen, {} if late else {"action_mask": self._mask()}
+
+
+def made(num_envs: int, **settings: Any) -> Walks:
+    """A function may make one, too."""
+    return Walks(num_envs, **settings)
