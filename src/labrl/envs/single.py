@@ -30,6 +30,71 @@ _told: set[str] = set()
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
 
+class AnswerError(ValueError):
+    """`reset` or `step` of an environment did not return what Gymnasium's interface asks for."""
+
+
+class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises AnswerError where `reset` or `step` returns anything but its two or five values.
+
+    Without it, Gymnasium's own wrappers would fail with a remark on tuples that does not name the class.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """As the environment's."""
+        try:
+            answer = self.env.reset(seed=seed, options=options)
+        except TypeError as problem:
+            if not re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(problem)):
+                raise
+            signature = "reset(self, *, seed=None, options=None)"
+            raise AnswerError(
+                f"{self._method('reset')} must be defined as {signature}: {problem}"
+            ) from problem
+        if type(answer) is not tuple or len(answer) != 2:
+            return self._sequence(answer, "reset", "(observation, info)", 2)
+        return answer
+
+    def step(self, action: Any) -> Any:
+        """As the environment's."""
+        answer = self.env.step(action)
+        if type(answer) is not tuple or len(answer) != 5:
+            return self._sequence(answer, "step", "(observation, reward, terminated, truncated, info)", 5)
+        return answer
+
+    def _sequence(self, answer: Any, method: str, wanted: str, count: int) -> tuple[Any, ...]:
+        """A list or a named tuple of all values as a tuple. Raises AnswerError for anything else."""
+        several = isinstance(answer, tuple | list)
+        if several and len(answer) == count:
+            return tuple(answer)
+        came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
+        hint = ""
+        if method == "step" and several and len(answer) == 4:
+            hint = ". Gym's old interface has four: replace its `done` by `terminated, truncated`"
+        elif method == "reset" and not several:
+            hint = ". Return `observation, {}` where there is no info"
+        raise AnswerError(
+            f"{self._method(method)} must return {count} values, {wanted}, and returned {came}{hint}"
+        )
+
+    def _method(self, name: str) -> str:
+        kind = type(self.env)
+        return f"{kind.__module__}.{kind.__qualname__}.{name}()"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _answering(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """`env`, with the answers of the part of it checked that is not Gymnasium's own."""
+    if not type(env).__module__.startswith("gymnasium."):
+        return Answers(env)
+    if isinstance(env, gymnasium.Wrapper):
+        env.env = _answering(env.env)
+    return env
+
+
 class EnvFactory:
     """Calling it makes one environment. Picklable, so that worker processes can be given it."""
 
@@ -63,12 +128,12 @@ class EnvFactory:
         if self.import_module is not None:
             _import(self.import_module)
         if self.make is not None:
-            env = self._own(self.make)
+            env = _answering(self._own(self.make))
             if self.max_episode_steps is not None:
                 env = _limited(env, self.max_episode_steps)
         else:
             assert self.env_id is not None
-            env = self._registered(self.env_id)
+            env = _answering(self._registered(self.env_id))
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
                 named = f"env.id={self.env_id}" if self.make is None else self.make.named
