@@ -197,6 +197,22 @@ def test_an_answer_has_the_values_that_gymnasium_asks_for(case: str, more: dict[
         env.close()
 
 
+class Wrapped(gym.ObservationWrapper[Any, Any, Any]):
+    """Fails with a remark on unpacking where what it wraps has another number of values."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__(Returns(case, at=1))
+
+    def observation(self, observation: Any) -> Any:
+        return observation
+
+
+@pytest.mark.parametrize("case", ["four values", "nothing", "no info at the reset"])
+def test_the_environment_inside_wrappers_of_somebody_is_named(case: str) -> None:
+    with pytest.raises(ConfigError, match=ANSWERS[case][2]):
+        gives_masks(own_env(Wrapped, {"case": case}))
+
+
 class TakesNoSeed(Strays):
     """As Gym's first environments were written."""
 

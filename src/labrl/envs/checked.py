@@ -151,8 +151,10 @@ def _first_mask(env: Checked, name: str) -> tuple[Any, bool]:
         env.action_space.seed(0)
         action = made_valid(example(env.action_space)[0], env.action_space, observation, info)
         after = env.step(action)[4].get(KEY)
-    except (AnswerError, MisfitError) as error:
+    except AnswerError as error:
         raise ConfigError(f"env.name={name}: {error}") from error
+    except MisfitError as error:  # begins with the name
+        raise ConfigError(f"env.name={error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"env.name={name}: its first {doing}() failed: {type(error).__name__}: {error}"

@@ -44,7 +44,8 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
         """As the environment's."""
         try:
             answer = self.env.reset(seed=seed, options=options)
-        except TypeError as problem:
+        except (TypeError, ValueError, IndexError) as problem:
+            self._ask_inside(lambda inner: inner.reset(seed=seed, options=options))
             if not re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(problem)):
                 raise
             signature = "reset(self, *, seed=None, options=None)"
@@ -57,10 +58,24 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         """As the environment's."""
-        answer = self.env.step(action)
+        try:
+            answer = self.env.step(action)
+        except (TypeError, ValueError, IndexError):
+            self._ask_inside(lambda inner: inner.step(action))
+            raise
         if type(answer) is not tuple or len(answer) != 5:
             return self._sequence(answer, "step", "(observation, reward, terminated, truncated, info)", 5)
         return answer
+
+    def _ask_inside(self, ask: Callable[[Answers], Any]) -> None:
+        """Ask the environment inside failed wrappers once more. Raises AnswerError if that was the reason."""
+        if isinstance(self.env, gymnasium.Wrapper):
+            try:
+                ask(Answers(self.env.unwrapped))
+            except AnswerError:
+                raise
+            except Exception:  # whatever it says now, the first error is the one to be told
+                return
 
     def _sequence(self, answer: Any, method: str, wanted: str, count: int) -> tuple[Any, ...]:
         """A list or a named tuple of all values as a tuple. Raises AnswerError for anything else."""
