@@ -15,7 +15,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-import labrl.envs.vector
 from labrl.config.component import Component
 from labrl.envs.actions import ActionRecord
 from labrl.envs.make import make_env
@@ -245,19 +244,3 @@ def test_an_environment_may_write_into_what_it_is_given_and_gives(
     assert_same_steps(*steps)
     np.testing.assert_array_equal(*masks)
     np.testing.assert_array_equal(states[1]["actions"], np.swapaxes(given[9:], 0, 1))
-
-
-def test_an_episode_that_never_ends_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(labrl.envs.vector, "ENDLESS", 20)
-    env = make_env(own_env(Walk), seed=0, num_threads=1, num_envs=2)
-    env.reset()
-    play(env, sampled(env, 0), 20)
-    env.state_dict()
-    assert not caplog.text
-    for _ in range(2):
-        play(env, sampled(env, 0), 5)
-        env.state_dict()
-    assert caplog.text.count("an episode has not ended after 20 steps") == 1
-    assert "env.max_episode_steps=<steps>" in caplog.text

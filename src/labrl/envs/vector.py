@@ -70,7 +70,6 @@ class VectorEnv:
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._observation: NDArray | None = None  # the present one [num_envs, *obs]
-        self._told_of_endless = False
         self._told_of_broken = False
         self._lost: NDArray | None = None  # the last one of episodes that did not come back
         self._begin(seed)
@@ -151,6 +150,11 @@ class VectorEnv:
         assert self._reached is not None, "an episode ends in step()"
         return self._record.last(episode.env, episode.length), self._reached[episode.env]
 
+    @property
+    def longest_episode(self) -> int:
+        """Steps so far of the longest of the running episodes."""
+        return int(self._record.lengths.max())
+
     def metrics(self) -> dict[str, float]:
         """What a training row says of the collecting: nothing, where each step is waited for."""
         return {}
@@ -166,13 +170,6 @@ class VectorEnv:
         so far are there to be checked when the actions are replayed.
         """
         assert self._observation is not None, "reset() comes before state_dict()"
-        if self._record.lengths.max() > ENDLESS and not self._told_of_endless:
-            self._told_of_endless = True
-            _log.warning(
-                "an episode has not ended after %s steps. Every checkpoint holds all that was done in "
-                "it, and a resume plays that again: env.max_episode_steps=<steps> would end it",
-                f"{ENDLESS:,}",
-            )
         return {
             "seed": self.seed,
             "episode": torch.from_numpy(self._episode.copy()),  # [num_envs]
