@@ -91,7 +91,7 @@ class WatchedGymnasium(GymnasiumEnv):
         picture = pictures[0] if pictures else None
         if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
             raise ConfigError(f"env.name={self.name} gives no pictures for render_mode=rgb_array")
-        return picture.astype(np.uint8, copy=False)
+        return picture.astype(np.uint8)  # a copy, for the next one may be drawn over it
 
 
 def _screen_size(game: str) -> tuple[int, int]:

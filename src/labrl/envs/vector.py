@@ -148,7 +148,9 @@ class VectorEnv:
         Returns [length, *action] and [*obs], which are not written to later.
         """
         assert self._reached is not None, "an episode ends in step()"
-        return self._record.last(episode.env, episode.length), self._reached[episode.env]
+        actions, final = self._record.last(episode.env, episode.length), self._reached[episode.env]
+        actions.flags.writeable = False
+        return actions, final
 
     @property
     def longest_episode(self) -> int:

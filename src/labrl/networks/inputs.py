@@ -98,7 +98,13 @@ def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
 
 
 def _num_features(torso: nn.Module, batch: Tensor) -> int:
+    version = batch._version
     features = _features(torso, batch)
+    if batch._version != version:
+        raise ConfigError(
+            f"agent.network.torso: {type(torso).__name__} changes the observations that it is given, which "
+            "are stored to be learned from. Clone them first in its forward()."
+        )
     told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
