@@ -61,7 +61,7 @@ class ToySession:
         self.index, self.seed, self.num_threads = 0, seed, 1
         self.config: Any = SimpleNamespace(env=CARTPOLE)
         self.clock = Clock(max_frame)
-        self.env: Any = SimpleNamespace(frame_skip=4, num_envs=self.num_envs)
+        self.env: Any = SimpleNamespace(frame_skip=4, num_envs=self.num_envs, longest_episode=0)
         self.agent: Any = ToyAgent()
         self.transforms: Any = SimpleNamespace(frozen=lambda observation: observation)
         self.episodes = EpisodeWindow(3)

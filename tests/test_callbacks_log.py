@@ -69,3 +69,33 @@ def test_a_run_that_starts_anew_in_the_folder_of_a_killed_one_doubles_no_rows(tm
     ToySession(tmp_path, max_frame=60).run(LogTraining(30))
     session = ToySession(tmp_path, max_frame=60).run(LogTraining(30))
     assert [row["frame"] for row in rows(session.folder.train_csv)] == [32, 60]
+
+
+@pytest.mark.parametrize(
+    ("episode_every", "max_frame", "frames_before"),
+    [(10**6, 4_000, 2_000), (10**6, 8_400, 4_200), (10**6, 10**5, 20_000), (20, 120_000, 108_000)],
+    ids=["never short of 500 steps", "half of the budget", "5,000 steps", "a later one"],
+)
+def test_an_episode_that_may_never_end_is_warned_of_once_and_early(
+    episode_every: int, max_frame: int, frames_before: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = ToySession(tmp_path, max_frame=max_frame)
+    session.episode_every, warned_at = episode_every, []
+
+    def look() -> None:
+        session.env.longest_episode = session.clock.frame // session.num_envs
+        if caplog.text and not warned_at:
+            warned_at.append(session.clock.frame)
+
+    session.before_callbacks = look
+    session.run(LogTraining(400))
+    assert warned_at[0] - frames_before <= 404
+    assert warned_at[0] > frames_before
+    assert caplog.text.count("env.max_episode_steps=<steps>") == 1
+
+
+def test_episodes_that_end_are_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = ToySession(tmp_path, max_frame=4_000)
+    session.env.longest_episode = 1_000
+    session.run(LogTraining(400))
+    assert not caplog.text

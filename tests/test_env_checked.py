@@ -10,7 +10,8 @@ import pytest
 from env_cases import own_env
 from gymnasium import spaces
 
-from labrl.envs.make import make_env
+from labrl.config.errors import ConfigError
+from labrl.envs.make import gives_masks, make_env
 
 BOX = spaces.Box(-1, 1, (4,))
 BYTES = spaces.Box(0, 255, (2,), np.uint8)
@@ -110,7 +111,8 @@ class Pays(Strays):
     [([1.0, 2.0], True), ("1", True), ({}, True), ([1.0], True), (2, False), (True, False)],
 )
 def test_a_reward_is_one_number(reward: Any, refused: bool) -> None:
-    env = make_env(own_env(Pays, {"reward": reward}), seed=0, num_threads=1, num_envs=2)
+    settings = {"fresh_env_per_episode": False}
+    env = make_env(own_env(Pays, {"reward": reward}, **settings), seed=0, num_threads=1, num_envs=2)
     env.reset()
     for _ in range(3):
         env.step(np.zeros(2, np.int64))
@@ -122,6 +124,108 @@ def test_a_reward_is_one_number(reward: Any, refused: bool) -> None:
     else:
         assert env.step(np.zeros(2, np.int64)).reward.tolist() == [float(reward)] * 2
     env.close()
+
+
+SEEN, SCALAR = np.zeros(4, np.float32), np.array(0.5)
+ANSWERS: dict[str, tuple[Any, Any, str | None]] = {
+    "four values": (
+        None,
+        (SEEN, 0.0, False, {}),
+        r"Returns\.step\(\) .*5 values.*ndarray, float, bool, dict",
+    ),
+    "six values": (None, (SEEN, 0.0, False, False, {}, {}), r"Returns\.step\(\) .*5 values"),
+    "nothing": (None, "None", r"Returns\.step\(\) .*5 values.*None"),
+    "no info at the reset": (SEEN, None, r"Returns\.reset\(\) .*2 values.*ndarray"),
+    "of two numbers": (np.zeros(2), None, r"Returns\.reset\(\) .*2 values.*ndarray"),
+    "three at the reset": ((SEEN, {}, {}), None, r"Returns\.reset\(\) .*2 values"),
+    "info of the reset": ((SEEN, None), None, r"after its reset: its info is None"),
+    "info of a step": (None, (SEEN, 0.0, False, False, []), r"after step 3 of its episode: its info is \[\]"),
+    "no reward": (None, (SEEN, None, False, False, {}), r"step 3 of its episode: its reward is None"),
+    "rewards": (None, (SEEN, np.zeros(2), False, False, {}), r"its reward is array\(\[0\., 0\.\]\)"),
+    "no flag": (None, (SEEN, 0.0, None, False, {}), r"its terminated is None"),
+    "words": (None, (SEEN, 0.0, False, "no", {}), r"its truncated is 'no'"),
+    "flags": (None, (SEEN, 0.0, [False], False, {}), r"its terminated is \[False\]"),
+    "fine": (None, [SEEN, SCALAR, np.bool_(False), np.array([0]), {}], None),
+}
+
+
+class Returns(Strays):
+    """Its reset or third step returns what the case has."""
+
+    def __init__(self, case: str, at: int = 3) -> None:
+        self.observation_space, self._good = BOX, SEEN
+        self._bad, self._at = SEEN, at
+        self._reset, self._step, _ = ANSWERS[case]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        answer = super().reset(seed=seed, options=options)
+        return answer if self._reset is None else self._reset
+
+    def step(self, action: Any) -> Any:
+        answer = super().step(action)
+        if self._step is None or self._steps < self._at:
+            return answer
+        return None if self._step == "None" else self._step
+
+
+@pytest.mark.parametrize(
+    ("case", "more"),
+    [
+        *((case, {}) for case in ANSWERS),
+        ("four values", {"vectorization": "async"}),
+        ("info of a step", {"vectorization": "async"}),
+        ("nothing", {"max_episode_steps": 50}),
+    ],
+)
+def test_an_answer_has_the_values_that_gymnasium_asks_for(case: str, more: dict[str, Any]) -> None:
+    wrong = ANSWERS[case][2]
+    settings = {"fresh_env_per_episode": False, **more}
+    if wrong is not None:
+        with pytest.raises(ConfigError, match=rf"env\.name=toy: .*{wrong.replace('step 3', 'step 1')}"):
+            gives_masks(own_env(Returns, {"case": case, "at": 1}, **settings))
+    settings["action_mask"] = False  # nothing is tried before the run
+    env = make_env(own_env(Returns, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)
+    zeros = np.zeros(2, np.int64)
+    try:
+        if wrong is None:
+            env.reset()
+            assert [env.step(zeros).reward[0] for _ in range(4)] == [0, 0, 0.5, 0.5]
+        else:
+            with pytest.raises(ValueError, match=wrong):
+                [env.reset(), *(env.step(zeros) for _ in range(3))]
+    finally:
+        env.close()
+
+
+class Wrapped(gym.ObservationWrapper[Any, Any, Any]):
+    """Fails with a remark on unpacking where what it wraps has another number of values."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__(Returns(case, at=1))
+
+    def observation(self, observation: Any) -> Any:
+        return observation
+
+
+@pytest.mark.parametrize("case", ["four values", "nothing", "no info at the reset"])
+def test_the_environment_inside_wrappers_of_somebody_is_named(case: str) -> None:
+    with pytest.raises(ConfigError, match=ANSWERS[case][2]):
+        gives_masks(own_env(Wrapped, {"case": case}))
+
+
+class TakesNoSeed(Strays):
+    """As Gym's first environments were written."""
+
+    def __init__(self) -> None:
+        self.observation_space = BOX
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return SEEN, {}
+
+
+def test_a_reset_that_takes_no_seed_is_refused_with_what_it_must_take() -> None:
+    with pytest.raises(ConfigError, match=r"TakesNoSeed\.reset\(\) .*seed=None, options=None"):
+        gives_masks(own_env(TakesNoSeed))
 
 
 FINE: dict[str, tuple[spaces.Space, Any]] = {

@@ -6,16 +6,16 @@ import io
 import json
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from env_cases import Remembers, Walk, assert_same_steps, atari, gymnasium_env, own_env, play, sampled
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 from vector_env import Walks
 
-import labrl.envs.vector
 from labrl.config.component import Component
 from labrl.envs.actions import ActionRecord
 from labrl.envs.make import make_env
@@ -179,17 +179,70 @@ def test_the_record_holds_what_each_environment_did_since_its_reset(
         np.testing.assert_array_equal(one, other)
 
 
-def test_an_episode_that_never_ends_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Reuses(gym.Env[Any, Any]):
+    """Writes into every array that it is given or has given, unless it is `careful`."""
+
+    position, picture = np.zeros(2, np.float32), np.zeros((2, 2, 3), np.uint8)
+    mask, reward = np.ones(4, np.bool_), np.zeros(1)
+
+    def __init__(self, careful: bool, masked: bool) -> None:
+        self._careful, self._masked = careful, masked
+        boxes = {
+            "position": Box(-9, 9, (2,)),
+            "more": Tuple((Box(0, 255, (2, 2, 3), np.uint8), Discrete(99))),
+        }
+        self.observation_space = Dict(boxes)
+        self.action_space: Any = MultiDiscrete([2, 2]) if masked else Box(-1, 1, (2,))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        assert options == {}
+        options["seen"] = True
+        self._steps, self._sum = 0, 0.0
+        return self._shown()
+
+    def step(self, action: Any) -> Any:
+        action = action.copy() if self._careful else action
+        self._sum += float(action.sum())
+        action *= 0
+        self._steps += 1
+        observation, info = self._shown()
+        reward = self.reward.copy() if self._careful else self.reward
+        reward[0] = self._sum
+        return observation, reward, np.bool_(self._steps == 9), 0, info
+
+    def _shown(self) -> Any:
+        arrays = [self.position, self.picture, self.mask]
+        position, picture, mask = [array.copy() for array in arrays] if self._careful else arrays
+        position[:], picture[:], mask[:] = self._sum, self.np_random.integers(255), True
+        mask[self._steps % 4] = False
+        shown = {"position": position, "more": (picture, self._steps)}
+        return shown, {"action_mask": mask} if self._masked else {}
+
+
+@pytest.mark.parametrize(("masked", "vectorization"), [(False, "sync"), (True, "sync"), (True, "async")])
+def test_an_environment_may_write_into_what_it_is_given_and_gives(
+    masked: bool, vectorization: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(labrl.envs.vector, "ENDLESS", 20)
-    env = make_env(own_env(Walk), seed=0, num_threads=1, num_envs=2)
-    env.reset()
-    play(env, sampled(env, 0), 20)
-    env.state_dict()
-    assert not caplog.text
-    for _ in range(2):
-        play(env, sampled(env, 0), 5)
-        env.state_dict()
-    assert caplog.text.count("an episode has not ended after 20 steps") == 1
-    assert "env.max_episode_steps=<steps>" in caplog.text
+    steps, states, masks = [], [], []
+    for careful, kind in ((True, "sync"), (False, vectorization)):
+        component = own_env(Reuses, {"careful": careful, "masked": masked}, vectorization=kind)
+        env = make_env(component, seed=3, num_threads=2, num_envs=2)
+        env.reset()
+        rng = np.random.default_rng(3)
+        actions = [
+            rng.integers(0, 2, (2, 2)) if masked else rng.uniform(-1, 1, (2, 2)).astype(np.float32)
+            for _ in range(14)
+        ]
+        given = [own.copy() for own in actions]
+        steps.append([env.step(own) for own in actions])
+        assert all((one == other).all() for one, other in zip(actions, given, strict=True))
+        states.append(env.state_dict())
+        masks.append([step.mask for step in steps[-1]])
+        if kind == "sync":
+            make_env(component, seed=9, num_threads=2, num_envs=2).load_state_dict(states[-1])
+        env.close()
+    assert not caplog.text, "it repeats its episodes"
+    assert_same_steps(*steps)
+    np.testing.assert_array_equal(*masks)
+    np.testing.assert_array_equal(states[1]["actions"], np.swapaxes(given[9:], 0, 1))

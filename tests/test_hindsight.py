@@ -230,3 +230,29 @@ def test_gymnasium_robotics_gives_rewards_of_batches() -> None:
     np.testing.assert_array_equal(
         goals.reward(*places), [env.unwrapped.compute_reward(*pair, {}) for pair in zip(*places, strict=True)]
     )
+
+
+class Spoils(Reach):
+    """Computes in the arrays that it is given, and gives the same array each time."""
+
+    answer = np.zeros(())
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        rewards = super().compute_reward(achieved_goal, desired_goal, info)
+        achieved_goal -= desired_goal
+        if np.ndim(rewards):
+            return rewards
+        self.answer[...] = rewards
+        return self.answer
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_rewards_of_goals_may_be_computed_in_place(one_by_one: bool) -> None:
+    space = flat_space(Reach().observation_space)
+    rng = np.random.default_rng(0)
+    achieved = rng.uniform(-1, 1, (40, 2)).astype(np.float32)
+    desired = achieved + rng.choice([0, 1], (40, 1)).astype(np.float32)
+    kept = achieved.copy()
+    spoils = GoalEnv(lambda: Spoils(one_by_one=one_by_one), space, "reach").reward(achieved, desired)
+    np.testing.assert_array_equal(spoils, GoalEnv(Reach, space, "reach").reward(kept, desired))
+    np.testing.assert_array_equal(achieved, kept)

@@ -79,6 +79,8 @@ class Habitual(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if self._habit == "in place":
+            observation.div_(2)
         features = self.layer(observation)
         if self._habit == "counts" and torch.is_grad_enabled():
             self.seen.add_(len(observation))  # type: ignore[operator]  # a buffer
@@ -185,6 +187,7 @@ def test_layers_by_which_a_run_would_not_repeat_are_refused(
         ("spectral", r"changes its buffer layer\.parametrizations\.weight\.0\._[uv]"),
         ("double", r"test_own_torso\.Habitual has weights in torch\.float64"),
         ("one_row", r"of \[2, 3\] it made \[1, 6\]"),
+        ("in place", "Habitual changes the observations that it is given"),
         ("fails", r"test_own_torso\.Habitual cannot be made: KeyError: 'left'"),
     ],
 )

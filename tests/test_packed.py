@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -22,9 +23,9 @@ DEFAULT = NatureCNNConfig(features=2048)
 """Features enough for their weights to be large."""
 
 
-def torso(config: NatureCNNConfig = DEFAULT) -> NatureCNN:
+def torso(config: NatureCNNConfig = DEFAULT, space: gym.spaces.Box = SPACE) -> NatureCNN:
     torch.manual_seed(1)
-    made = NatureCNN(config, SPACE)
+    made = NatureCNN(config, space)
     for layer in made.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.normal_(layer.bias, std=0.1)  # that one is left out would not be seen otherwise
@@ -62,6 +63,18 @@ def test_packed_layers_give_what_autocast_gives(features: int | None) -> None:
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
     assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 100), (55, 255), (np.arange(36), 255)])
+def test_packed_layers_read_the_bytes_of_any_range(low: Any, high: int) -> None:
+    network = torso(
+        space=gym.spaces.Box(*np.broadcast_arrays(low, high, np.zeros(SPACE.shape))[:2], dtype=np.uint8)
+    )
+    expected = by_torch(network)
+    network.packed = packed_of(network)
+    with torch.inference_mode(), NARROW.autocast():
+        found = network(PICTURES).float()
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * float(expected.std()))
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -14,11 +14,13 @@ from torch import nn
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
+from labrl.networks.batch_renorm import RenormalizedCNN, RenormalizedConfig
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
-from labrl.networks.inputs import SideBySide, num_features
+from labrl.networks.inputs import SideBySide, layout_of, num_features
 from labrl.networks.layers import Activation, Initialization
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import MLP, AutoTorsoConfig, MLPConfig, NatureCNN, NatureCNNConfig, check_torso
+from labrl.observations import array_dtype
 
 ONE_ARRAY = [
     spaces.Box(-1, 1, (3,)),
@@ -58,22 +60,75 @@ def test_every_activation_acts_on_each_element_by_itself(activation: str) -> Non
     assert torch.equal(mlp(batch), mlp(batch))
 
 
-def test_bytes_are_shares_of_255_unless_they_count_something() -> None:
-    """As they are, they drove nearly every hyperbolic tangent to its limit."""
-    pixels, few = spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(0, 1, (4,), np.uint8)
-    mlp = MLP(MLPConfig(hidden=[16]), pixels)
-    seen = np.stack([pixels.sample() for _ in range(8)])
-    shares = torch.as_tensor(seen.reshape(8, -1) / np.float32(255))
-    expected = torch.tanh(mlp.layers[0](shares))
-    torch.testing.assert_close(mlp(torch.as_tensor(seen)), expected)
-    assert mlp.layers_in_numpy() is None
-    counts = MLP(MLPConfig(hidden=[16]), few)
-    ones = torch.ones(2, 4, dtype=torch.uint8)
-    torch.testing.assert_close(counts(ones), torch.tanh(counts.layers[0](ones.float())))
-    side_by_side = SideBySide(spaces.Dict(ram=spaces.Box(0, 255, (3,), np.uint8), few=few))
-    rows = np.zeros(1, [("ram", np.uint8, 3), ("few", np.uint8, 4)])
-    rows["ram"], rows["few"] = 255, 1
-    assert side_by_side(rows).tolist() == [[1.0] * 7]
+def bounded(shape: tuple[int, ...], axis: int | None, low: int, high: int) -> tuple[gym.Space[Any], Any]:
+    """A space of bytes in [low, high], or in [0, 1] but at the end of an axis; and bytes at both ends."""
+    lows, highs = np.full(shape, low), np.full(shape, high)
+    if axis is not None:
+        own = [slice(None)] * len(shape)
+        own[axis] = slice(0, -1)
+        lows[tuple(own)], highs[tuple(own)] = 0, 1
+    space = spaces.Box(lows.astype(np.uint8), highs.astype(np.uint8), shape, np.uint8)
+    ends = np.random.default_rng(0).integers(0, 2, (6, *shape))
+    return space, (ends, np.where(ends == 1, space.high, space.low).astype(np.uint8))
+
+
+TORSOS: dict[str, tuple[Any, Any]] = {
+    "mlp": (MLP, MLPConfig),
+    "nature": (NatureCNN, NatureCNNConfig),
+    "impala": (ImpalaCNN, ImpalaCNNConfig),
+    "renormalized": (RenormalizedCNN, RenormalizedConfig),
+}
+
+
+@pytest.mark.parametrize("torso", TORSOS)
+@pytest.mark.parametrize("shape", [(2, 40, 40), (40, 40, 2)])
+@pytest.mark.parametrize(
+    ("axis", "low", "high"),
+    [(None, 0, 1), (None, 0, 7), (None, 100, 101), (None, 0, 0), (0, 3, 255), (2, 0, 255)],
+)
+def test_bytes_are_read_as_shares_of_the_range_of_their_space(
+    torso: str, shape: tuple[int, int, int], axis: int | None, low: int, high: int
+) -> None:
+    """A byte at its lower bound is 0 and one at its upper bound is 1, whatever these are."""
+    space, (ends, seen) = bounded(shape, axis, low, high)
+    cls, config = TORSOS[torso]
+    torch.manual_seed(0)
+    network = cls(config(), space)
+    torch.manual_seed(0)
+    usual = cls(config(), spaces.Box(0, 255, shape, np.uint8))
+    shares = np.where(low == high, 0, ends * 255).astype(np.uint8)
+    found, expected = (
+        module.eval()(torch.as_tensor(layout_of(module)(each)))
+        for module, each in ((network, seen), (usual, shares))
+    )
+    torch.testing.assert_close(found, expected)
+    assert set(network.state_dict()) == set(usual.state_dict()), "nothing more to save"
+
+
+def test_pixels_of_the_whole_range_are_divided_to_the_bit_as_ever() -> None:
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    torso = NatureCNN(NatureCNNConfig(), space)
+    seen = torch.randint(0, 256, (3, 84, 84, 4), dtype=torch.uint8)
+    pixels = seen.permute(0, 3, 1, 2).to(torch.float32)
+    expected = torch.nn.functional.conv2d(pixels, torso.first.weight / 255, torso.first.bias, 4)
+    assert (torso.first_convolution(torso.first, seen) == expected).all()
+
+
+def test_bytes_among_several_inputs_are_shares_too() -> None:
+    inputs: dict[str, Any] = {
+        "few": spaces.Box(0, 1, (2, 2), np.uint8),
+        "flags": spaces.MultiBinary(2),
+        "ram": spaces.Box(0, 255, (3,), np.uint8),
+        "shifted": spaces.Box(np.uint8([10, 0]), np.uint8([20, 4]), dtype=np.uint8),
+        "wide": spaces.Box(0, 1000, (1,), np.int32),
+    }
+    rows = np.zeros(1, array_dtype(spaces.Dict(inputs)))
+    values: dict[str, Any] = {"ram": 51, "few": 1, "shifted": [15, 1], "wide": 500, "flags": [0, 1]}
+    for name, value in values.items():
+        rows[name] = value
+    read = SideBySide(spaces.Dict(inputs))(rows)
+    np.testing.assert_allclose(read, [[*[1] * 4, 0, 1, *[0.2] * 3, 0.5, 0.25, 500]], rtol=1e-6)
+    assert read.dtype == np.float32
 
 
 def test_observations_that_are_no_arrays_are_refused_by_name() -> None:

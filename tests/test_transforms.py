@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import labrl
 from labrl.agents.transforms import (
     ClipReward,
     ClipRewardConfig,
+    Identity,
     NormalizeObservation,
     NormalizeObservationConfig,
     NormalizeReward,
@@ -27,6 +29,7 @@ from labrl.agents.transforms import (
     SignRewardConfig,
     Transforms,
 )
+from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
 from labrl.networks.spaces import Spaces
@@ -112,6 +115,54 @@ def test_the_raw_step_stays_as_it_was() -> None:
     raw = step([-7.0, 3.0])
     assert transforms.step(raw).reward.tolist() == [-0.5, 0.5]
     assert raw.reward.tolist() == [-7.0, 3.0]
+
+
+class Scribbles(Identity):
+    """Halves what it sees in its own array, and writes into all that it was given and has given."""
+
+    def __init__(self, spaces: Spaces | None = None) -> None:
+        self._view, self._rewards = np.zeros((2, 3), np.float32), np.zeros(2, np.float32)
+
+    def observation(self, observation: NDArray) -> NDArray:
+        self._view[:] = observation / 2
+        observation[:] = -7
+        return self._view
+
+    def collect(self, observation: NDArray) -> None:
+        observation[:] = -8
+
+    def reward(self, step: Step) -> NDArray:
+        self._rewards[:] = step.reward + step.next_observation[:, 0]
+        for array in (step.reward, step.observation, step.terminated, step.episode_over):
+            array[:] = 1
+        return self._rewards
+
+
+def test_a_transform_of_somebodys_own_may_write_into_its_arrays() -> None:
+    transforms = Transforms({"own": Scribbles()})
+    raw = step([1, 2], np.ones((2, 3), np.float32))
+    kept, views = raw.copied(), []
+    for _ in range(2):
+        views.append(transforms.step(raw))
+        transforms.frozen(raw.observation * 9)
+    for view in views:
+        assert view.observation is view.next_observation, "no episode has ended"
+        assert view.observation.tolist() == [[0.5] * 3] * 2
+        assert view.reward.tolist() == [1.5, 2.5]
+    for name in ("observation", "reward", "terminated", "episode_over"):
+        np.testing.assert_array_equal(getattr(raw, name), getattr(kept, name))
+
+
+def test_an_agent_of_somebodys_own_gets_copies_and_labrls_get_none() -> None:
+    raw = step([1, 2], np.ones((2, 3), np.float32))
+    for target, copies in (("my_agents.Mine", True), ("labrl.agents.ppo.PPO", False)):
+        transforms = Transforms.build({}, VECTOR, agent=Component(target, {}))
+        view = transforms.step(raw)
+        assert view.observation is view.next_observation
+        assert np.shares_memory(view.observation, raw.observation) != copies
+        assert np.shares_memory(view.reward, raw.reward) != copies
+        for look in (transforms.frozen, transforms.collected):
+            assert np.shares_memory(look(raw.observation), raw.observation) != copies
 
 
 def test_saved_statistics_go_on_as_if_nothing_had_happened() -> None:

@@ -77,6 +77,17 @@ def test_a_score_of_evaluation_is_not_headed_as_one_of_training() -> None:
     assert "eval " not in inferred.splitlines()[1]
 
 
+def test_a_session_without_any_episode_is_said_to_have_no_return_with_the_keys_that_help() -> None:
+    played = {"frame": 1000, "wall": 1.0}
+    text = summary(
+        session(0, **played), session(1, episodes=3, return_mean=1.0, **played), session(2, **played)
+    )
+    assert "no return (session 0, 2)" in text
+    assert "env.max_episode_steps=" in text
+    for other in ({"best_return": 5.0}, {"status": "pruned"}, {"episodes": 1}, {"frame": 0}):
+        assert "no return" not in summary(session(0, **{**played, **other}))
+
+
 def test_the_error_of_a_failed_session_is_one_line() -> None:
     error = "RuntimeError: " + "a long story " * 12
     assert f"session 3 failed: {error}\n" in summary(session(3, status="failed", error=error))

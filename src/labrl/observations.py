@@ -67,6 +67,15 @@ def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
     return array
 
 
+def copied(observation: Any) -> Any:
+    """A copy of what an environment gave, all arrays in it included: it may write into them later."""
+    if isinstance(observation, Mapping):
+        return {key: copied(value) for key, value in observation.items()}
+    if isinstance(observation, tuple | list):
+        return tuple(copied(value) for value in observation)
+    return np.array(observation)
+
+
 def not_finite(batch: NDArray) -> tuple[int, float] | None:
     """The first observation of a batch with a number in it that is not finite, and that; None: there is none.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,3 +52,9 @@ class Step:
     void: bool = False
     """Nothing was played: a resume cuts all episodes short at `next_observation`. A replay memory lets them
     end with what it holds; a rollout, soon forgotten, takes it for a step without reward."""
+
+    def copied(self) -> Step:
+        """The same in arrays of its own; fields that were one array still are."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        copies = {id(array): array.copy() for array in arrays.values() if isinstance(array, np.ndarray)}
+        return Step(**{name: copies.get(id(array), array) for name, array in arrays.items()})

@@ -300,6 +300,30 @@ class ClipReward(Identity):
         return np.clip(step.reward, self._low, self._high)
 
 
+class Lent(Identity):
+    """A user's own transform, which may write into what it is given and into what it gave before."""
+
+    def __init__(self, part: Transform) -> None:
+        self._part = part
+
+    def observation(self, observation: NDArray) -> NDArray:
+        """A copy of its view of a copy. [num_envs, *obs]"""
+        return np.array(self._part.observation(observation.copy()))
+
+    def collect(self, observation: NDArray) -> None:
+        """Let it take in a copy. [num_envs, *obs]"""
+        self._part.collect(observation.copy())
+
+    def reward(self, step: Step) -> NDArray:
+        """A copy of its view of a copy. [num_envs]"""
+        return np.array(self._part.reward(step.copied()))
+
+
+def _is_own(target: str) -> bool:
+    """Whether a class is labrl's, whose parts write into no array that they share."""
+    return target.partition(".")[0] == __name__.partition(".")[0]
+
+
 def _moments_of(transform: Transform) -> list[RunningMoments]:
     """Its statistics, and those of its `parts`."""
     parts = [transform, *getattr(transform, "parts", {}).values()]
@@ -310,17 +334,25 @@ def _moments_of(transform: Transform) -> list[RunningMoments]:
 class Transforms:
     """All transforms of a session, in order."""
 
-    def __init__(self, parts: Mapping[str, Transform]) -> None:
-        self._parts = dict(parts)
-        self._active: Sequence[Transform] = list(self._parts.values())
+    def __init__(self, parts: Mapping[str, Transform], lends: bool = False) -> None:
+        """lends: whether the agent gets copies, because it may write into them."""
+        self._parts, self._lends = dict(parts), lends
+        self._active: Sequence[Transform] = [
+            part if _is_own(type(part).__module__) else Lent(part) for part in self._parts.values()
+        ]
 
     @classmethod
     def build(
-        cls, components: Mapping[str, Component | None], spaces: Spaces, ranks: Ranks = ALONE
+        cls,
+        components: Mapping[str, Component | None],
+        spaces: Spaces,
+        ranks: Ranks = ALONE,
+        agent: Component | None = None,
     ) -> Transforms:
         """Those of a configuration. Raises ConfigError for one that does not fit the spaces.
 
-        ranks: over which the statistics of those are taken that have `moments`, or `parts` that do.
+        ranks: over which the statistics of those are taken that have `moments`, or `parts` that do. agent:
+        who sees what they make, and gets copies if its class is a user's own.
         """
         parts: dict[str, Transform] = {}
         for name, component in components.items():
@@ -334,7 +366,7 @@ class Transforms:
                 )
             for moments in _moments_of(parts[name]):
                 moments.ranks = ranks
-        return cls(parts)
+        return cls(parts, lends=agent is not None and not _is_own(agent.target))
 
     @property
     def drifting(self) -> list[str]:
@@ -345,25 +377,25 @@ class Transforms:
         """The view in evaluation: no statistics change. [num_envs, *obs]"""
         for part in self._active:
             observation = part.observation(observation)
-        return observation
+        return observation.copy() if self._lends else observation
 
     def collected(self, observation: NDArray) -> NDArray:
         """The view of fresh training observations, which enter the statistics first. [num_envs, *obs]"""
         for part in self._active:
             part.collect(observation)
             observation = part.observation(observation)
-        return observation
+        return observation.copy() if self._lends else observation
 
     def step(self, step: Step) -> Step:
         """The learner's view of a training step."""
         if not self._active:
-            return step
+            return step.copied() if self._lends else step
         same = step.next_observation is step.observation
         view = dataclasses.replace(step, observation=self.collected(step.observation))
         view.next_observation = view.observation if same else self.frozen(step.next_observation)
         for part in self._active:
             view.reward = part.reward(view)
-        return view
+        return view.copied() if self._lends else view
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each part by its name in the configuration."""

@@ -1,10 +1,11 @@
-"""One environment that keeps to its spaces, or is told where it does not.
+"""One environment whose answers are checked: they must fit its spaces, and what Gymnasium asks for.
 
-Whoever puts observations of several environments into one array would stretch them, round them or break.
+Unchecked, an observation that does not fit would be stretched or rounded where it is put into an array.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Never
 
@@ -13,8 +14,10 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from labrl.envs.masks import KEY, carries_mask, choices, flags_of
-from labrl.envs.single import MakeEnv
+from labrl.config.errors import ConfigError
+from labrl.envs.masks import KEY, carries_mask, choices, flags_of, made_valid
+from labrl.envs.single import AnswerError, MakeEnv
+from labrl.observations import example
 
 LATE = (
     f"it gives info['{KEY}'], and at its first reset and step it gave none, so that the agent was made "
@@ -22,51 +25,73 @@ LATE = (
 )
 
 
-class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Of what an environment tells beside, labrl reads the mask only; it comes as flags, the rest goes."""
+class MisfitError(ValueError):
+    """An environment gave what does not fit its spaces, or what is no number, flag or dict."""
 
-    def __init__(self, make: MakeEnv, name: str, number: int, masked: bool, heeded: bool) -> None:
+
+class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises MisfitError for what does not fit. Of `info`, labrl reads the mask only."""
+
+    def __init__(
+        self, make: MakeEnv, name: str, number: int = 0, masked: bool | None = None, heeded: bool = False
+    ) -> None:
         """name: of the environment, and its `number` among those of its session; masked: it gave a mask when
-        it was tried before the run; heeded: masks would not be left aside."""
+        it was tried before the run, so that its infos hold the mask as flags, and else nothing; None: they
+        come as they are. heeded: masks would not be left aside."""
         super().__init__(make())
-        self._name, self._number = name, number
-        self._unmasked = heeded and not masked
+        self._name, self._index = name, number
+        self._as_given = masked is None
+        self._unmasked = heeded and masked is False
         self._num_flags = sum(choices(self.env.action_space)) if masked else 0
         self._in_dict = carries_mask(self.env.observation_space, self.env.action_space)
         self._expected = expected(self.env.observation_space, "its observation")
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """As the environment's. Raises ValueError for what does not fit its spaces, as `step` does."""
+        """As the environment's."""
         self._steps = 0
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, self._looked_at(observation, info)
 
     def step(self, action: Any) -> Any:
-        """As the environment's."""
+        """As the environment's; the reward is a float, and the flags are bools."""
         self._steps += 1
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if type(reward) is not float and reward is not None:  # what is no number at all is told as such later
-            self._check_reward(reward)
+        if type(reward) is not float:
+            reward = self._one_number(reward)
+        if type(terminated) is not bool:
+            terminated = self._flag(terminated, "terminated")
+        if type(truncated) is not bool:
+            truncated = self._flag(truncated, "truncated")
         return observation, reward, terminated, truncated, self._looked_at(observation, info)
 
-    def _check_reward(self, reward: Any) -> None:
-        """Raises ValueError for several numbers in one, and for text."""
+    def _one_number(self, reward: Any) -> float:
         try:
-            if isinstance(reward, str):
+            if isinstance(reward, str | bytes):
                 raise TypeError
-            float(reward)
+            return float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError):
-            self._refuse(f"its reward is {reward!r}, it must be one number")
+            self._refuse(f"its reward is {_shown(reward)}, it must be one number")
+
+    def _flag(self, given: Any, called: str) -> bool:
+        """Whatever equals one of the two, such as NumPy's own, and an array of one of these."""
+        one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
+        if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
+            self._refuse(f"its {called} is {_shown(given)}, it must be True or False")
+        return bool(one)
 
     def _refuse(self, what: str) -> Never:
         when = f"after step {self._steps} of its episode" if self._steps else "after its reset"
-        raise ValueError(f"{self._name}: environment {self._number} {when}: {what}") from None
+        raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}") from None
 
-    def _looked_at(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        """What is told beside."""
+    def _looked_at(self, observation: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the caller gets of `info`."""
+        if type(info) is not dict and not isinstance(info, Mapping):
+            self._refuse(f"its info is {_shown(info)}, it must be a dict")
         try:
             self._expected.check(observation)
+            if self._as_given:
+                return info
             if self._unmasked and KEY in info:
                 raise ValueError(LATE)
             if not self._num_flags:
@@ -75,6 +100,66 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             return {} if given is None else {KEY: flags_of(given, self._num_flags)}
         except ValueError as error:
             self._refuse(str(error))
+
+
+def _shown(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def gives_masks(make: MakeEnv, name: str) -> bool:
+    """Whether an environment says which actions are valid, found out by a reset and a step.
+
+    Raises ConfigError for a mask that does not fit the actions, or that does not come with resets, and for
+    all that `Checked` refuses.
+    """
+    env = Checked(make, name)
+    try:
+        given, late = _first_mask(env, name)
+    finally:
+        env.close()
+    if given is None:
+        return False
+    aside = "set env.action_mask=false to do without"
+    if not choices(env.action_space):
+        raise ConfigError(
+            f"env.name={name} gives info['{KEY}'], and its actions are {env.action_space}: labrl heeds masks "
+            f"of Discrete and MultiDiscrete actions, where each flag stands for a value ({aside})."
+        )
+    try:
+        flags_of(given, sum(choices(env.action_space)))
+    except ValueError as error:
+        raise ConfigError(f"env.name={name}: {error} ({aside}).") from None
+    if late:
+        raise ConfigError(
+            f"env.name={name} gives info['{KEY}'] after steps but not after resets, so that nobody knows "
+            f"which first actions are valid: give it in reset(), too ({aside})."
+        )
+    return True
+
+
+def _first_mask(env: Checked, name: str) -> tuple[Any, bool]:
+    """A copy of the mask as it is given, None for none, and whether it came with a step only."""
+    doing = "reset"
+    try:
+        # Options are never None in labrl's vector environments either.
+        observation, info = env.reset(seed=0, options={})
+        carried = carries_mask(env.observation_space, env.action_space)
+        given = observation[KEY] if carried else info.get(KEY)
+        given = copy.deepcopy(given)
+        doing = "step"
+        env.action_space.seed(0)
+        action = made_valid(example(env.action_space)[0], env.action_space, observation, info)
+        after = env.step(action)[4].get(KEY)
+    except AnswerError as error:
+        raise ConfigError(f"env.name={name}: {error}") from error
+    except MisfitError as error:  # begins with the name
+        raise ConfigError(f"env.name={error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"env.name={name}: its first {doing}() failed: {type(error).__name__}: {error}"
+        ) from error
+    return (after, True) if given is None else (given, False)
 
 
 class _Array:

@@ -76,9 +76,11 @@ class GoalEnv:
         function = self._method(method)
         if method not in self._in_batches:
             self._in_batches[method] = self._takes_batches(function)
+        achieved, desired = achieved.copy(), desired.copy()  # it may write into them
         if self._in_batches[method]:
-            return np.asarray(function(achieved, desired, {}))
-        return np.array([function(*pair, {}) for pair in zip(achieved, desired, strict=True)])
+            return np.array(function(achieved, desired, {}))
+        pairs = zip(achieved, desired, strict=True)
+        return np.array([np.array(function(*pair, {})) for pair in pairs])
 
     def _takes_batches(self, function: Any) -> bool:
         two = np.concatenate([example(self._space), example(self._space)])

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
-from labrl.envs.checked import Checked
+from labrl.envs.checked import Checked, gives_masks
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.in_turn import InTurn
-from labrl.envs.masks import KEY, carries_mask, choices, gives_masks, seen_in, without_mask
+from labrl.envs.masks import KEY, carries_mask, choices, seen_in, without_mask
 from labrl.envs.protocol import Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv

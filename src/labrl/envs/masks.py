@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from labrl.config.errors import ConfigError
-from labrl.envs.single import MakeEnv
-from labrl.observations import example
 
 KEY = "action_mask"
 OBSERVATION = "observation"
@@ -63,55 +60,6 @@ def seen_in(observation: Mapping[str, Any]) -> Any:
     """What is to be seen in an observation, or a batch of them, that carries a mask."""
     seen = {name: part for name, part in observation.items() if name != KEY}
     return seen[OBSERVATION] if seen.keys() == {OBSERVATION} else seen
-
-
-def gives_masks(make: MakeEnv, name: str) -> bool:
-    """Whether an environment says which actions are valid, found out by a reset, and a step if that has none.
-
-    Raises ConfigError for a mask that does not fit the actions, or that does not come with resets.
-    """
-    env = make()
-    try:
-        given, late = _first_mask(env, name)
-    finally:
-        env.close()
-    if given is None:
-        return False
-    aside = "set env.action_mask=false to do without"
-    if not choices(env.action_space):
-        raise ConfigError(
-            f"env.name={name} gives info['{KEY}'], and its actions are {env.action_space}: labrl heeds masks "
-            f"of Discrete and MultiDiscrete actions, where each flag stands for a value ({aside})."
-        )
-    try:
-        flags_of(given, sum(choices(env.action_space)))
-    except ValueError as error:
-        raise ConfigError(f"env.name={name}: {error} ({aside}).") from None
-    if late:
-        raise ConfigError(
-            f"env.name={name} gives info['{KEY}'] after steps but not after resets, so that nobody knows "
-            f"which first actions are valid: give it in reset(), too ({aside})."
-        )
-    return True
-
-
-def _first_mask(env: gymnasium.Env[Any, Any], name: str) -> tuple[Any, bool]:
-    """The mask as it is given, None for none, and whether it came with a step only."""
-    doing = "reset"
-    try:
-        # Options are never None in labrl's vector environments either.
-        observation, info = env.reset(seed=0, options={})
-        carried = carries_mask(env.observation_space, env.action_space)
-        given = observation[KEY] if carried else info.get(KEY)
-        if given is not None:
-            return given, False
-        doing = "step"
-        env.action_space.seed(0)
-        return env.step(example(env.action_space)[0])[4].get(KEY), True
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"env.name={name}: its first {doing}() failed: {type(error).__name__}: {error}"
-        ) from error
 
 
 def first_valid(mask: NDArray[np.bool_], space: Space[Any]) -> NDArray:

@@ -9,8 +9,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from labrl.envs.checked import Checked
 from labrl.envs.masks import made_valid
 from labrl.envs.single import MakeEnv
+from labrl.observations import copied
 
 STEPS = 50
 """Longest episode that is compared."""
@@ -24,7 +26,7 @@ def depends_on_history(make: MakeEnv, name: str) -> bool:
     Plays an episode, another one, and the first one's seed and actions again. An environment that
     repeats neither so nor when made anew is told of in the log: no run on it can be exact.
     """
-    env = make()
+    env = Checked(make, name)
     # A copy of the space's sampling, so that nothing but this check draws from it.
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(STEPS)]
@@ -37,7 +39,7 @@ def depends_on_history(make: MakeEnv, name: str) -> bool:
         env.close()
     if same(first, again):
         return False
-    anew = make()
+    anew = Checked(make, name)
     try:
         if not same(first, _play(anew, 1, actions)):
             log.warning(
@@ -65,20 +67,12 @@ def same(left: Any, right: Any) -> bool:
 def _play(env: gymnasium.Env[Any, Any], seed: int, actions: Sequence[Any]) -> list[Any]:
     # Options are never None in labrl's vector environments either.
     observation, info = env.reset(seed=seed, options={})
-    trace: list[Any] = [_copied(observation)]
+    trace: list[Any] = [copied(observation)]
     for action in actions:
         valid = made_valid(action, env.action_space, observation, info)
-        observation, reward, terminated, truncated, info = env.step(valid)
-        # Some environments hand out the same array each time and write into it.
-        trace.append((_copied(observation), reward, terminated, truncated))
+        # Both directions: some environments write into their action, and some into what they gave before.
+        observation, reward, terminated, truncated, info = env.step(np.array(valid)[()])
+        trace.append((copied(observation), reward, terminated, truncated))
         if terminated or truncated:
             break
     return trace
-
-
-def _copied(observation: Any) -> Any:
-    if isinstance(observation, dict):
-        return {key: _copied(value) for key, value in observation.items()}
-    if isinstance(observation, tuple | list):
-        return tuple(_copied(value) for value in observation)
-    return np.array(observation)

@@ -100,7 +100,8 @@ class WatchedGymnasium(GymnasiumEnv):
                 "[height, width, colours] with 1, 3 or 4 colours"
             )
         grey = rendered.reshape(*rendered.shape[:2], colours)[:, :, :3]  # without transparency
-        return np.broadcast_to(self._bytes(grey), (*grey.shape[:2], 3))
+        picture = np.broadcast_to(self._bytes(grey), (*grey.shape[:2], 3))
+        return picture.copy()  # the environment may draw the next one over it
 
     def _no_picture(self, why: str) -> ConfigError:
         return ConfigError(f"env.name={self.name} gives no pictures: its render() {why}")

@@ -31,6 +31,86 @@ _told: set[str] = set()
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
 
+class AnswerError(ValueError):
+    """`reset` or `step` of an environment did not return what Gymnasium's interface asks for."""
+
+
+class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises AnswerError where `reset` or `step` returns anything but its two or five values.
+
+    Without it, Gymnasium's own wrappers would fail with a remark on tuples that does not name the class.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """As the environment's."""
+        try:
+            answer = self.env.reset(seed=seed, options=options)
+        except (TypeError, ValueError, IndexError) as problem:
+            self._ask_inside(lambda inner: inner.reset(seed=seed, options=options))
+            if not re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(problem)):
+                raise
+            signature = "reset(self, *, seed=None, options=None)"
+            raise AnswerError(
+                f"{self._method('reset')} must be defined as {signature}: {problem}"
+            ) from problem
+        if type(answer) is not tuple or len(answer) != 2:
+            return self._sequence(answer, "reset", "(observation, info)", 2)
+        return answer
+
+    def step(self, action: Any) -> Any:
+        """As the environment's."""
+        try:
+            answer = self.env.step(action)
+        except (TypeError, ValueError, IndexError):
+            self._ask_inside(lambda inner: inner.step(action))
+            raise
+        if type(answer) is not tuple or len(answer) != 5:
+            return self._sequence(answer, "step", "(observation, reward, terminated, truncated, info)", 5)
+        return answer
+
+    def _ask_inside(self, ask: Callable[[Answers], Any]) -> None:
+        """Ask the environment inside failed wrappers once more. Raises AnswerError if that was the reason."""
+        if isinstance(self.env, gymnasium.Wrapper):
+            try:
+                ask(Answers(self.env.unwrapped))
+            except AnswerError:
+                raise
+            except Exception:  # whatever it says now, the first error is the one to be told
+                return
+
+    def _sequence(self, answer: Any, method: str, wanted: str, count: int) -> tuple[Any, ...]:
+        """A list or a named tuple of all values as a tuple. Raises AnswerError for anything else."""
+        several = isinstance(answer, tuple | list)
+        if several and len(answer) == count:
+            return tuple(answer)
+        came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
+        hint = ""
+        if method == "step" and several and len(answer) == 4:
+            hint = ". Gym's old interface has four: replace its `done` by `terminated, truncated`"
+        elif method == "reset" and not several:
+            hint = ". Return `observation, {}` where there is no info"
+        raise AnswerError(
+            f"{self._method(method)} must return {count} values, {wanted}, and returned {came}{hint}"
+        )
+
+    def _method(self, name: str) -> str:
+        kind = type(self.env)
+        return f"{kind.__module__}.{kind.__qualname__}.{name}()"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _answering(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """`env`, with the answers of the part of it checked that is not Gymnasium's own."""
+    if not type(env).__module__.startswith("gymnasium."):
+        return Answers(env)
+    if isinstance(env, gymnasium.Wrapper):
+        env.env = _answering(env.env)
+    return env
+
+
 class EnvFactory:
     """Calling it makes one environment. Picklable, so that worker processes can be given it."""
 
@@ -61,7 +141,7 @@ class EnvFactory:
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """One new environment. Raises ConfigError when it is unknown or a package is missing."""
-        env: gymnasium.Env[Any, Any] = self.build()
+        env = _answering(self.build())
         if not isinstance(env.metadata, Mapping):
             env.metadata = {}  # Gymnasium's worker processes fail without a dictionary
         if self.make is not None and self.max_episode_steps is not None:

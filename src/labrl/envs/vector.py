@@ -65,10 +65,11 @@ class VectorEnv:
         """What was done in the last step, None before there is one. [num_envs, *action]"""
         self._prepare: Callable[[int, int], None] | None = getattr(backend, "prepare", None)
         self._action_dtype = action_dtype(backend.action_space)
+        self._trusted = type(backend).__module__.partition(".")[0] == __name__.partition(".")[0]
+        """Whether the backend is one of labrl's, which write to no array that they have given."""
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._observation: NDArray | None = None  # the present one [num_envs, *obs]
-        self._told_of_endless = False
         self._told_of_broken = False
         self._lost: NDArray | None = None  # the last one of episodes that did not come back
         self._begin(seed)
@@ -79,7 +80,7 @@ class VectorEnv:
         Returns the first observations, [num_envs, *obs].
         """
         self._begin(self.seed if seed is None else seed)
-        observation = self._observation = self.backend.reset(self._all, self._episode_seed)
+        observation = self._observation = self._reset(self._all)
         self._look_at(observation)
         self.action_mask = self._mask(self._all)
         return observation
@@ -92,7 +93,7 @@ class VectorEnv:
         if self._lost is not None:
             return self._cut(self._lost)
         actions = actions.astype(self._action_dtype, copy=False)
-        transition = self.backend.step(actions)
+        transition = self._play(actions)
         observation, reward, terminated, truncated, ended = transition
         self._record.append(actions)
         self.actions = actions
@@ -147,7 +148,14 @@ class VectorEnv:
         Returns [length, *action] and [*obs], which are not written to later.
         """
         assert self._reached is not None, "an episode ends in step()"
-        return self._record.last(episode.env, episode.length), self._reached[episode.env]
+        actions, final = self._record.last(episode.env, episode.length), self._reached[episode.env]
+        actions.flags.writeable = False
+        return actions, final
+
+    @property
+    def longest_episode(self) -> int:
+        """Steps so far of the longest of the running episodes."""
+        return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
         """What a training row says of the collecting: nothing, where each step is waited for."""
@@ -164,13 +172,6 @@ class VectorEnv:
         so far are there to be checked when the actions are replayed.
         """
         assert self._observation is not None, "reset() comes before state_dict()"
-        if self._record.lengths.max() > ENDLESS and not self._told_of_endless:
-            self._told_of_endless = True
-            _log.warning(
-                "an episode has not ended after %s steps. Every checkpoint holds all that was done in "
-                "it, and a resume plays that again: env.max_episode_steps=<steps> would end it",
-                f"{ENDLESS:,}",
-            )
         return {
             "seed": self.seed,
             "episode": torch.from_numpy(self._episode.copy()),  # [num_envs]
@@ -261,6 +262,7 @@ class VectorEnv:
         if not self.masked:
             return None
         mask = self.backend.action_mask  # type: ignore[attr-defined]  # of those with masks
+        mask = mask if self._trusted else np.array(mask)
         refuse_empty(mask, choices(self.action_space), needed, self.name, self._steps * self.num_envs)
         return mask
 
@@ -292,9 +294,19 @@ class VectorEnv:
         self._return[over] = 0.0
         self._record.begin(over)
         self._unprepared |= dict.fromkeys(np.flatnonzero(over).tolist())
-        first = self.backend.reset(over, self._episode_seed)
+        first = self._reset(over)
         self._look_at(first)
         return first
+
+    def _reset(self, mask: NDArray[np.bool_]) -> NDArray:
+        """Let the masked environments begin their present episodes. Returns all observations."""
+        observation = self.backend.reset(mask, self._episode_seed)
+        return observation if self._trusted else np.array(observation)
+
+    def _play(self, actions: NDArray) -> Transition:
+        """Act. Environments get a copy of the actions, into which they may write: these are recorded."""
+        transition = self.backend.step(actions.copy())
+        return transition if self._trusted else Transition(*map(np.array, transition))
 
     def _make_ready(self) -> None:
         """Begin the next episode of one environment beside the present ones: not of all in the same step."""
@@ -307,17 +319,17 @@ class VectorEnv:
     def _replay(self, rows: NDArray) -> NDArray:
         """Play rows [longest, num_envs, *action], resetting each environment where its own begin."""
         start = len(rows) - self._record.lengths  # [num_envs]
-        observation = self.backend.reset(self._all, self._episode_seed)
+        observation = self._reset(self._all)
         discarded = np.zeros(self.num_envs, dtype=np.bool_)  # ended before their own actions began
         for index, row in enumerate(rows):
             fresh = (start == index) | discarded
             if index and fresh.any():
-                self.backend.reset(fresh, self._episode_seed)
+                self._reset(fresh)
             own = start <= index
             if self.masked and not own.all():  # others than the row's owner may not be able to do the same
                 valid = first_valid(self.backend.action_mask, self.action_space)  # type: ignore[attr-defined]
                 row = np.where(own.reshape(-1, *[1] * (row.ndim - 1)), row, valid)
-            observation, reward, _, truncated, ended = self.backend.step(row.astype(self._action_dtype))
+            observation, reward, _, truncated, ended = self._play(row.astype(self._action_dtype))
             self._return[own] += reward[own]
             over = ended | truncated
             if (over & own).any():
@@ -327,4 +339,4 @@ class VectorEnv:
                 )
             discarded = over
         last = (start == len(rows)) | discarded
-        return self.backend.reset(last, self._episode_seed) if len(rows) and last.any() else observation
+        return self._reset(last) if len(rows) and last.any() else observation

@@ -72,6 +72,16 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
             console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if log.exists():
                 console.print(f"  log: {log}", markup=False, soft_wrap=True)
+    silent = [session for session in result.sessions if _without_return(session)]
+    if silent:
+        numbers = ", ".join(str(session.index) for session in silent)
+        frames = max(session.frame for session in silent)
+        say(
+            f"no return (session {numbers}): no episode ended within {frames:,} frames. Set a larger "
+            "env.max_frame, or let episodes end earlier: env.max_episode_steps=<steps> (Atari: "
+            "env.max_episode_frames)",
+            console,
+        )
     networks = next((session.networks for session in result.sessions if session.networks), {})
     if networks:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
@@ -102,6 +112,12 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
         yield "best eval: highest mean return of one evaluation, in separate environments"
     elif "best" in columns and any(session.best_source for session in sessions):
         yield "best: the highest such mean at an evaluation checkpoint"
+
+
+def _without_return(session: SessionResult) -> bool:
+    """Whether a session played to its end and has neither a training nor an evaluation return."""
+    played = session.status == "finished" and session.frame > 0 and session.episodes == 0
+    return played and session.best_return is None
 
 
 def how_to_resume(folder: Path) -> str:

@@ -136,14 +136,12 @@ class RenormalizedCNN(ImageTorso):
     batch_statistics = True
 
     def __init__(self, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> None:
-        super().__init__()
-        self.check(config, observation_space)
+        super().__init__(config, observation_space)
         kind, between = config.initialization, config.activation
         plain = NatureCNN(
             NatureCNNConfig(features=config.features, initialization=kind, activation=between),
             observation_space,
         )
-        self.channels_first = plain.channels_first
         self.first = plain.first
         layers: list[nn.Module] = []
         num_features = self.first.out_channels

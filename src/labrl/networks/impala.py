@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labrl.config.types import PositiveInt
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
-from labrl.networks.torso import ImageTorso, image_shape
+from labrl.networks.torso import ImageTorso
 
 
 @dataclass(kw_only=True)
@@ -52,9 +52,8 @@ class ImpalaCNN(ImageTorso):
     smallest = 16
 
     def __init__(self, config: ImpalaCNNConfig, observation_space: gym.Space[Any]) -> None:
-        super().__init__()
-        self.check(config, observation_space)
-        height, width, channels, self.channels_first = image_shape(observation_space)
+        super().__init__(config, observation_space)
+        height, width, channels = self.image_shape
         kind, between = config.initialization, config.activation
         sizes = [channels, *config.channels]
         self.convolutions = nn.ModuleList(

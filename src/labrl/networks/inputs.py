@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component, accepted_settings
 from labrl.config.errors import ConfigError
-from labrl.networks.spaces import choices_of, is_image, sees_images, unit_of
+from labrl.networks.spaces import choices_of, is_image, range_of, sees_images
 from labrl.observations import example
 
 MLP_TARGET = "labrl.networks.torso.MLP"
@@ -98,7 +98,13 @@ def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
 
 
 def _num_features(torso: nn.Module, batch: Tensor) -> int:
+    version = batch._version
     features = _features(torso, batch)
+    if batch._version != version:
+        raise ConfigError(
+            f"agent.network.torso: {type(torso).__name__} changes the observations that it is given, which "
+            "are stored to be learned from. Clone them first in its forward()."
+        )
     told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -164,22 +170,25 @@ class SideBySide:
     """Inputs that are no images as one vector of real numbers, choices one-hot."""
 
     def __init__(self, space: gym.spaces.Dict) -> None:
-        self._parts = [(name, choices_of(inner), unit_of(inner)) for name, inner in space.spaces.items()]
+        self._parts = [(name, choices_of(inner), range_of(inner)) for name, inner in space.spaces.items()]
         size = sum(gym.spaces.flatdim(inner) for inner in space.spaces.values())
         self.space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         """Of the vector."""
 
     def __call__(self, observation: NDArray) -> NDArray[np.float32]:
         """A batch with a field for each input -> [batch, size]"""
-        columns = [_numbers(observation[name], choices, unit) for name, choices, unit in self._parts]
+        columns = [_numbers(observation[name], choices, bounds) for name, choices, bounds in self._parts]
         return np.concatenate(columns, axis=1, dtype=np.float32)
 
 
-def _numbers(values: NDArray, choices: list[tuple[int, int]], unit: float) -> NDArray:
-    """[batch, *input] -> [batch, numbers]"""
+def _numbers(values: NDArray, choices: list[tuple[int, int]], bounds: Any) -> NDArray:
+    """[batch, *input] -> [batch, numbers]; bounds: what `range_of` says of the input's space."""
+    if not choices and isinstance(bounds, tuple):
+        low, width = bounds
+        return ((values - low) / width).reshape(len(values), -1)
     rows = values.reshape(len(values), -1)
     if not choices:
-        return rows if unit == 1 else rows * np.float32(unit)
+        return rows if bounds == 1 else rows * np.float32(1 / bounds)
     return np.concatenate(
         [rows[:, i, None] == np.arange(first, first + n) for i, (first, n) in enumerate(choices)], axis=1
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from labrl.observations import Goals
 
@@ -57,11 +58,18 @@ def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
     return []
 
 
-def unit_of(space: gym.Space[Any]) -> float:
-    """What a number in an observation counts: a 255th where it is any byte, as of pixels and RAM, else 1."""
+def range_of(space: gym.Space[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | float:
+    """The range of bytes, which networks read as shares of it: from 0 to 1.
+
+    The largest value where all begin at 0 and have the same, 255 for most pixels and RAM; otherwise the
+    smallest values and the widths, each of the shape of `space`. 1 for all but bytes, which stay as they are.
+    """
     if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
         return 1.0
-    return 1 / 255 if (space.low == 0).all() and (space.high == 255).all() else 1.0
+    low = space.low.astype(np.float32)
+    width = np.maximum(space.high - low, np.float32(1))  # 1 where a byte never changes
+    same = not low.any() and (width == width.flat[0]).all()
+    return float(width.flat[0]) if same else (low, width)
 
 
 def has_bounds(space: gym.spaces.Box) -> bool:

@@ -34,7 +34,7 @@ from labrl.networks.layers import (
     normalization,
 )
 from labrl.networks.packed import Packable, Packed
-from labrl.networks.spaces import Spaces, choices_of, is_image, unit_of
+from labrl.networks.spaces import Spaces, choices_of, is_image, range_of
 
 
 def vectors(observation: Tensor, choices: list[tuple[int, int]], unit: float = 1.0) -> Tensor:
@@ -66,17 +66,37 @@ class MLPConfig:
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
+class Shares(nn.Module):
+    """Bytes as shares of their ranges, where these differ or do not begin at 0."""
+
+    low: Tensor
+    width: Tensor
+
+    def __init__(self, low: NDArray[np.float32], width: NDArray[np.float32]) -> None:
+        """low, width: smallest values and widths of the ranges, in the shape of an observation."""
+        super().__init__()
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("width", torch.tensor(width), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """[batch, *shape] -> [batch, *shape], in [0, 1]"""
+        return (numbers - self.low) / self.width
+
+
 class MLP(nn.Module):
     """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded.
 
-    Bytes, of RAM or of images that are too small for convolutions, are read as shares of 255.
+    Bytes, of RAM or of images that are too small for convolutions, are read as shares of the range of their
+    space.
     """
 
     Config = MLPConfig
 
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
-        self._choices, self._unit = choices_of(observation_space), unit_of(observation_space)
+        self._choices, bounds = choices_of(observation_space), range_of(observation_space)
+        self._unit = 1.0 if isinstance(bounds, tuple) else 1 / bounds
+        self.shares = Shares(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
         self.activate = activation(config.activation)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
@@ -92,13 +112,16 @@ class MLP(nn.Module):
         """The same for a `Chain`; None on a GPU, and where a layer does more than one can."""
         activate = ACTIVATIONS.get(self._activation)
         on_cpu = all(weight.device.type == "cpu" for weight, _ in self._weights)
-        if self._choices or self._unit != 1 or self._normed or activate is None or not on_cpu:
+        scaled = self._unit != 1 or self.shares is not None
+        if self._choices or scaled or self._normed or activate is None or not on_cpu:
             return None
         return [(weight, bias, activate) for weight, bias in self._weights]
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
         observation = vectors(observation, self._choices, self._unit)
+        if self.shares is not None:
+            observation = self.shares(observation)
         activate = self.activate
         if self._normed:
             for (weight, bias), norm in zip(self._weights, self.norms, strict=True):
@@ -126,9 +149,23 @@ class ImageTorso(nn.Module):
 
     smallest: int
     """Pixels of height and width below which nothing is left after the convolutions."""
-    channels_first: bool
     all_in_autocast = True
     """Whether autocast rounds whatever its layers compute with, so that large weights may be kept rounded."""
+
+    def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
+        """Raises ConfigError as `check` does."""
+        super().__init__()
+        self.check(config, observation_space)
+        self.image_shape = image_shape(observation_space)[:3]
+        """Height, width and channels."""
+        self.channels_first = image_shape(observation_space)[3]
+        bounds = range_of(observation_space)
+        self.divisor = 1.0 if isinstance(bounds, tuple) else bounds
+        """Of the weights of the first layer: scaling these few takes one pass less over the many pixels."""
+        self.shares: Shares | None = None
+        if isinstance(bounds, tuple):
+            axes = (0, 1, 2) if self.channels_first else (2, 0, 1)
+            self.shares = Shares(*(part.transpose(axes) for part in bounds))
 
     @classmethod
     def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
@@ -155,20 +192,25 @@ class ImageTorso(nn.Module):
             pixels[..., channel] = observation[:, channel]
         return pixels
 
+    def pixels(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """Bytes [batch, height, width, channels] -> [batch, channels, height, width], not yet divided.
+
+        A permuted view of channels-last bytes is what the fast convolutions want, so that one pass makes
+        floats of them (every byte is exact in bfloat16).
+        """
+        pixels = observation.permute(0, 3, 1, 2)
+        return pixels.to(dtype) if self.shares is None else self.shares(pixels.float()).to(dtype)
+
     def first_convolution(self, layer: nn.Conv2d, observation: Tensor) -> Tensor:
-        """`layer` applied to pixels as shares of 255.
+        """`layer` applied to pixels as shares of their range.
 
         observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, maps, h, w].
         """
-        # A permuted view of channels-last bytes is what the fast convolutions want, so that
-        # one pass makes floats of them (every byte is exact in bfloat16).
         device = observation.device.type
         mixed = torch.is_autocast_enabled(device)
-        pixels = observation.permute(0, 3, 1, 2).to(
-            torch.get_autocast_dtype(device) if mixed else torch.float32
-        )
-        # Scaling the few weights instead of the many pixels gives the same function for one pass less.
-        return nn.functional.conv2d(pixels, layer.weight / 255, layer.bias, layer.stride, layer.padding)
+        pixels = self.pixels(observation, torch.get_autocast_dtype(device) if mixed else torch.float32)
+        weight = layer.weight / self.divisor
+        return nn.functional.conv2d(pixels, weight, layer.bias, layer.stride, layer.padding)
 
 
 @dataclass(kw_only=True)
@@ -196,10 +238,8 @@ class NatureCNN(ImageTorso):
     """Where the outputs of all layers are kept for these rows, while it acts on them and learns from them."""
 
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
-        super().__init__()
-        self.check(config, observation_space)
-        height, width, channels, self.channels_first = image_shape(observation_space)
-        self._image = height, width, channels
+        super().__init__(config, observation_space)
+        height, width, channels = self.image_shape
         kind = config.initialization
         self.first = initialized(nn.Conv2d(channels, 32, 8, stride=4), kind)
         second = initialized(nn.Conv2d(32, 64, 4, stride=2), kind)
@@ -225,7 +265,7 @@ class NatureCNN(ImageTorso):
         # A class derived from this one may compute otherwise, or have changed the parts that it built.
         if type(self) is not NatureCNN or kinds != expected:
             return None
-        height, width, channels = self._image
+        height, width, channels = self.image_shape
         return Packed.possible(layers, torch.zeros(1, channels, height, width, dtype=torch.bfloat16))
 
     @staticmethod
@@ -239,7 +279,7 @@ class NatureCNN(ImageTorso):
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
         if self.packed is not None and self.packed.usable:
-            outputs = self.packed.outputs(_narrow_pixels(observation))
+            outputs = self.packed.outputs(self.pixels(observation, torch.bfloat16))
             if self.kept is not None:
                 store, rows = self.kept
                 store.put(rows, outputs)
@@ -248,19 +288,14 @@ class NatureCNN(ImageTorso):
             store, rows = self.kept
             known = store.of(rows)
             if known is not None:
-                return along(self._packable(), _narrow_pixels(observation), known)
+                return along(self._packable(), self.pixels(observation, torch.bfloat16), known)
         return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
 
     def _packable(self) -> list[Packable]:
-        """The layers, of which the first divides pixels by 255."""
+        """The layers, of which the first divides pixels by the width of their range."""
         parts = [*self.convolutions, *self.linear.modules()]
         later = [Packable(part) for part in parts if isinstance(part, nn.Conv2d | nn.Linear)]
-        return [Packable(self.first, 255), *later]
-
-
-def _narrow_pixels(observation: Tensor) -> Tensor:
-    """Bytes [batch, height, width, channels] -> [batch, channels, height, width], exact in bfloat16."""
-    return observation.permute(0, 3, 1, 2).to(torch.bfloat16)
+        return [Packable(self.first, self.divisor), *later]
 
 
 BY_THE_MINIBATCH = (

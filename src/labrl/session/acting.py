@@ -42,7 +42,7 @@ class ActingCopy:
         meta = config.meta
         compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
         self.clock = Clock(config.env.config.max_frame)
-        self.transforms = Transforms.build(config.transforms, spaces)
+        self.transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
         self.agent: Agent = config.agent.build(
             spaces=spaces,
             clock=self.clock,

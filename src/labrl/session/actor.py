@@ -119,7 +119,9 @@ def _act(
         version = weights.take(modules, line.stopped)
         action = agent.act(seen, **heeded(agent.act, env.action_mask))
         step = env.step(action)
-        sender.send(Acted(action, agent.decision(), step, version, time.monotonic()))  # type: ignore[attr-defined]
+        # Copies: they are sent later, when the agent may have written into its arrays again.
+        decision = {name: part.copy() for name, part in agent.decision().items()}  # type: ignore[attr-defined]
+        sender.send(Acted(action.copy(), decision, step, version, time.monotonic()))
         view = transforms.step(step)
         agent.observe(view)
         clock.tick(env.num_envs, len(step.episodes))

@@ -125,6 +125,11 @@ class ActorEnv:
         """Of an episode that ended in the last step: actions [length, *action], final observation [*obs]."""
         return self._record.last(episode.env, episode.length), self._reached[episode.env]
 
+    @property
+    def longest_episode(self) -> int:
+        """Steps so far of the longest of the running episodes."""
+        return int(self._record.lengths.max())
+
     def metrics(self) -> dict[str, float]:
         """Of the last WINDOW vector steps: optimizer updates that the weights which acted were behind, and
         seconds from one step of the actor to the next."""

@@ -44,7 +44,7 @@ class Player:
         spaces = Spaces(env.observation_space, env.action_space, num_envs, env.masked)
         clock = Clock(config.env.config.max_frame)
         clock.load_state_dict(checkpoint.state["clock"])
-        self._transforms = Transforms.build(config.transforms, spaces)
+        self._transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
         self._transforms.load_state_dict(checkpoint.state["transforms"])
         compute = Compute.choose("auto", config.meta.precision, num_threads)
         self.agent: Agent = share(config.agent, ranks).build(

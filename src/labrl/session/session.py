@@ -123,7 +123,7 @@ class Session:
             on_failure.callback(self.env.close)
             env = self.env
             spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked, env.goals)
-            self.transforms = Transforms.build(config.transforms, spaces, ranks)
+            self.transforms = Transforms.build(config.transforms, spaces, ranks, config.agent)
             self.agent: Agent = share(config.agent, ranks.size).build(
                 spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
             )
@@ -250,8 +250,8 @@ class Session:
 
     @property
     def observation(self) -> NDArray | None:
-        """The learner's view of the present observations, None before the first. [num_envs, *obs]"""
-        return self._observation
+        """A copy of the learner's view of the present observations, None before the first."""
+        return None if self._observation is None else self._observation.copy()
 
     @property
     def interrupted(self) -> bool:

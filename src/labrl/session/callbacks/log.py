@@ -7,11 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from labrl.envs.vector import ENDLESS
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.closer_look import LastGradients
 from labrl.storage.tables import CsvTable
 
 _log = logging.getLogger(__name__)
+
+LONG = 5_000
+"""Steps without any finished episode after which a warning is due, or half of the budget if that is less."""
+SHORT = 500
+"""Steps after which it is never due, however small the budget."""
 
 
 def clock_columns(session: SessionView) -> dict[str, Any]:
@@ -47,6 +53,7 @@ class LogTraining(Callback):
         self._last_wall = 0.0
         self._for_the_end = False
         self._table: CsvTable | None = None
+        self._warned = False
 
     def start(self, session: SessionView) -> None:
         """Open the table, and cut it back to where the session goes on."""
@@ -77,8 +84,24 @@ class LogTraining(Callback):
             **({} if self._gradients is None else self._gradients.norms(session)),
         }
         self._table.append(row)
+        self._warn_of_endless_episodes(session)
         for listener in self._listeners:
             listener.row(session, "train", row)
+
+    def _warn_of_endless_episodes(self, session: SessionView) -> None:
+        """Warn once where the first episode, or any later one, takes so long that it may never end."""
+        steps, first = session.env.longest_episode, session.clock.episode == 0
+        half = session.clock.max_frame // (2 * session.env.num_envs)
+        if self._warned or steps < (min(LONG, max(SHORT, half)) if first else ENDLESS):
+            return
+        self._warned = True
+        _log.warning(
+            "%s has not ended after %s steps%s. Checkpoints store all its actions, and a resume plays them "
+            "again. If episodes of this environment can go on for ever, set env.max_episode_steps=<steps>",
+            "the first episode" if first else "an episode",
+            f"{steps:,}",
+            ", and there is no return before one has" if first else "",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Where the last row was, which the next row's fps is counted from, and why it was written."""
