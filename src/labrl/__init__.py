@@ -25,8 +25,10 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     from labrl.config.compose import compose, resolve, to_plain
     from labrl.config.errors import ConfigError
     from labrl.config.generated import choices_of
+    from labrl.config.script import begin
     from labrl.processes import let_threads_sleep
 
+    begin("labrl.train")
     let_threads_sleep()
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ConfigError(

@@ -6,11 +6,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from types import FrameType
+from types import FrameType, ModuleType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
@@ -66,14 +67,15 @@ def children_ignore_ctrl_c() -> Iterator[None]:
     A terminal sends it to every process. One that is still importing would die of it with a traceback;
     the process that started it tells it by SIGTERM instead.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with _without_main():
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -88,9 +90,29 @@ def signals_wait_in_children() -> Iterator[None]:
     resource_tracker.ensure_running()  # which unblocks some where it begins
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        yield
+        with _without_main():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that are started meanwhile do not import `__main__`: it may train when it is imported.
+
+    multiprocessing finds the file or module to import in these two attributes. A copy lacks them, so that
+    code of the module itself still sees them.
+    """
+    main = sys.modules["__main__"]
+    copy = ModuleType("__main__")
+    vars(copy).update(
+        {name: value for name, value in vars(main).items() if name not in ("__file__", "__spec__")}
+    )
+    sys.modules["__main__"] = copy
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def heed_no_signals() -> None:

@@ -15,6 +15,7 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
+from labrl.config.script import Carried
 from labrl.envs.single import EnvFactory, MakeEnv
 from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children
 
@@ -40,9 +41,10 @@ class Workers(AsyncVectorEnv[Any, Any]):
 
     def __init__(self, makes: Sequence[MakeEnv], at_once: int) -> None:
         """at_once: how many step at the same time, at most."""
+        carried = Carried()
         with signals_wait_in_children():
             super().__init__(
-                [_WorkerFactory(make) for make in makes],
+                [_WorkerFactory(make, carried) for make in makes],
                 copy=False,
                 context=_start_method(),
                 autoreset_mode=AutoresetMode.DISABLED,
@@ -148,7 +150,8 @@ class _WorkerFactory:
     finish before it writes its checkpoint.
     """
 
-    def __init__(self, make: MakeEnv) -> None:
+    def __init__(self, make: MakeEnv, carried: Carried) -> None:
+        self.carried = carried  # unpickled before the other
         self.make = make
         self.owner = os.getpid()
 

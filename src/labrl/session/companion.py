@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from labrl.config.script import Carried
 from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children, when_the_parent_ends
 from labrl.storage.session_log import warnings_kept
 
@@ -61,7 +62,9 @@ class Companion:
         # A forked child would inherit the threads of torch in an unusable state.
         context = multiprocessing.get_context("spawn")
         self._line, there = context.Pipe()
-        self._process = context.Process(target=_main, args=(there, log, work, arguments), name=name)
+        self._process = context.Process(
+            target=_main, args=(Carried(), there, log, work, arguments), name=name
+        )
         with signals_wait_in_children():
             self._process.start()
         there.close()  # so that its end is seen
@@ -160,7 +163,13 @@ class Line:
         return False
 
 
-def _main(connection: Connection, log: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _main(
+    carried: Carried,
+    connection: Connection,
+    log: Path,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
     """Entry point of the process."""
     heed_no_signals()
     # However the session's process ends, and whatever this one is in the middle of.
