@@ -55,13 +55,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     for row in rows:
         table.add_row(*(row[name] for name in columns))
     console.print(table)
-    for session in result.sessions:
-        if session.error:
-            log = result.folder / f"session_{session.index}" / "session.log"
-            told = f"session {session.index} failed: {session.error}"
-            console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
-            if log.exists():
-                console.print(f"  log: {log}", markup=False, soft_wrap=True)
+    print_failures(result, console)
     networks = next((session.networks for session in result.sessions if session.networks), {})
     if networks:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
@@ -78,6 +72,17 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if result.report is not None:
         say(f"report: {result.report}", console)
     say(f"run folder: {result.folder}", console)
+
+
+def print_failures(result: TrialResult, console: Console | None = None) -> None:
+    """What ended each session that failed, and where its log is."""
+    console = console or Terminal()
+    for session in result.sessions:
+        if session.failure:
+            log = result.folder / f"session_{session.index}" / "session.log"
+            console.print(session.failure, style="red", markup=False, highlight=False, soft_wrap=True)
+            if log.exists():
+                console.print(f"  log: {log}", markup=False, soft_wrap=True)
 
 
 def how_to_resume(folder: Path) -> str:
