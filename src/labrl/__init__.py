@@ -31,10 +31,11 @@ def train(
     from labrl.config.errors import ConfigError
     from labrl.config.generated import choices_of
     from labrl.config.script import begin
-    from labrl.processes import let_threads_sleep
+    from labrl.processes import let_threads_sleep, name_user_and_home
 
     begin("labrl.train")
     let_threads_sleep()
+    name_user_and_home()
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ConfigError(
             f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from types import FrameType, ModuleType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
+
+
+SOCKET_FOLDER_BYTES = 70
+"""Longest path of a folder in which multiprocessing can make its sockets: the system takes 104 bytes for the
+path of a socket, of which multiprocessing needs 33."""
 
 
 def exit_code_of(number: int | None) -> int:
@@ -31,6 +38,23 @@ def let_threads_sleep() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def name_user_and_home() -> None:
+    """Set USER and HOME where the system knows neither.
+
+    That is so for a user of a container without an entry in /etc/passwd. Matplotlib, wandb and torch ask for
+    them, and fail without an answer.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = str(os.getuid())
+    if os.path.expanduser("~") == "~":
+        with contextlib.suppress(OSError):  # there is no folder for temporary files either
+            home = os.path.join(tempfile.gettempdir(), f"labrl-{os.getuid()}")
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            os.environ["HOME"] = home
 
 
 class Stopped(KeyboardInterrupt):
@@ -94,6 +118,25 @@ def signals_wait_in_children() -> Iterator[None]:
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def find_place_for_sockets() -> bool:
+    """Let multiprocessing make its sockets in another folder than TMPDIR where that path is too long.
+
+    Clusters set such paths. Returns whether there is a folder that does.
+    """
+    before = tempfile.tempdir
+    try:
+        for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+            if len(os.fsencode(folder)) <= SOCKET_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
+                tempfile.tempdir = folder
+                # It keeps the folder that it makes at the first call, and removes it at the end.
+                return os.path.dirname(util.get_temp_dir()) == folder
+    except OSError:  # no folder for temporary files at all
+        pass
+    finally:
+        tempfile.tempdir = before
+    return False
 
 
 @contextlib.contextmanager
@@ -164,5 +207,8 @@ def how_it_ended(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    hints: dict[int, str] = {
+        signal.SIGKILL: ", perhaps because memory ran out",
+        signal.SIGBUS: ", perhaps because /dev/shm or a disk is full",
+    }
+    return f"was killed by {name}{hints.get(-code, '')}"

@@ -12,9 +12,10 @@ def _command(name: str, function: str) -> Callable[[], int]:
     def run() -> int:
         try:
             import labrl.cli  # here: it takes a quarter of a second
-            from labrl.processes import let_threads_sleep
+            from labrl.processes import let_threads_sleep, name_user_and_home
 
             let_threads_sleep()
+            name_user_and_home()
 
             return int(getattr(labrl.cli, function)())
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ class ExperimentAgain:
         request = request_of(words, multirun=True)
         if request is None:
             return None
-        folder = _latest() if request.which == "latest" else _named(Path(request.which).expanduser())
+        folder = _latest() if request.which == "latest" else _named(Path(os.path.expanduser(request.which)))
         info = folder.info()
         typed = [str(word) for word in (*info.get("hydra_overrides", []), *info.get("overrides", []))]
         return cls(

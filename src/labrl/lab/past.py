@@ -62,7 +62,7 @@ def find(which: str, edits: Sequence[str], resumes: bool = False) -> RunFolder:
     Of the edits only choices of a group count, such as env=pong. resumes: whether it is to go on, which an
     experiment can too. Raises ConfigError if there is none.
     """
-    return _latest(choices(edits)) if which == "latest" else _named(Path(which).expanduser(), resumes)
+    return _latest(choices(edits)) if which == "latest" else _named(Path(os.path.expanduser(which)), resumes)
 
 
 def near(path: Path, folders: Iterable[Path]) -> str:

@@ -72,7 +72,7 @@ class Companion:
     def send(self, message: Any) -> None:
         """Hand it a message that it is waiting for. Raises CompanionError where it is gone."""
         try:
-            self._line.send(message)
+            _send(self._line, message)
         except OSError:
             raise self._ended() from None
 
@@ -138,7 +138,7 @@ class Line:
         """Hand the session a message, from any thread."""
         try:
             with self._sending:
-                self._connection.send(message)
+                _send(self._connection, message)
         except OSError:
             raise TrainingEndedError from None
 
@@ -161,6 +161,12 @@ class Line:
             if ended:
                 raise TrainingEndedError
         return False
+
+
+def _send(connection: Connection, message: Any) -> None:
+    """Send it by value. `Connection.send` would put every tensor into shared memory and open a socket for it,
+    which not every machine has room for."""
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 def _main(
