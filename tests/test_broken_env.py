@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -44,16 +45,31 @@ def test_what_shows_before_a_run_is_wrong_input(how: str, said: str, tmp_path: P
     ],
 )
 def test_what_shows_in_a_run_fails_the_session(
-    how: str, said: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    how: str,
+    said: str,
+    tmp_path: Path,
+    recwarn: pytest.WarningsRecorder,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     assert said in (result.sessions[0].error or "")
+    assert result.error == f"session 0 failed: {result.sessions[0].error}"
+    assert result.error in capsys.readouterr().out.splitlines()
+    assert result.error in repr(result).splitlines()[0]
     assert not recwarn.list, "numpy has nothing to add"
     text = (result.folder / "run.json").read_text()
     assert (
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["status"] == "failed"
     )
+
+
+def test_a_script_may_ask_for_an_exception_where_the_trial_fails(tmp_path: Path) -> None:
+    words = [*WORDS, "+env.make.how=exit", f"hydra.run.dir={tmp_path / 'run'}"]
+    with pytest.raises(labrl.TrialError, match="SystemExit: 4") as raised:
+        labrl.train(words, raise_on_failure=True)
+    result = pickle.loads(pickle.dumps(raised.value)).result
+    assert (result.folder, result.exit_code) == (tmp_path / "run", 1)
 
 
 def test_an_environment_that_cannot_be_made_once_more_fails_the_session(

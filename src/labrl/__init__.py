@@ -7,29 +7,48 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from labrl.lab.trial import TrialResult
+    from labrl.lab.result import TrialError, TrialResult
 
-__all__ = ["train"]
+__all__ = ["TrialError", "TrialResult", "train"]
 
 
-def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | None = None) -> TrialResult:
+def __getattr__(name: str) -> object:
+    """Import the classes of `__all__` when they are first used."""
+    if name in ("TrialError", "TrialResult"):
+        from labrl.lab import result
+
+        return getattr(result, name)
+    raise AttributeError(f"module 'labrl' has no attribute {name!r}")
+
+
+def train(
+    overrides: Sequence[str] = (),
+    config_dir: str | os.PathLike[str] | None = None,
+    *,
+    raise_on_failure: bool = False,
+) -> TrialResult:
     """Run one trial, as `labrl <overrides>` does, and return what it handed back.
 
         result = labrl.train(["env=cartpole", "agent=ppo", "seed=7"])
         result.folder, result.exit_code
 
     `+resume=...` and `+rerun=...` go back to a run as they do there. config_dir: a folder with
-    configuration groups of your own, as --config-dir. Raises `labrl.config.errors.ConfigError` for wrong
-    input, before anything is written.
+    configuration groups of your own, as --config-dir. raise_on_failure: raise a `labrl.TrialError`, which has
+    the result as `result`, where a session fails or is interrupted; otherwise what failed is printed, and
+    stands in `result.error`. Raises `labrl.config.errors.ConfigError` for wrong input, before anything is
+    written.
     """
     import json
 
     from labrl.config.compose import compose, resolve, to_plain
     from labrl.config.errors import ConfigError
     from labrl.config.generated import choices_of
-    from labrl.processes import let_threads_sleep
+    from labrl.config.script import begin
+    from labrl.processes import let_threads_sleep, name_user_and_home
 
+    begin("labrl.train")
     let_threads_sleep()
+    name_user_and_home()
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ConfigError(
             f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
@@ -49,11 +68,19 @@ def train(overrides: Sequence[str] = (), config_dir: str | os.PathLike[str] | No
     plain = to_plain(cfg)
     config = resolve(plain, cfg)
     # Imported late: help and completion must not wait for torch.
+    from labrl.lab.result import TrialError
+    from labrl.lab.summary import print_failures
     from labrl.lab.trial import run_trial
     from labrl.storage.provenance import Command
 
     typed = f"labrl.train({json.dumps(list(overrides))})"
     command = Command.of(words, choices_of(cfg.hydra), config_dir, typed)
+    folder = cfg.hydra.run.dir
     if again is not None:
-        return again.run(cfg, config, plain, cfg.hydra.run.dir, command)
-    return run_trial(config, plain, cfg.hydra.run.dir, command)
+        result = again.run(cfg, config, plain, folder, command)
+    else:
+        result = run_trial(config, plain, folder, command)
+    if result.exit_code and raise_on_failure:
+        raise TrialError(result)
+    print_failures(result)
+    return result

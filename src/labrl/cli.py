@@ -83,12 +83,14 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from hydra._internal.utils import get_args
 
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
+    from labrl.config.script import begin
     from labrl.lab.again import Again
     from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
     from labrl.lab.hydra_trial import remove_unused_folder
     from labrl.lab.past import is_hydras
     from labrl.lab.showing import enjoy_request
 
+    begin("labrl.cli.main")
     words = get_args(arguments)
     if words.multirun:
         refuse_torchrun("-m")

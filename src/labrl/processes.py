@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import multiprocessing
 import os
 import signal
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
-from types import FrameType
+from multiprocessing import resource_tracker, util
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
+
+
+SOCKET_FOLDER_BYTES = 70
+"""Longest path of a folder in which multiprocessing can make its sockets: the system takes 104 bytes for the
+path of a socket, of which multiprocessing needs 33."""
 
 
 def exit_code_of(number: int | None) -> int:
@@ -31,6 +39,23 @@ def let_threads_sleep() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def name_user_and_home() -> None:
+    """Set USER and HOME where the system knows neither.
+
+    That is so for a user of a container without an entry in /etc/passwd. Matplotlib, wandb and torch ask for
+    them, and fail without an answer.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = str(os.getuid())
+    if os.path.expanduser("~") == "~":
+        with contextlib.suppress(OSError):  # there is no folder for temporary files either
+            home = os.path.join(tempfile.gettempdir(), f"labrl-{os.getuid()}")
+            os.makedirs(home, mode=0o700, exist_ok=True)
+            os.environ["HOME"] = home
 
 
 class Stopped(KeyboardInterrupt):
@@ -141,14 +166,15 @@ def children_ignore_ctrl_c() -> Iterator[None]:
     A terminal sends it to every process. One that is still importing would die of it with a traceback;
     the process that started it tells it by SIGTERM instead.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with _without_main():
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -163,9 +189,48 @@ def signals_wait_in_children() -> Iterator[None]:
     resource_tracker.ensure_running()  # which unblocks some where it begins
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        yield
+        with _without_main():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def find_place_for_sockets() -> bool:
+    """Let multiprocessing make its sockets in another folder than TMPDIR where that path is too long.
+
+    Clusters set such paths. Returns whether there is a folder that does.
+    """
+    before = tempfile.tempdir
+    try:
+        for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+            if len(os.fsencode(folder)) <= SOCKET_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
+                tempfile.tempdir = folder
+                # It keeps the folder that it makes at the first call, and removes it at the end.
+                return os.path.dirname(util.get_temp_dir()) == folder
+    except OSError:  # no folder for temporary files at all
+        pass
+    finally:
+        tempfile.tempdir = before
+    return False
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that are started meanwhile do not import `__main__`: it may train when it is imported.
+
+    multiprocessing finds the file or module to import in these two attributes. A copy lacks them, so that
+    code of the module itself still sees them.
+    """
+    main = sys.modules["__main__"]
+    copy = ModuleType("__main__")
+    vars(copy).update(
+        {name: value for name, value in vars(main).items() if name not in ("__file__", "__spec__")}
+    )
+    sys.modules["__main__"] = copy
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def heed_no_signals() -> None:
@@ -217,5 +282,8 @@ def how_it_ended(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = ", perhaps because memory ran out" if code == -signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    hints: dict[int, str] = {
+        signal.SIGKILL: ", perhaps because memory ran out",
+        signal.SIGBUS: ", perhaps because /dev/shm or a disk is full",
+    }
+    return f"was killed by {name}{hints.get(-code, '')}"

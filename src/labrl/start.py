@@ -15,11 +15,12 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
     def run() -> int:
         try:
-            from labrl.processes import let_threads_sleep, signals_leave
+            from labrl.processes import let_threads_sleep, name_user_and_home, signals_leave
 
             with signals_leave(f"{name}: interrupted\n"):
                 import labrl.cli  # here: it takes a quarter of a second
 
+                name_user_and_home()
                 let_threads_sleep()
                 return int(getattr(labrl.cli, function)())
         except KeyboardInterrupt as stop:

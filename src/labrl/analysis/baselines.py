@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import glob
 import hashlib
 import importlib.resources
 import json
@@ -47,8 +48,8 @@ def cache_folder() -> Path:
     """Where labrl keeps what it would otherwise measure again: LABRL_CACHE, or labrl in the user's cache."""
     own = os.environ.get("LABRL_CACHE")
     if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "labrl"
+        return Path(os.path.expanduser(own))
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "labrl")
 
 
 def baseline_path(env: Mapping[str, Any]) -> Path:
@@ -94,7 +95,8 @@ def _same_env(env: Mapping[str, Any]) -> list[Path]:
     """The cache's file, whatever the environment was called when it was measured."""
     path = baseline_path(env)
     digest = path.stem.rsplit("_", 1)[1]
-    return [path, *sorted(path.parent.glob(f"*_{digest}.json"))]
+    # glob, unlike pathlib, passes over a folder that may not be read
+    return [path, *map(path.parent.joinpath, sorted(glob.glob(f"*_{digest}.json", root_dir=path.parent)))]
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from labrl.config import script
 from labrl.config.errors import ConfigError, did_you_mean
 
 
@@ -151,7 +152,16 @@ def load_target(path: str) -> Any:
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise TargetError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
     found, rest = _import_longest(parts)
+    if parts[0] == script.MAIN:
+        script.uses(parts[1])
     for name in rest:
+        if not hasattr(found, name) and parts[0] == script.MAIN:
+            where = getattr(found, "__file__", "an interactive session")
+            raise TargetError(
+                f"{path}: {script.MAIN} is the script or notebook that calls labrl, and {where} defines no "
+                f"{name}. Call labrl.train where {name} is defined. Every script and the command line find a "
+                "class in a module: _target_=my_module.MyClass"
+            )
         if not hasattr(found, name):
             where = getattr(found, "__name__", str(found))
             names = [known for known in dir(found) if not known.startswith("_")]
@@ -169,7 +179,8 @@ def _import_longest(parts: list[str]) -> tuple[Any, list[str]]:
     for count in range(1, len(parts)):
         name = ".".join(parts[:count])
         try:
-            module = importlib.import_module(name)
+            with script.importing(name):
+                module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name == name and module is not None:
                 return module, parts[count - 1 :]

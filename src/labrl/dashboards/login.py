@@ -78,15 +78,20 @@ def _host() -> str:
 
 def _netrc_file() -> Path:
     if os.environ.get("NETRC"):
-        return Path(os.environ["NETRC"]).expanduser()
-    home = Path.home()
-    return next((path for path in (home / ".netrc", home / "_netrc") if path.exists()), home / ".netrc")
+        return _at_home(os.environ["NETRC"])
+    files = _at_home("~/.netrc"), _at_home("~/_netrc")
+    # os.path, unlike pathlib, raises nothing where the home folder cannot be looked into
+    return next((path for path in files if os.path.exists(path)), files[0])
+
+
+def _at_home(path: str) -> Path:
+    """`path` with ~ replaced; as it is where nobody knows a home folder, as for a user of a container."""
+    return Path(os.path.expanduser(path))
 
 
 def _settings() -> dict[str, str]:
     """What W&B's commands wrote, as `wandb offline` does: for the user, then for the working folder."""
-    folder = os.environ.get("WANDB_CONFIG_DIR")
-    own = Path(folder).expanduser() if folder else Path.home() / ".config" / "wandb"
+    own = _at_home(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read([own / "settings", Path("wandb", "settings")])

@@ -15,6 +15,7 @@ from gymnasium import error
 
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError, did_you_mean
+from labrl.config.script import importing
 from labrl.envs.games import games
 
 _log = logging.getLogger(__name__)
@@ -288,7 +289,8 @@ def _limited(env: gymnasium.Env[Any, Any], steps: int) -> gymnasium.Env[Any, Any
 
 def _import(module: str) -> None:
     try:
-        importlib.import_module(module)
+        with importing(module):
+            importlib.import_module(module)
     except ImportError as problem:
         raise ConfigError(
             f"env.import_module={module} cannot be imported: {problem}."

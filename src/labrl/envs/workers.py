@@ -15,8 +15,10 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
+from labrl.config.errors import ConfigError
+from labrl.config.script import Carried
 from labrl.envs.single import EnvFactory, MakeEnv
-from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children
+from labrl.processes import find_place_for_sockets, heed_no_signals, how_it_ended, signals_wait_in_children
 
 LEAVE_SECONDS = 5.0
 """That workers have to end the step that they are in and close their environments."""
@@ -40,9 +42,11 @@ class Workers(AsyncVectorEnv[Any, Any]):
 
     def __init__(self, makes: Sequence[MakeEnv], at_once: int) -> None:
         """at_once: how many step at the same time, at most."""
+        _check_semaphores()
+        carried = Carried()
         with signals_wait_in_children():
             super().__init__(
-                [_WorkerFactory(make) for make in makes],
+                [_WorkerFactory(make, carried) for make in makes],
                 copy=False,
                 context=_start_method(),
                 autoreset_mode=AutoresetMode.DISABLED,
@@ -148,7 +152,8 @@ class _WorkerFactory:
     finish before it writes its checkpoint.
     """
 
-    def __init__(self, make: MakeEnv) -> None:
+    def __init__(self, make: MakeEnv, carried: Carried) -> None:
+        self.carried = carried  # unpickled before the other
         self.make = make
         self.owner = os.getpid()
 
@@ -159,9 +164,21 @@ class _WorkerFactory:
         return self.make()
 
 
+def _check_semaphores() -> None:
+    """Raises ConfigError where this machine has no room for what worker processes share."""
+    try:
+        context = multiprocessing.get_context("spawn")
+        _ = [context.Lock() for _ in range(8)]  # a few more than Gymnasium makes
+    except (OSError, ImportError) as error:
+        raise ConfigError(
+            f"env.vectorization=async: worker processes share memory, and this machine gives none ({error}). "
+            "Mount /dev/shm, with room and so that it can be written, or set env.vectorization=sync."
+        ) from error
+
+
 def _start_method() -> str:
     """How workers start: never by copying this process, whose threads hold locks that no worker frees."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
         return "spawn"
     # The server imports once what every worker needs.
     multiprocessing.get_context("forkserver").set_forkserver_preload([EnvFactory.__module__])

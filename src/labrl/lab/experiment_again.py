@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class ExperimentAgain:
         request = request_of(words, multirun=True)
         if request is None:
             return None
-        folder = _latest() if request.which == "latest" else _named(Path(request.which).expanduser())
+        folder = _latest() if request.which == "latest" else _named(Path(os.path.expanduser(request.which)))
         info = folder.info()
         if request.pin and info.get("kind") == "search":
             raise ConfigError(f"+pin=true: {folder.path} is a search; it goes with a grid")

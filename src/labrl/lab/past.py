@@ -124,7 +124,7 @@ def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     command of its own. Raises ConfigError if there is none.
     """
     if which != "latest":
-        return _named(Path(which).expanduser(), verb)
+        return _named(Path(os.path.expanduser(which)), verb)
     wanted = choices(edits)
     run = _latest(wanted)
     experiment = experiment_of(run.path)

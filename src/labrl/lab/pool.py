@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
+from labrl.config.script import Carried
 from labrl.processes import (
     children_ignore_ctrl_c,
     exit_code_of,
@@ -69,7 +70,7 @@ class Pool(Generic[Job, Task, Result]):
 
     def __init__(self, perform: Callable[[Task], Result]) -> None:
         """perform: does a task in the process, picklable by cloudpickle."""
-        self._payload = cloudpickle.dumps(perform)
+        self._payload = cloudpickle.dumps((Carried(), perform))
         self._workers: list[_Worker[Job]] = []
 
     def __enter__(self) -> Pool[Job, Task, Result]:
@@ -167,7 +168,7 @@ def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str
             while True:
                 task = connection.recv()
                 try:
-                    perform = perform or pickle.loads(payload)
+                    perform = perform or pickle.loads(payload)[1]
                     result = perform(task)
                 except Exception as error:
                     result = Lost(1, f"{type(error).__name__}: {error}")

@@ -131,9 +131,9 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     from labrl.analysis.runs import find_runs
     from labrl.analysis.tables import LEGEND, as_csv, as_latex, as_markdown, comparison_rows
 
-    target = Path(out).expanduser() if out else None
-    if len(places) == 1 and by is None and Path(places[0]).expanduser().is_dir():
-        folder = Path(places[0]).expanduser()
+    target = Path(os.path.expanduser(out)) if out else None
+    if len(places) == 1 and by is None and Path(os.path.expanduser(places[0])).is_dir():
+        folder = Path(os.path.expanduser(places[0]))
         if (folder / MARKER).exists() and not _up_to_date(RunFolder(folder)):
             with contextlib.suppress(OSError):  # someone else's run, or a full disk: then it is not known
                 record_changes(RunFolder(folder))

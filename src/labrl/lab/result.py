@@ -48,14 +48,19 @@ class SessionResult:
     """What ended a failed session, in one line."""
 
     @property
+    def failure(self) -> str | None:
+        """That the session failed, and what ended it; None where it did not fail."""
+        return f"session {self.index} failed: {self.error}" if self.status == "failed" else None
+
+    @property
     def fps(self) -> float:
         """Frames for each second of training."""
         return self.frame / self.wall if self.wall > 0 else math.nan
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class TrialResult:
-    """The outcome of one trial: `labrl.train` returns it."""
+    """The outcome of one trial: `labrl.train` returns it. Printed, it is a summary of a few lines."""
 
     folder: Path
     """The run folder, with everything that the trial wrote."""
@@ -74,6 +79,14 @@ class TrialResult:
         return self.exit_code in (130, 143) and not any(session.frame for session in self.sessions)
 
     @property
+    def error(self) -> str | None:
+        """What failed, in one line such as "session 0 failed: ..."; None where nothing failed."""
+        errors = [session.failure for session in self.sessions if session.failure]
+        if self.exit_code == 1 and self.comparison is not None:
+            errors.append(f"rerun: {self.comparison}")
+        return "; ".join(errors) or None
+
+    @property
     def return_mean(self) -> float | None:
         """Mean over the sessions that did not fail of their final return; None without any."""
         returns = self.returns
@@ -84,3 +97,23 @@ class TrialResult:
         """Final return of each session that has one and did not fail."""
         sound = [session for session in self.sessions if session.status != "failed"]
         return [session.return_mean for session in sound if session.return_mean is not None]
+
+    def __repr__(self) -> str:
+        status = {0: "finished", 1: "failed"}.get(self.exit_code, "interrupted")
+        lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
+        for session in self.sessions:
+            score = "" if session.return_mean is None else f", return {session.return_mean:,.1f}"
+            lines.append(f"  session {session.index}: {session.status} at frame {session.frame:,}{score}")
+        return "\n".join([*lines, f"  folder: {self.folder}"])
+
+
+class TrialError(RuntimeError):
+    """A trial failed or was interrupted, and its caller asked for an exception."""
+
+    def __init__(self, result: TrialResult) -> None:
+        """result: what the trial came to, which the exception keeps as `result`."""
+        super().__init__(result.error or f"the trial was interrupted; run folder: {result.folder}")
+        self.result = result
+
+    def __reduce__(self) -> tuple[type[TrialError], tuple[TrialResult]]:
+        return TrialError, (self.result,)

@@ -65,13 +65,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     console.print(table)
     for line in _meanings(result.sessions, columns):
         say(line, console)
-    for session in result.sessions:
-        if session.error:
-            log = result.folder / f"session_{session.index}" / "session.log"
-            told = f"session {session.index} failed: {session.error}"
-            console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
-            if log.exists():
-                console.print(f"  log: {log}", markup=False, soft_wrap=True)
+    print_failures(result, console)
     silent = [session for session in result.sessions if _without_return(session)]
     if silent:
         numbers = ", ".join(str(session.index) for session in silent)
@@ -118,6 +112,17 @@ def _without_return(session: SessionResult) -> bool:
     """Whether a session played to its end and has neither a training nor an evaluation return."""
     played = session.status == "finished" and session.frame > 0 and session.episodes == 0
     return played and session.best_return is None
+
+
+def print_failures(result: TrialResult, console: Console | None = None) -> None:
+    """What ended each session that failed, and where its log is."""
+    console = console or Terminal()
+    for session in result.sessions:
+        if session.failure:
+            log = result.folder / f"session_{session.index}" / "session.log"
+            console.print(session.failure, style="red", markup=False, highlight=False, soft_wrap=True)
+            if log.exists():
+                console.print(f"  log: {log}", markup=False, soft_wrap=True)
 
 
 def how_to_resume(folder: Path) -> str:

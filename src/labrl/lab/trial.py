@@ -22,6 +22,7 @@ from labrl.agents.transforms import Transforms
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
+from labrl.config.script import Carried
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
@@ -282,7 +283,7 @@ def run_sessions(
                 begin = partial(group.begin, plain, folder.path)
             codes = {0: run_session(config, 0, folder, num_threads, begin=begin)}
         else:
-            codes = _in_processes(config, plain, run, indices, num_threads)
+            codes = _in_processes(config, run, indices, num_threads)
         forget_shared_weights(run.path)
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
@@ -301,14 +302,17 @@ def run_sessions(
 
 
 def _in_processes(
-    config: TrialConfig, plain: Mapping[str, Any], folder: RunFolder, indices: list[int], num_threads: int
+    config: TrialConfig, folder: RunFolder, indices: list[int], num_threads: int
 ) -> dict[int, int]:
     """All sessions at once; one that dies leaves the others running. Returns exit codes by number."""
     # A forked child would inherit the threads of torch and of ALE in an unusable state.
     context = multiprocessing.get_context("spawn")
+    carried = Carried()
     by_index: dict[int, BaseProcess] = {
         index: context.Process(
-            target=session_main, args=(plain, index, folder.path, num_threads), name=f"session_{index}"
+            target=session_main,
+            args=(carried, config, index, folder.path, num_threads),
+            name=f"session_{index}",
         )
         for index in indices
     }

@@ -16,6 +16,7 @@ from labrl.agents.errors import NonFiniteError
 from labrl.config.compose import resolve
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
+from labrl.config.script import Carried
 from labrl.lab.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.lab.result import SessionResult
 from labrl.lab.torchrun import why_lost
@@ -204,17 +205,17 @@ def _fill(result: SessionResult, session: Session) -> None:
     result.best_return, result.best_source = session.best_return, session.best_source
 
 
-def main(plain: Mapping[str, Any], index: int, folder: Path, num_threads: int) -> None:
+def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_threads: int) -> None:
     """Entry point of a session's own process; its exit code tells the trial how it ended."""
+    assert config.seed is not None
     stop_with_the_parent()
     session = RunFolder.open(folder).session(index)
     try:
         with session.lock():
-            config = resolve(plain)
             # A panel would be written across: the trial prints what stands in the logs.
             code = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
     except ConfigError as error:
-        seed = session_seed(plain["seed"], index)
+        seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
         write_json(session.result, dataclasses.asdict(result))
         code = 2

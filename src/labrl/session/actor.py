@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from multiprocessing.synchronize import Semaphore
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.agents.agent import acting_modules, heeded
-from labrl.config.schema import TrialConfig
+from labrl.config.schema import AsyncUnrollConfig, TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.networks.spaces import Spaces
@@ -72,15 +72,15 @@ class Acted(NamedTuple):
 
 def serve(
     line: Line,
-    room: Semaphore,
+    taken: Connection,
     config: TrialConfig,
+    options: AsyncUnrollConfig,
     index: int,
     seed: int,
     num_threads: int,
-    step_interval: float,
 ) -> None:
-    """What the process does. room: for steps that the learner has not taken yet; index, seed, num_threads: of
-    the session; step_interval: least seconds from one vector step to the next."""
+    """What the process does. taken: gets a message for each vector step that the learner has taken; index,
+    seed, num_threads: of the session."""
     env = make_env(config.env, seed, num_threads)
     try:
         line.send(Described(env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
@@ -90,7 +90,7 @@ def serve(
         own_seed = derived_seed(seed, "actor", int(begin.acting["clock"]["frame"]))
         copy = ActingCopy(config, index, own_seed, num_threads, spaces)
         try:
-            _act(line, room, env, copy, begin, step_interval)
+            _act(line, Room(options.queue_size, taken), env, copy, begin, options.step_interval)
         finally:
             copy.close()
     finally:
@@ -98,7 +98,7 @@ def serve(
 
 
 def _act(
-    line: Line, room: Semaphore, env: VectorEnv, copy: ActingCopy, begin: Begin, step_interval: float
+    line: Line, room: Room, env: VectorEnv, copy: ActingCopy, begin: Begin, step_interval: float
 ) -> None:
     agent, transforms, clock = copy.agent, copy.transforms, copy.clock
     copy.load(begin.acting)
@@ -111,7 +111,7 @@ def _act(
     sender = Sender(line)
     next_step = time.monotonic()
     while True:
-        while not room.acquire(timeout=0.1):
+        while not room.take_place(timeout=0.1):
             line.stopped()
         line.stopped()
         time.sleep(max(next_step - time.monotonic(), 0.0))
@@ -135,6 +135,27 @@ def _reset(env: VectorEnv, begin: Begin) -> NDArray:
         return env.load_state_dict(begin.env)
     except ReplayError:
         return env.abandon(begin.env)
+
+
+class Room:
+    """Places for vector steps that the learner has not taken yet."""
+
+    def __init__(self, places: int, taken: Connection) -> None:
+        """taken: gets a message for each step that the learner has taken."""
+        self._places, self._taken = places, taken
+
+    def take_place(self, timeout: float) -> bool:
+        """Whether there is a place for one more step; waits up to `timeout` seconds for it."""
+        try:
+            while self._taken.poll(0.0 if self._places else timeout):
+                self._taken.recv_bytes()
+                self._places += 1
+        except (EOFError, OSError):
+            raise TrainingEndedError from None
+        if not self._places:
+            return False
+        self._places -= 1
+        return True
 
 
 class Sender:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import time
@@ -57,9 +58,11 @@ class ActorEnv:
         self.actions: NDArray | None = None
         """What was done in the last step, None before there is one. [num_envs, *action]"""
         self._options, self._weights_path = options, folder.path / "acting_weights.bin"
-        self._room = multiprocessing.get_context("spawn").Semaphore(options.queue_size)
-        arguments = (self._room, config, index, seed, num_threads, options.step_interval)
+        # A semaphore would need room in /dev/shm, which not every machine has.
+        taken, self._taken = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        arguments = (taken, config, options, index, seed, num_threads)
         self._companion = Companion(NAME, serve, arguments, folder.log)
+        taken.close()
         try:
             described: Described = self._next(START_SECONDS)
         except BaseException:
@@ -96,7 +99,8 @@ class ActorEnv:
         if self._clock.opt_step - self._published >= self._options.update_period:
             self._publish()
         acted: Acted = self._next()
-        self._room.release()
+        with contextlib.suppress(OSError):  # it is gone, as the next message will tell
+            self._taken.send_bytes(b"1")
         self._acted = acted
         self._latest.append((self._clock.opt_step - acted.version, acted.ended))
         self._agent.adopt(observation, acted.decision)
@@ -161,6 +165,7 @@ class ActorEnv:
     def close(self) -> None:
         """End the process; calling it again changes nothing."""
         self._companion.close()
+        self._taken.close()
         self._weights_path.unlink(missing_ok=True)
 
     def _begin(self, env: dict[str, Any] | None) -> NDArray:

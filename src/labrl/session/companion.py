@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from labrl.config.script import Carried
 from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children, when_the_parent_ends
 from labrl.storage.session_log import warnings_kept
 
@@ -61,7 +62,9 @@ class Companion:
         # A forked child would inherit the threads of torch in an unusable state.
         context = multiprocessing.get_context("spawn")
         self._line, there = context.Pipe()
-        self._process = context.Process(target=_main, args=(there, log, work, arguments), name=name)
+        self._process = context.Process(
+            target=_main, args=(Carried(), there, log, work, arguments), name=name
+        )
         with signals_wait_in_children():
             self._process.start()
         there.close()  # so that its end is seen
@@ -69,7 +72,7 @@ class Companion:
     def send(self, message: Any) -> None:
         """Hand it a message that it is waiting for. Raises CompanionError where it is gone."""
         try:
-            self._line.send(message)
+            _send(self._line, message)
         except OSError:
             raise self._ended() from None
 
@@ -135,7 +138,7 @@ class Line:
         """Hand the session a message, from any thread."""
         try:
             with self._sending:
-                self._connection.send(message)
+                _send(self._connection, message)
         except OSError:
             raise TrainingEndedError from None
 
@@ -160,7 +163,19 @@ class Line:
         return False
 
 
-def _main(connection: Connection, log: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _send(connection: Connection, message: Any) -> None:
+    """Send it by value. `Connection.send` would put every tensor into shared memory and open a socket for it,
+    which not every machine has room for."""
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def _main(
+    carried: Carried,
+    connection: Connection,
+    log: Path,
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
     """Entry point of the process."""
     heed_no_signals()
     # However the session's process ends, and whatever this one is in the middle of.

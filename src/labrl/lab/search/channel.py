@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
 
+from labrl.config.errors import ConfigError
+from labrl.processes import SOCKET_FOLDER_BYTES, find_place_for_sockets
 from labrl.session.callbacks.search import channel
 
 
@@ -23,6 +25,12 @@ class Hub:
         self._closed = False
 
     def __enter__(self) -> Hub:
+        if not find_place_for_sockets():
+            raise ConfigError(
+                f"TMPDIR={os.environ.get('TMPDIR', '')}: a search needs a folder for its socket that can be "
+                f"written and has a path of at most {SOCKET_FOLDER_BYTES} bytes; neither this one nor /tmp "
+                "will do. Set TMPDIR to another folder."
+            )
         self._listener = Listener(authkey=self._key, backlog=64)
         threading.Thread(target=self._accept, args=(self._listener,), name="search", daemon=True).start()
         return self

@@ -1,0 +1,134 @@
+"""The script or notebook that calls labrl, and what processes need of it that do not run it.
+
+labrl's processes never import the user's `__main__`: a script without a main guard would train again in each
+of them, and one from standard input or a notebook has no file to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, FunctionType
+from typing import Any
+
+from labrl.config.errors import ConfigError
+
+MAIN = "__main__"
+
+Dumps = Callable[[Any], bytes]
+
+_used: set[str] = set()
+"""Names of `__main__` that targets of this run were found by."""
+_importing: list[str] = []
+"""Modules that labrl imports at the moment because a configuration names them."""
+
+
+def begin(caller: str) -> None:
+    """Forget what earlier runs used of the script. Raises ConfigError where `caller` would run by accident.
+
+    That is while a module is imported, by labrl or by a child process of the user's own.
+    """
+    if _importing:
+        raise ConfigError(
+            f"the module {_importing[-1]} calls {caller} when it is imported, and the configuration names "
+            f'this module. Put the call below `if __name__ == "{MAIN}":`.'
+        )
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        # what multiprocessing calls the script that it imports in a child
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
+            raise ConfigError(
+                f"a child process has imported this script, which calls {caller} at its top level. Put the "
+                f'call below `if __name__ == "{MAIN}":`.'
+            )
+        frame = frame.f_back
+    _used.clear()
+
+
+@contextlib.contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Mark that `module` is being imported because a configuration names it."""
+    _importing.append(module)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def uses(name: str) -> None:
+    """Note that this run needs `name` of `__main__`."""
+    _used.add(name)
+
+
+class Carried:
+    """What a new process needs of the script. Hand it over before anything that refers to the script.
+
+    Unpickling it defines the classes and functions of `__main__` that the configuration names, which go by
+    value, and registers the environments that the script has registered with Gymnasium.
+    """
+
+    def __init__(self) -> None:
+        """Collect it. Raises ConfigError where this process may start none, or something cannot be sent."""
+        if multiprocessing.current_process().daemon:
+            raise ConfigError(
+                "this run needs processes, and a daemonic process, such as one of multiprocessing.Pool, may "
+                "start none. Call labrl from a concurrent.futures.ProcessPoolExecutor instead, or set "
+                "meta.max_session=1 and env.vectorization=sync."
+            )
+        # Imported late: a misspelt key must not wait for it.
+        from cloudpickle import dumps
+
+        self._definitions = _definitions(dumps)
+        self._registered = _registered(dumps)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _take, (self._definitions, self._registered)
+
+
+def _definitions(dumps: Dumps) -> bytes:
+    main = vars(sys.modules[MAIN])
+    found = {name: main[name] for name in sorted(_used) if name in main}
+    try:
+        return dumps(found)
+    except Exception as error:  # whatever objects of somebody's raise
+        names = ", ".join(f"{MAIN}.{name}" for name in found)
+        raise ConfigError(
+            f"_target_: {names}: this run needs processes, and they cannot be sent what the script or "
+            f"notebook defines: {error}. Put the definition into a module, and name that: "
+            "_target_=my_module.MyClass"
+        ) from error
+
+
+def _registered(dumps: Dumps) -> bytes:
+    """The environments that are registered with Gymnasium and are not its own."""
+    gymnasium = sys.modules.get("gymnasium")
+    specs = {}
+    for name, spec in {} if gymnasium is None else gymnasium.registry.items():
+        home = getattr(spec.entry_point, "__module__", spec.entry_point)
+        if not str(home).startswith("gymnasium."):
+            with contextlib.suppress(Exception):  # then that environment is unknown there
+                specs[name] = dumps(spec)
+    return pickle.dumps(specs)
+
+
+def _take(definitions: bytes, registered: bytes) -> None:
+    main = vars(sys.modules[MAIN])
+    found: Mapping[str, Any] = pickle.loads(definitions)
+    _used.update(found)
+    for name, value in found.items():
+        main[name] = value
+        for function in (value, *vars(value).values()) if hasattr(value, "__dict__") else ():
+            # what it refers to, by its own name, so that instances can be sent back
+            for other, used in function.__globals__.items() if isinstance(function, FunctionType) else ():
+                if not other.startswith("__"):
+                    main.setdefault(other, used)
+    specs: Mapping[str, bytes] = pickle.loads(registered)
+    if specs:
+        import gymnasium
+
+        for name, spec in specs.items():
+            if name not in gymnasium.registry:
+                gymnasium.registry[name] = pickle.loads(spec)

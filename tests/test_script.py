@@ -1,0 +1,112 @@
+"""Classes of a script or notebook train in processes that do not run the script again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import labrl
+from labrl.config.errors import ConfigError
+
+QUICK = ["agent=random", "env.num_envs=2", "env.max_frame=100", "seed=1", "wandb=disabled"]
+QUICK += ["meta.report=false", "meta.videos=false", "meta.tensorboard=false"]
+OWN = ["env=gymnasium", "env.id=null", "env.name=mine"]
+
+ENVIRONMENT = """
+import gymnasium
+import numpy as np
+import labrl
+
+class Ten(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {"note": Note()}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), REWARD, self.steps == 10, False, {}
+
+class Note:
+    pass
+
+REWARD = 0.5
+"""
+
+
+def test_a_script_without_a_main_guard_trains_its_own_environment_in_processes(tmp_path: Path) -> None:
+    words = [*OWN, *QUICK, "env.vectorization=async", "meta.max_session=2", f"hydra.run.dir={tmp_path / 'a'}"]
+    script = f"""{ENVIRONMENT}
+gymnasium.register("Ten-v0", entry_point=Ten)
+
+def make():
+    return gymnasium.make("Ten-v0", disable_env_checker=True)
+
+print("ran")
+labrl.train([*{words}, "env.make={{_target_: __main__.make}}"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("ran") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    for session in json.loads((tmp_path / "a" / "run.json").read_text())["sessions"]:
+        assert (session["status"], session["return_mean"]) == ("finished", 5.0)
+
+
+def test_what_cannot_be_sent_to_processes_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = {"__name__": "__main__"}
+    exec(f"import threading\n{ENVIRONMENT}\nTen.lock = threading.Lock()", namespace)
+    monkeypatch.setattr(sys.modules["__main__"], "Unsendable", namespace["Ten"], raising=False)
+    words = [*OWN, *QUICK, "env.make={_target_: __main__.Unsendable}", f"hydra.run.dir={tmp_path / 'a'}"]
+    with pytest.raises(ConfigError, match=r"__main__\.Unsendable"):
+        labrl.train([*words, "meta.max_session=2"])
+    assert not (tmp_path / "a").exists()
+    assert labrl.train(words).return_mean == 5.0  # in this process
+
+
+def test_a_target_of_another_script_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"env\.make\._target_: __main__\.Elsewhere"):
+        labrl.train([*OWN, "env.make={_target_: __main__.Elsewhere}"])
+
+
+@pytest.mark.parametrize("key", ["env.make", "env.import_module"])
+def test_a_module_that_trains_when_a_configuration_imports_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"trains_{key.partition('.')[2]}"
+    words = [*OWN, *QUICK, f"env.make={{_target_: {module}.Ten}}"]
+    if key == "env.import_module":
+        words = ["env=gymnasium", "env.id=Ten-v7", *QUICK, f"env.import_module={module}"]
+    Path(f"{module}.py").write_text(f"{ENVIRONMENT}\nlabrl.train({words})\n")
+    with pytest.raises(ConfigError, match=rf"{key}.*{module}"):
+        labrl.train(words)
+    assert not Path("runs").exists()
+
+
+def test_a_child_process_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, sys, labrl\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "    child.start()\n"
+        "    child.join()\n"
+        "    sys.exit(child.exitcode)\n"
+        f"labrl.train({QUICK})\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ConfigError" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
