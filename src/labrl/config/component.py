@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from labrl.config.errors import ConfigError, did_you_mean
+from labrl.config.outline import import_target
 
 
 class TargetError(ValueError):
@@ -151,9 +151,9 @@ def load_target(path: str) -> Any:
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise TargetError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
     found, rest = _import_longest(parts)
-    for name in rest:
+    for count, name in enumerate(rest, len(parts) - len(rest)):
         if not hasattr(found, name):
-            where = getattr(found, "__name__", str(found))
+            where = ".".join(parts[:count])
             names = [known for known in dir(found) if not known.startswith("_")]
             raise TargetError(f"{path}: {where} has no {name}.{did_you_mean(name, names)}")
         found = getattr(found, name)
@@ -169,7 +169,7 @@ def _import_longest(parts: list[str]) -> tuple[Any, list[str]]:
     for count in range(1, len(parts)):
         name = ".".join(parts[:count])
         try:
-            module = importlib.import_module(name)
+            module = import_target(name)
         except ModuleNotFoundError as error:
             if error.name == name and module is not None:
                 return module, parts[count - 1 :]

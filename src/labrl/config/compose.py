@@ -140,16 +140,37 @@ def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = N
     composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
     then not told beside it. Raises ConfigError that names every wrong key, its value and what is allowed.
     """
+    plain = to_plain(cfg)
+    check_values(plain, composed or cfg)
+    return _typed(plain, composed or cfg)
+
+
+def check_values(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> None:
+    """Raise ConfigError as `resolve` does, without loading torch unless a component of the user's does."""
+    from labrl.config.outline import loaded, outlined
+
+    if not loaded():
+        try:
+            with outlined():
+                _typed(plain, composed)
+            return
+        except Exception as error:
+            if isinstance(error, ConfigError) and not loaded():
+                raise
+    _typed(plain, composed)
+
+
+def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> TrialConfig:
+    """The configuration `plain` as typed dataclasses; see `resolve`."""
     from labrl.config.component import tell_keys
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import InvalidError, dataclass_of
 
-    plain = to_plain(cfg)
     try:
         config = dataclass_of(TrialConfig, plain)
     except InvalidError as invalid:
         _check_verbs(plain)
-        raise ConfigError(invalid.without(_echoes(composed or cfg, invalid)).told()) from None
+        raise ConfigError(invalid.without(_echoes(composed, invalid)).told()) from None
     if isinstance(config.env.config, dict):
         raise ConfigError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "

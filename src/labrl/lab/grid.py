@@ -10,7 +10,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from labrl.config.compose import resolve, to_plain
+from labrl.config.compose import check_values, to_plain
 from labrl.config.consistency import changes, only_watches, quoted
 from labrl.config.errors import ConfigError
 from labrl.lab.past import Past
@@ -151,7 +151,7 @@ def _check_values(cfg: DictConfig, words: Sequence[str], trials: Sequence[list[s
     that do are wanted all the same.
     """
     try:
-        resolve(cfg)
+        check_values(to_plain(cfg), cfg)
     except ConfigError as error:
         shared = set.intersection(*map(set, trials))
         own = " ".join(word for word in words if word not in shared)
