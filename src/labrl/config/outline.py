@@ -1,8 +1,8 @@
 """The types of labrl's own components, known without the libraries that these compute with.
 
-A component's `Config` stands beside the class that it configures, in a module that imports torch, Gymnasium or
-ALE, which takes seconds. Inside `outlined()` such a module is executed under another name, with stand-ins for the
-libraries that are not loaded yet: enough to read its dataclasses and to call its `check_config`, and nothing else.
+A component's `Config` stands beside the class that it configures, in a module that imports torch, Gymnasium
+or ALE, which takes seconds. Inside `outlined()` such a module is executed under another name, with stand-ins
+for the libraries that are not loaded yet: enough to read its dataclasses and to call its `check_config`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from contextvars import ContextVar
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+PREFIX = "outline of "
+"""Before the name of a module, that of its outline."""
 
 _active: ContextVar[bool] = ContextVar("outlined", default=False)
 
@@ -48,8 +51,18 @@ def loaded() -> bool:
     return "torch" in sys.modules
 
 
+def is_own(cls: type) -> bool:
+    """Whether a class is labrl's own, or an outline of one."""
+    return cls.__module__.removeprefix(PREFIX).startswith("labrl.")
+
+
 class _StandIn(ModuleType):
-    """A library that is not loaded, and whatever it holds. As a base class it is none."""
+    """A library that is not loaded, and whatever it holds. As a base class it is none.
+
+    Computing with it, or asking for its signature, raises TypeError.
+    """
+
+    __signature__ = ()
 
     def __getattr__(self, name: str) -> _StandIn:
         if name.startswith("__"):
@@ -76,7 +89,7 @@ class _StandIn(ModuleType):
 
 def _outline(name: str) -> ModuleType:
     """The module of labrl's called `name` as it is if it is loaded or is a package, else its outline."""
-    alias = f"outline of {name}"
+    alias = PREFIX + name
     for known in (name, alias):
         if known in sys.modules:
             return sys.modules[known]

@@ -48,7 +48,7 @@ def enjoy(request: EnjoyRequest) -> int:
     past = Past.of(run)
     _check_agreement(past, request)
     prepare(past.command.config_dir)
-    config = resolve(past.config)
+    config = resolve(past.config, complete=False)
     if request.greedy is None:
         request = dataclasses.replace(request, greedy=config.meta.eval_greedy)
     session = _session(run, request.session)

@@ -49,7 +49,9 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
                 f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)"
             )
     (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    return trials
+    # Hydra turns ~key into ~key=null, which takes away a key of that value alone.
+    taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
+    return [[taken_away.get(word, word) for word in words] for words in trials]
 
 
 def plan_grid(
