@@ -81,10 +81,14 @@ def _run(arguments: list[str]) -> int:
 
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
     from labrl.lab.again import Again
+    from labrl.lab.completion import completions
     from labrl.lab.experiment_again import ExperimentAgain
     from labrl.lab.showing import enjoy_request
 
     words = get_args(arguments)
+    if words.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
+        print("\n".join(completed))
+        return DONE
     if words.multirun:
         refuse_torchrun("-m")
     asked = None if words.help else enjoy_request(words.overrides, words.multirun)
