@@ -16,6 +16,7 @@ from labrl.config.errors import ConfigError
 from labrl.lab.trial import check
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
+from labrl.session.evaluation import Chooser
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.tables import CsvTable
 
@@ -222,9 +223,57 @@ def test_greedy_evaluation_plays_the_best_actions_and_draws_nothing(tmp_path: Pa
     assert rows(session)[0]["length_mean"] < 15
 
 
+def played_by(session: ToySession, **settings: Any) -> np.ndarray:
+    evaluate = Evaluate(1000, num_envs=50, **settings)
+    session.run(evaluate)
+    return np.concatenate([actions for _, actions, _ in evaluate.fresh[-1].played])
+
+
+def test_epsilon_is_the_share_of_random_actions_and_leaves_the_policys_draws_alone(tmp_path: Path) -> None:
+    shares = {}
+    for epsilon in (0.0, 0.2, 1.0):
+        session = ToySession(tmp_path / str(epsilon), max_frame=20)
+        session.agent.greedy_action = lambda observation: np.zeros(len(observation), np.int64)
+        shares[epsilon] = played_by(session, greedy=True, epsilon=epsilon).mean()
+    assert shares[0.0] == 0
+    assert shares[0.2] == pytest.approx(0.1, abs=0.05)
+    assert shares[1.0] == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Discrete(3, start=2),
+        gymnasium.spaces.MultiDiscrete([2, 3]),
+        gymnasium.spaces.Box(np.float32([-2, 0]), np.float32([-1, 5])),
+    ],
+    ids=str,
+)
+def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Space[Any]) -> None:
+    fixed = np.stack([space.sample()] * 400)
+
+    class Stubborn:
+        def evaluation_action(self, observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+            assert generator.random() == np.random.default_rng(1).random()
+            return fixed
+
+    chooser = Chooser(Stubborn(), space, False, 0.5, np.random.default_rng(1), np.random.default_rng(2))
+    action = chooser.act(np.zeros((400, 1)), None, np.ones(400, np.bool_))
+    assert action.dtype == fixed.dtype
+    assert all(space.contains(one) for one in action)
+    same = np.mean([np.array_equal(one, other) for one, other in zip(action, fixed, strict=True)])
+    by_chance = {"Box": 0}.get(
+        type(space).__name__, 1 / 3 if isinstance(space, gymnasium.spaces.Discrete) else 1 / 6
+    )
+    assert same == pytest.approx(0.5 + 0.5 * by_chance, abs=0.08)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["meta.eval_epsilon=0.1"], r"eval_epsilon=0\.1 needs .* meta\.rigorous_eval is null"),
+        (["meta.eval_epsilon=1.5", "meta.rigorous_eval=4"], r"meta\.eval_epsilon must be at most 1"),
+        (["agent.evaluation_epsilon=0.1", "agent=dqn"], r"agent\.evaluation_epsilon"),
         (
             ["meta.eval_greedy=true"],
             r"eval_greedy=true needs .* meta\.rigorous_eval is null.*eval_greedy=false",

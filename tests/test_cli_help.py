@@ -12,6 +12,8 @@ import pytest
 import labrl.configs
 from labrl.cli import list_envs, main
 from labrl.envs.games import games
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.storage.run_folder import MARKER as RUN_MARKER
 
 CONFIGS = Path(labrl.configs.__file__).parent
 
@@ -98,3 +100,23 @@ def test_labrl_envs_refuses_what_no_name_has(capsys: pytest.CaptureFixture[str])
 def test_labrl_envs_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
     assert list_envs(["pinball"]) == 0
     assert capsys.readouterr().out.split() == ["video_pinball", "atari", "video_pinball"]
+
+
+def test_completion_offers_run_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, experiment = Path("runs/a_run"), Path("runs/b_experiment")
+    for folder in (run, experiment / "0_ppo"):
+        folder.mkdir(parents=True)
+        (folder / RUN_MARKER).touch()
+    (experiment / EXPERIMENT_MARKER).touch()
+    for verb in ("+resume", "+rerun", "+enjoy"):
+        offered = [f"{verb}=latest", f"{verb}={experiment}/", f"{verb}={run}"]
+        assert completion(f"{verb}=", monkeypatch, capsys) == offered
+        assert completion(f"agent=ppo {verb}=runs/a", monkeypatch, capsys) == [f"{verb}={run}"]
+        inside = completion(f"{verb}={experiment}/", monkeypatch, capsys)
+        assert inside == [f"{verb}={experiment}/0_ppo"]
+        assert f"{verb}=" in completion(verb[:4], monkeypatch, capsys)
+    assert completion("-m +resume=runs/", monkeypatch, capsys) == [f"+resume={experiment}"]
+    assert "+resume=latest" not in completion("+resume=latest agent=pp", monkeypatch, capsys)

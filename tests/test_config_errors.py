@@ -42,6 +42,11 @@ def refused(*overrides: str) -> str:
         ("env=ALE/Pong-v5", "env=ALE/Pong-v5: no such option. Did you mean env=pong? labrl-envs lists all"),
         ("env=MsPacmanNoFrameskip-v4", "no such option. Did you mean env=ms_pacman? labrl-envs lists all"),
         ("env=cartpol", "Did you mean env=cartpole?"),
+        ("agent=a3c", "Did you mean agent=a2c?"),
+        ("agent=pp0", "Did you mean agent=ppo?"),
+        ("agent=td4", "Did you mean agent=td3?"),
+        ("env=pon", "Did you mean env=pong?"),
+        ("meta=fast", "Did you mean meta=fast_atari?"),
         ("meta=fast_atary", "meta=fast_atary: no such option. Did you mean meta=fast_atari?"),
         ("preset=ppo_cartpol", "Did you mean preset=ppo_cartpole?"),
         (
@@ -133,6 +138,47 @@ def test_bad_syntax_shows_how_to_write_it(bad: str) -> None:
 def test_what_takes_part_in_a_choice_cannot_be_taken_away() -> None:
     assert refused("agent=a2c", "~env").startswith("agent and env must each be chosen")
     assert refused("agent=a2c", "~preset").endswith("to leave presets out write preset=none")
+
+
+TAKEN_AWAY = {
+    "~agent.lr": "agent.lr=",
+    "~agent.target_kl": "agent.target_kl=null",
+    "~agent.network": "agent/network=",
+    "~agent/network": "agent.network.torso=",
+    "~agent.network.torso.mlp.hidden": "agent.network.torso.mlp.hidden=",
+    "~agent.optimizer.eps": "agent.optimizer.eps=",
+    "~env.num_envs": "env.num_envs=",
+    "~env.max_frame": "env.max_frame=",
+    "~meta": "meta=",
+    "~meta.log_frequency": "meta.log_frequency=",
+    "~wandb": "wandb=",
+    "~search": "search=",
+    "~seed": "seed=",
+}
+
+
+@pytest.mark.parametrize("word", TAKEN_AWAY)
+def test_a_key_that_is_taken_away_is_refused_with_what_to_type(word: str) -> None:
+    assert TAKEN_AWAY[word] in refused(word)
+
+
+def test_a_key_that_is_taken_away_and_given_again_is_no_mistake() -> None:
+    assert resolve(compose(["~agent.lr", "+agent.lr=1e-3"])).agent.config.lr == 1e-3
+
+
+def test_a_component_of_labrl_in_a_file_of_ones_own_needs_every_key(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "mine.yaml").write_text("_target_: labrl.agents.random.RandomAgent\n")
+    assert resolve(compose(["agent=mine"], tmp_path)).agent.target.endswith("RandomAgent")
+    (tmp_path / "agent" / "optimizer").mkdir()
+    (tmp_path / "agent" / "optimizer" / "mine.yaml").write_text("_target_: labrl.networks.optimizers.Adam\n")
+    with pytest.raises(ConfigError, match=r"agent\.optimizer\.eps="):
+        resolve(compose(["agent/optimizer=mine"], tmp_path))
+
+
+@pytest.mark.parametrize("word", ["agent=xyz", "agent=foo", "agent=trpo", "env=xx"])
+def test_nothing_is_suggested_where_nothing_is_near(word: str) -> None:
+    assert "Did you mean" not in refused(word)
 
 
 def test_null_among_choices_is_shown_the_way_that_can_hold_it() -> None:

@@ -292,13 +292,6 @@ def test_evaluation_is_without_noise_and_leaves_training_untouched() -> None:
     assert torch.equal(weights(plain), weights(disturbed))
 
 
-def test_evaluation_epsilon_is_the_share_of_random_actions() -> None:
-    agent, _, _ = build(config_of("dqn", "agent.evaluation_epsilon=0.5"), VECTOR)
-    look = np.zeros((4000, 3), np.float32)
-    actions = agent.evaluation_action(look, np.random.default_rng(0))
-    assert np.bincount(actions).min() / 4000 == pytest.approx(0.25, abs=0.03)
-
-
 @pytest.mark.parametrize("agent", FAMILY)
 def test_metrics_have_the_same_keys_before_and_after_learning(agent: str) -> None:
     player, clock, _ = build(config_of(agent, *EARLY), VECTOR)

@@ -94,7 +94,6 @@ def test_contradictions_name_both_sides_and_the_way_out(overrides: list[str], me
             "agent.exploration.epsilon must lie between 0 and 1 at every frame",
         ),
         (["agent.exploration.epsilon.start=2"], "agent.exploration.epsilon must lie between 0 and 1"),
-        (["agent.evaluation_epsilon=2"], "agent.evaluation_epsilon must be at most 1, got 2"),
         (["agent.target.every=0"], "agent.target.every must be at least 1, got 0"),
         (["agent/target=polyak", "agent.target.tau=0"], "agent.target.tau must be greater than 0, got 0"),
         (["agent.target.tau=0.1"], "agent.target.tau: no such key. Known there: agent.target._target_"),

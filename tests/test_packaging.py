@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -93,6 +94,33 @@ def test_every_dependency_is_pinned_as_tested() -> None:
     names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in wanted}
     assert names <= set(pins)
     assert "+" not in pins["torch"], "a build for one kind of machine cannot be a pin for all"
+
+
+IMPORTED_AS = {
+    "hydra-core": "hydra",
+    "hydra-optuna-sweeper": "hydra_plugins",
+    "pyyaml": "yaml",
+    "gymnasium[classic-control]": "pygame",  # brings it
+}
+"""Requirements whose module has another name."""
+
+
+def test_everything_imported_is_a_dependency_or_in_an_extra() -> None:
+    wanted = [*PROJECT["dependencies"], *chain.from_iterable(PROJECT["optional-dependencies"].values())]
+    known = {"labrl"}
+    for requirement in wanted:
+        named = re.split(r"[<>=~! ]", requirement)[0].lower()
+        bare = named.partition("[")[0]
+        known |= {
+            bare.replace("-", "_"),
+            *(IMPORTED_AS[name] for name in (named, bare) if name in IMPORTED_AS),
+        }
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+            assert roots <= known, f"{file.relative_to(ROOT)} imports {sorted(roots - known)}"
 
 
 @pytest.mark.parametrize("extra", ["box2d", "mujoco", "bench", "dev"])

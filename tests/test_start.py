@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -126,3 +127,86 @@ def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how_they_wait(
     (line,) = {line.strip() for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line}
     count = line.partition("=")[2].strip(" '")
     assert count == spins if spins else int(count) > 10**6  # active threads do not sleep
+
+
+HEAVY = ("torch", "gymnasium", "ale_py", "optuna", "wandb", "matplotlib", "av")
+
+REFUSED = """
+import contextlib, io, json, sys
+import labrl, labrl.cli
+from labrl.config.errors import ConfigError
+told = []
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        assert labrl.cli.main(command) == 2, command
+    told.append(error.getvalue())
+    loaded = [name for name in {heavy} if name in sys.modules]
+    assert not loaded, (command, loaded)
+try:
+    labrl.train(["agent.lr=abc"])
+except ConfigError as error:
+    told.append(str(error))
+assert "torch" not in sys.modules
+print(json.dumps(told))
+"""
+
+WRONG = {
+    "agent.lr=abc": "agent.lr",
+    "agent.batch_size=100": "agent.batch_size",
+    "agent.network.torso.mlp.hidden=3": "agent.network.torso.mlp.hidden",
+    "agent.lrr=1": "agent.lrr",
+    "agent=a3c": "agent=a2c",
+    "env=ponk": "env=pong",
+    "env=pong env.frame_skip=0": "env.frame_skip",
+    "agent=dqn agent.memory.capacity=10": "agent.memory.capacity",
+    "agent=dqn agent/exploration=noise": "agent.network.noisy",
+    "meta.rigorous_eval=-1": "meta.rigorous_eval",
+    "wandb.mode=foo": "wandb.mode",
+    "~agent.lr": "agent.lr",
+    "agent._target_=labrl.agents.ppo.PPPO": "PPO?",
+    "-m seed=0,1 ~meta.log_frequency": "meta.log_frequency=",
+    "+resume=nowhere": "nowhere",
+    "-m seed=0,1 agent.lr=1e-4,abc": "agent.lr",
+    "-m hydra/sweeper=optuna search=ppo meta.num_cpus=abc": "meta.num_cpus",
+    "-m hydra/sweeper=optuna search=ppo hydra.sweeper.n_jobs=0": "hydra.sweeper.n_jobs",
+}
+
+
+def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    program = REFUSED.format(heavy=HEAVY)
+    commands = json.dumps([command.split() for command in WRONG])
+    done = subprocess.run(
+        [sys.executable, "-c", program, commands], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for (command, key), told in zip(
+        [*WRONG.items(), ("train", "agent.lr")], json.loads(done.stdout), strict=True
+    ):
+        assert key in told, (command, told)
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+OUTLINED = """
+import json, sys
+from labrl.config.compose import check_values, compose, to_plain
+for words in json.loads(sys.argv[1]):
+    check_values(to_plain(compose(words)), {})
+    assert "torch" not in sys.modules, words
+sgd = ["agent/optimizer=torch", "agent.optimizer.name=SGD", "+agent.optimizer.options.momentum=0.9"]
+check_values(to_plain(compose(sgd)), {})
+"""
+
+
+def options(group: str) -> list[str]:
+    return sorted(file.stem for file in (Path(labrl.cli.__file__).parent / "configs" / group).glob("*.yaml"))
+
+
+def test_every_component_of_labrl_is_known_without_torch(tmp_path: Path) -> None:
+    words = [[f"agent={agent}", "env=pong"] for agent in options("agent")]
+    words += [["agent=dqn", f"agent/memory={memory}"] for memory in ("uniform", "prioritized")]
+    words += [[f"agent/network={network}"] for network in options("agent/network")]
+    words += [["agent=ddpg", "env=pendulum", f"agent/noise={noise}"] for noise in options("agent/noise")]
+    words += [["agent=dqn", f"agent/exploration={one}"] for one in ("boltzmann", "epsilon_greedy")]
+    command = [sys.executable, "-c", OUTLINED, json.dumps(words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -85,6 +85,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.compose import CONFIG_MODULE, explain, prepare
     from labrl.config.script import begin
     from labrl.lab.again import Again
+    from labrl.lab.completion import completions
     from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
     from labrl.lab.hydra_trial import remove_unused_folder
     from labrl.lab.past import is_hydras
@@ -92,6 +93,9 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
     begin("labrl.cli.main")
     words = get_args(arguments)
+    if words.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
+        print("\n".join(completed))
+        return DONE
     if words.multirun:
         refuse_torchrun("-m")
     asked = None if words.help else enjoy_request(words.overrides, words.multirun)

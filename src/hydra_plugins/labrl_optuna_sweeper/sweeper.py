@@ -36,8 +36,11 @@ class LabrlOptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the search; an exit code other than 0 is raised as SystemExit."""
-        from labrl.lab.search.begin import Settings, search
+        from labrl.config.compose import check_values, to_plain
+        from labrl.lab.search.settings import Settings
 
+        assert self.config is not None
+        check_values(to_plain(self.config), self.config, complete=False)
         settings = Settings(
             sampler=OmegaConf.to_container(self._sampler, resolve=True),  # type: ignore[arg-type]
             direction=self._direction,
@@ -48,7 +51,9 @@ class LabrlOptunaSweeper(Sweeper):
             max_failure_rate=self._max_failure_rate,
             params=OmegaConf.to_container(self._params) if self._params is not None else {},  # type: ignore[arg-type]
         )
-        assert self.config is not None
+        # Imported late: a wrong value must not wait for Optuna and torch.
+        from labrl.lab.search.begin import search
+
         code = search(self.config, settings, arguments, self.job)
         if code:
             raise SystemExit(code)

@@ -19,6 +19,10 @@ from labrl.agents.value_learning import (
     td_target,
 )
 from labrl.config.types import NonNegativeFloat, PositiveInt, whole_number
+from labrl.schedules import LARGEST
+
+EPSILON = 2.0**-23
+"""Relative distance of neighbours in float32."""
 
 Atoms = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 
@@ -101,8 +105,7 @@ class CategoricalValueConfig:
                 f"v_min must be less than v_max, got v_min={self.v_min:g} and v_max={self.v_max:g}"
             )
         gap, largest = (self.v_max - self.v_min) / (self.atoms - 1), max(abs(self.v_min), abs(self.v_max))
-        float32 = torch.finfo(torch.float32)
-        if not gap > 2 * float32.eps * largest or largest > float32.max / 2:
+        if not gap > 2 * EPSILON * largest or largest > LARGEST / 2:
             raise ValueError(
                 f"v_min and v_max must leave {self.atoms} atoms apart in float32, got v_min={self.v_min:.9g} "
                 f"and v_max={self.v_max:.9g}"

@@ -23,14 +23,14 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.action_values import ActionValues
 from labrl.agents.errors import NonFiniteError
 from labrl.agents.experience import Experience, ExperienceConfig, check_experience, check_memory
-from labrl.agents.exploration import Exploration, Values, epsilon_greedy, uniform_valid
+from labrl.agents.exploration import Exploration, Values, uniform_valid
 from labrl.agents.share import experience_share
 from labrl.agents.target_network import Delayed
 from labrl.agents.value_learning import chosen
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
-from labrl.config.types import NonNegativeSchedule, PositiveFloat, Probability
+from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Sample
 from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
@@ -66,8 +66,6 @@ class DQNConfig(ExperienceConfig):
     """Learning rate."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Gradients are scaled down to this Euclidean norm; null: never."""
-    evaluation_epsilon: Probability = 0.0
-    """Probability of a random action under evaluation, in [0, 1]; the network is without noise there."""
 
 
 class DQN:
@@ -170,12 +168,8 @@ class DQN:
     def evaluation_action(
         self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
     ) -> NDArray:
-        """Mostly the best actions, by the mean weights of a noisy network. [num_envs]"""
-        shape = (len(observation), self._num_actions)
-        epsilon = self._config.evaluation_epsilon
-        return self._to_env(
-            epsilon_greedy(lambda: self._values(observation, None, mask), shape, epsilon, generator, mask)
-        )
+        """The best actions, by the mean weights of a noisy network. [num_envs]"""
+        return self.greedy_action(observation, mask)
 
     def greedy_action(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """The best actions, by the mean weights of a noisy network. [num_envs]"""

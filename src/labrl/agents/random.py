@@ -39,7 +39,7 @@ class RandomAgent:
     @classmethod
     def check(cls, config: RandomConfig, spaces: Spaces) -> None:
         """Raises ConfigError for a space that has no uniform distribution."""
-        uniform_actions(spaces.action, 1, np.random.default_rng(0))
+        check_uniform(spaces.action, "agent=random")
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """[num_envs, ...]"""
@@ -97,9 +97,17 @@ def uniform_actions(
             return generator.integers(space.low, space.high, (n, *space.shape), space.dtype, endpoint=True)
         return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)
     raise ConfigError(
-        "agent=random draws from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, "
-        f"not from {space}."
+        "random actions are drawn from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, not from "
+        f"{space}"
     )
+
+
+def check_uniform(space: gym.Space[Any], key: str) -> None:
+    """Raises ConfigError, which names the `key` that asks for random actions, where `space` has none."""
+    try:
+        uniform_actions(space, 1, np.random.default_rng(0))
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
 
 
 def _uniform_valid_actions(

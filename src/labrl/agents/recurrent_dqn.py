@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.dqn import DQN, DQNConfig
-from labrl.agents.exploration import epsilon_greedy
 from labrl.agents.value_learning import chosen
 from labrl.config.errors import ConfigError
 from labrl.memory.sequence_replay import Rows, SequenceSample
@@ -66,10 +65,8 @@ class RecurrentDQN(DQN):
         *,
         start: NDArray[np.bool_],
     ) -> NDArray:
-        """Mostly the best actions; start: which observations are the first of their episodes, [num_envs]."""
-        values = self._evaluated(observation, mask, start)
-        epsilon = self._config.evaluation_epsilon
-        return self._to_env(epsilon_greedy(lambda: values, values.shape, epsilon, generator, mask))
+        """The best actions; start: which observations are the first of their episodes, [num_envs]."""
+        return self.greedy_action(observation, mask, start=start)
 
     def greedy_action(  # type: ignore[override]
         self, observation: NDArray, mask: NDArray[np.bool_] | None = None, *, start: NDArray[np.bool_]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.budget import check_budget
 from labrl.agents.errors import NonFiniteError
-from labrl.agents.exploration import KnownExploration, epsilon_greedy
+from labrl.agents.exploration import KnownExploration
 from labrl.agents.share import rollout_share
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -60,8 +60,6 @@ class SarsaConfig:
     """Learning rate."""
     max_grad_norm: PositiveFloat | None = 10.0
     """Gradients are scaled down to this Euclidean norm; null: never."""
-    evaluation_epsilon: Probability = 0.0
-    """Probability of a random action under evaluation, in [0, 1]."""
 
 
 class Sarsa:
@@ -146,13 +144,8 @@ class Sarsa:
     def evaluation_action(
         self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
     ) -> NDArray:
-        """Mostly the best actions, among the valid ones. [num_envs]"""
-        observation = self.network.layout(observation)
-        shape = (len(observation), self._num_actions)
-        epsilon = self._config.evaluation_epsilon
-        return self._to_env(
-            epsilon_greedy(lambda: self._values(observation, mask), shape, epsilon, generator, mask)
-        )
+        """The best actions, among the valid ones. [num_envs]"""
+        return self.greedy_action(observation, mask)
 
     def greedy_action(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
         """The best actions, among the valid ones. [num_envs]"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from labrl.config import script
 from labrl.config.errors import ConfigError, did_you_mean
+from labrl.config.outline import import_target
 
 
 class TargetError(ValueError):
@@ -154,7 +154,7 @@ def load_target(path: str) -> Any:
     found, rest = _import_longest(parts)
     if parts[0] == script.MAIN:
         script.uses(parts[1])
-    for name in rest:
+    for count, name in enumerate(rest, len(parts) - len(rest)):
         if not hasattr(found, name) and parts[0] == script.MAIN:
             where = getattr(found, "__file__", "an interactive session")
             raise TargetError(
@@ -163,7 +163,7 @@ def load_target(path: str) -> Any:
                 "class in a module: _target_=my_module.MyClass"
             )
         if not hasattr(found, name):
-            where = getattr(found, "__name__", str(found))
+            where = ".".join(parts[:count])
             names = [known for known in dir(found) if not known.startswith("_")]
             raise TargetError(f"{path}: {where} has no {name}.{did_you_mean(name, names)}")
         found = getattr(found, name)
@@ -180,7 +180,7 @@ def _import_longest(parts: list[str]) -> tuple[Any, list[str]]:
         name = ".".join(parts[:count])
         try:
             with script.importing(name):
-                module = importlib.import_module(name)
+                module = import_target(name)
         except ModuleNotFoundError as error:
             if error.name == name and module is not None:
                 return module, parts[count - 1 :]

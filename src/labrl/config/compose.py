@@ -116,6 +116,12 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         _check_targets(own)
+        lost = re.search("Interpolation key '([^']*)' not found", str(error))
+        if lost and error.full_key:
+            key, source = error.full_key, lost[1]
+            raise ConfigError(
+                f"{key}: it is taken from {source}, which has no value: set {source}=<value> or {key}=<value>"
+            ) from error
         raise ConfigError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -134,22 +140,50 @@ def _check_targets(cfg: DictConfig) -> None:
             )
 
 
-def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None) -> TrialConfig:
+def resolve(
+    cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None, *, complete: bool = True
+) -> TrialConfig:
     """`cfg` as typed dataclasses, everything checked that needs no environment.
 
     composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
-    then not told beside it. Raises ConfigError that names every wrong key, its value and what is allowed.
+    then not told beside it. complete: refuse a configuration that lacks a key of labrl's; an older version of
+    labrl may have saved it. Raises ConfigError that names every wrong key, its value and what is allowed.
     """
+    plain = to_plain(cfg)
+    check_values(plain, composed or cfg, complete)
+    return _typed(plain, composed or cfg, complete)
+
+
+def check_values(
+    plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], complete: bool = True
+) -> None:
+    """Raise ConfigError as `resolve` does, without loading torch unless a component of the user's does."""
+    from labrl.config.outline import loaded, outlined
+
+    if not loaded():
+        try:
+            with outlined():
+                _typed(plain, composed, complete)
+            return
+        except Exception as error:
+            if isinstance(error, ConfigError) and not loaded():
+                raise
+    _typed(plain, composed, complete)
+
+
+def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], complete: bool) -> TrialConfig:
+    """The configuration `plain` as typed dataclasses; see `resolve`."""
     from labrl.config.component import tell_keys
     from labrl.config.schema import TrialConfig
-    from labrl.config.validate import InvalidError, dataclass_of
+    from labrl.config.validate import InvalidError, dataclass_of, hidden
 
-    plain = to_plain(cfg)
     try:
         config = dataclass_of(TrialConfig, plain)
+        if complete and (lacking := hidden(config, plain)):
+            raise InvalidError(lacking)
     except InvalidError as invalid:
         _check_verbs(plain)
-        raise ConfigError(invalid.without(_echoes(composed or cfg, invalid)).told()) from None
+        raise ConfigError(invalid.without(_echoes(composed, invalid)).told()) from None
     if isinstance(config.env.config, dict):
         raise ConfigError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "

@@ -15,6 +15,7 @@ HARMLESS = frozenset(
         "meta.eval_episodes",
         "meta.eval_frequency",
         "meta.eval_greedy",
+        "meta.eval_epsilon",
         "meta.async_eval",
         "meta.log_frequency",
         "meta.max_opt_step",

@@ -56,6 +56,13 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
         return ConfigError(
             f"+{present[1]}: there is such a key; write it without the plus, {present[1]}=<value>"
         )
+    absent = re.match(r"Could not delete from config\. '([^']*)' does not exist", message)
+    if absent:
+        return _unknown_key(absent[1], overrides, loader)
+    differs = re.match(r"Could not delete from config\. The value of '([^']*)' is (.*) and not ", message)
+    if differs:
+        key, value = differs.groups()
+        return ConfigError(f"~{key}: its value is {value}; to take it away whatever it is, write ~{key}")
     several = re.match(r"Ambiguous value for argument '([^=]*)=(.*)'", message)
     if several:
         key, values = several.groups()
@@ -81,10 +88,13 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     if re.match(r"Error resolving interpolation 'auto_", message):
         if "~preset" in overrides:
             return ConfigError("~preset: the agent asks for it; to leave presets out write preset=none")
+        part = next((word.lstrip("~") for word in overrides if re.fullmatch(r"~agent/\w+", word)), None)
+        if part:
+            return ConfigError(f"~{part}: the agent needs one: {part}=<option>")
         return ConfigError("agent and env must each be chosen: agent=<option> env=<option>")
-    absent = re.search(r"Missing mandatory value: (\S+)", whole)
-    if absent:
-        key = absent[1].rstrip(".:,")
+    unset = re.search(r"Missing mandatory value: (\S+)", whole)
+    if unset:
+        key = unset[1].rstrip(".:,")
         return ConfigError(f"{key} must be given: set {key}=<value>")
     cause = (
         f": {_first_line(error.__cause__)}" if error.__cause__ and str(error.__cause__) not in message else ""

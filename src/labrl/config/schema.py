@@ -15,6 +15,7 @@ from labrl.config.types import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Probability,
     frames_between,
 )
 
@@ -90,6 +91,8 @@ class MetaConfig:
     """Episodes of each of these environments, >= 1: the same number, however long they are."""
     eval_greedy: bool = False
     """Whether they are played with the best actions; false: as the agent's policy chooses in evaluation."""
+    eval_epsilon: Probability = 0.0
+    """Probability of a random action in each of their steps, in [0, 1], of any agent."""
     async_eval: bool = False
     """Whether they are played in a process beside training, by the weights of their frame: training waits
     only where the evaluation before is still under way, and at the end."""
@@ -174,6 +177,7 @@ class MetaConfig:
         changed = [
             ("eval_episodes", self.eval_episodes, 1),
             ("eval_greedy", self.eval_greedy, False),
+            ("eval_epsilon", self.eval_epsilon, 0.0),
             ("async_eval", self.async_eval, False),
         ]
         for name, value, default in changed:

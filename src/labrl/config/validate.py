@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, PlainValidator, StrictBool, StrictStr, Typ
 
 from labrl.config.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.errors import did_you_mean
+from labrl.config.outline import is_own
 from labrl.config.types import real_number, whole_number
 
 Path = tuple[str | int, ...]
@@ -49,10 +50,17 @@ def _line(key: str, path: Path, message: str) -> str:
         full += f"[{part}]" if isinstance(part, int) else f".{part}" if full else part
     prefix = full.rpartition(".")[0]
     message = message.replace("<siblings>", f"{prefix}." if prefix else "")
-    message = message.replace("<key>", full).replace("<parent>", prefix)
+    message = message.replace("<set>", _choice(full)).replace("<key>", full).replace("<parent>", prefix)
     message = _OPTION.sub(lambda found: _option(full, found[1]), message)
     separator = "" if message.startswith(":") else " "
     return f"{full}{separator}{message}" if full else message
+
+
+def _choice(key: str) -> str:
+    """What to type for `key` to have a value: an option where it is a group of labrl, else the value."""
+    group = key.replace(".", "/")
+    is_group = resources.files("labrl.configs").joinpath(group).is_dir()
+    return f"{group}=<option>" if is_group else f"{key}=<value>"
 
 
 _OPTION = re.compile("<option ([^>]*)>")
@@ -93,7 +101,7 @@ def dataclass_of(cls: type, node: Any) -> Any:
             mistakes += _mistakes(error, name, _example(fields[name]))
     for name, field in fields.items():
         if name not in node and field.default is field.default_factory is dataclasses.MISSING:
-            mistakes.append(((name,), "must be given: set <key>=<value>"))
+            mistakes.append(((name,), "must be given: set <set>"))
     if mistakes:
         raise InvalidError(mistakes)
     try:
@@ -102,6 +110,29 @@ def dataclass_of(cls: type, node: Any) -> Any:
         raise
     except ValueError as error:
         raise InvalidError([((), f": {error}")]) from None
+
+
+def hidden(config: Any, node: Mapping[str, Any]) -> list[tuple[Path, str]]:
+    """The keys that `config`, made of `node`, has from a class of labrl's and not from `node`, as mistakes.
+
+    Keys below one that can be null or take several shapes are not checked: what stands there is typed in one
+    piece, such as `meta.async_unroll={}` or a schedule, and its class has defaults.
+    """
+    if isinstance(config, Component):
+        config = config.config
+    if not dataclasses.is_dataclass(config) or not is_own(type(config)):
+        return []
+    found: list[tuple[Path, str]] = []
+    hints = _hints(config.__class__)
+    for field in dataclasses.fields(config):
+        hint = hints[field.name]
+        if field.name not in node:
+            null = " or <key>=null" if type(None) in get_args(hint) else ""
+            found.append(((field.name,), f"must be given: set <set>{null}{_example(field)}"))
+        elif hint is Component or dataclasses.is_dataclass(hint):
+            below = hidden(getattr(config, field.name), node[field.name])
+            found += InvalidError(below).below(field.name)
+    return found
 
 
 GIVEN = frozenset({"observation_space"})

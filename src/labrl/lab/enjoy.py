@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from labrl.agents.random import check_uniform
 from labrl.config.compose import prepare, resolve
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
@@ -49,9 +50,11 @@ def enjoy(request: EnjoyRequest) -> int:
     _check_agreement(past, request)
     prepare(past.command.config_dir)
     tell_damages(run)
-    config = resolve(_as_it_stands(past))
+    config = resolve(_as_it_stands(past), complete=False)
     if request.greedy is None:
         request = dataclasses.replace(request, greedy=config.meta.eval_greedy)
+    if request.epsilon is None:
+        request = dataclasses.replace(request, epsilon=config.meta.eval_epsilon)
     session = _session(run, request.session)
     checkpoint, name = _checkpoint(session, request.checkpoint)
     # Small products are faster on one thread, as in training.
@@ -60,6 +63,7 @@ def enjoy(request: EnjoyRequest) -> int:
     say(
         f"{run.path.name}: the {name} checkpoint of session {session.index}, frame {checkpoint.frame:,}, "
         f"{'its best actions' if request.greedy else 'by its policy'}"
+        + (f", random ones with probability {request.epsilon:g}" if request.epsilon else "")
     )
     try:
         played = _play(config, session, checkpoint, request, window)
@@ -111,7 +115,10 @@ def _play(
 
     player, found = None, {}
     try:
-        player = Player(config, session.index, checkpoint, env, threads, bool(request.greedy))
+        if request.epsilon:
+            check_uniform(env.action_space, f"epsilon={request.epsilon:g}")
+        greedy, epsilon = bool(request.greedy), request.epsilon or 0.0
+        player = Player(config, session.index, checkpoint, env, threads, greedy, epsilon)
         for number, played in player.play(env, request.episodes, request.seed, show):
             found[number] = played.recorded(config.env.plain())
             episode = played.episode
@@ -214,6 +221,7 @@ def _statistics(played: Sequence[RecordedEpisode]) -> dict[str, float]:
 def _folder_name(session: SessionFolder, checkpoint: Checkpoint, request: EnjoyRequest) -> str:
     parts = [f"session_{session.index}", f"frame_{checkpoint.frame:012d}"]
     parts += ["greedy"] if request.greedy else []
+    parts += [f"epsilon_{request.epsilon:g}"] if request.epsilon else []
     parts += [f"seed_{request.seed}"] if request.seed else []
     return "_".join(parts)
 
@@ -240,6 +248,7 @@ def _write(
             "frame": checkpoint.frame,
             "checkpoint": checkpoint.path.name,
             "greedy": request.greedy,
+            "epsilon": request.epsilon,
             "seed": request.seed,
             **_statistics(played),
             "episodes": [

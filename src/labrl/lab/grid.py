@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from labrl.config.compose import resolve, to_plain
+from labrl.config.compose import check_values, resolve, to_plain
 from labrl.config.consistency import (
     ABSENT,
     Change,
@@ -96,7 +96,9 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
                 f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)"
             )
     (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    return trials
+    # Hydra turns ~key into ~key=null, which takes away a key of that value alone.
+    taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
+    return [[taken_away.get(word, word) for word in words] for words in trials]
 
 
 def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
@@ -348,7 +350,7 @@ def _check_values(trial: _Trial, trials: Sequence[_Trial]) -> None:
     that do are wanted all the same.
     """
     try:
-        resolve(trial.cfg)
+        check_values(trial.plain, trial.cfg)
     except ConfigError as error:
         shared = set.intersection(*(set(one.record.overrides) for one in trials))
         own = " ".join(word for word in trial.record.overrides if word not in shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -29,6 +30,8 @@ class EnjoyRequest:
     """To be played, >= 1."""
     greedy: bool | None = None
     """Whether the agent does what it thinks best, or acts by its policy; None: as under evaluation."""
+    epsilon: float | None = None
+    """Probability of a random action, in [0, 1]; None: as under evaluation."""
     render: Render = "video"
     videos: int | None = None
     """How many of the episodes become videos; None: all, and none in a window."""
@@ -67,7 +70,7 @@ def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest 
     chosen = [word for word in others if choices([word])]
     given = _options(
         [word for word in others if word not in chosen],
-        ("checkpoint", "session", "episodes", "greedy", "render", "videos", "seed"),
+        ("checkpoint", "session", "episodes", "greedy", "epsilon", "render", "videos", "seed"),
         f"{asked[0]} plays what a run has learned, in the environment that it learned in, and takes",
     )
     which = unquoted(which)
@@ -79,6 +82,7 @@ def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest 
         session=_number(given, "session", 0),
         episodes=_number(given, "episodes", 1) or defaults.episodes,
         greedy=_one_of(given, "greedy", ("true", "false"), "true") == "true" if "greedy" in given else None,
+        epsilon=_probability(given, "epsilon"),
         render=_render(given),
         videos=_number(given, "videos", 0),
         seed=_number(given, "seed", 0) or 0,
@@ -120,6 +124,18 @@ def _number(given: Mapping[str, str], name: str, least: int) -> int | None:
     if number is None or number < least:
         none = " (0: none)" if least == 0 else ""
         raise ConfigError(f"{name}={value}: must be a whole number of at least {least}{none}")
+    return number
+
+
+def _probability(given: Mapping[str, str], name: str) -> float | None:
+    if name not in given:
+        return None
+    try:
+        number = float(given[name])
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise ConfigError(f"{name}={given[name]}: must be a number between 0 and 1")
     return number
 
 

@@ -18,6 +18,7 @@ from gymnasium.spaces import Box, Space
 
 from labrl.agents.action_spaces import refuse_masks
 from labrl.agents.agent import heeds_masks
+from labrl.agents.random import check_uniform
 from labrl.agents.transforms import Transforms
 from labrl.config.component import Component
 from labrl.config.errors import ConfigError
@@ -82,6 +83,8 @@ def check(config: TrialConfig) -> None:
             f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
             "Set meta.eval_greedy=false."
         )
+    if meta.eval_epsilon:
+        check_uniform(action_space, f"meta.eval_epsilon={meta.eval_epsilon:g}")
     if meta.gradient_noise and not getattr(agent, "HALVES", True):
         raise ConfigError(
             f"meta.gradient_noise=true compares gradients of half a minibatch and of all of it, and agent "

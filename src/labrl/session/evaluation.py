@@ -8,10 +8,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from labrl.agents.agent import heeded
+from labrl.agents.random import uniform_actions
 from labrl.config.component import Component
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
@@ -32,6 +34,37 @@ class Quota:
     """Of each of them."""
     greedy: bool = False
     """Whether the best actions are played, rather than the policy's own."""
+    epsilon: float = 0.0
+    """Probability of a random action instead, in [0, 1]."""
+
+
+class Chooser:
+    """Chooses the actions of an agent under evaluation."""
+
+    def __init__(
+        self,
+        agent: Any,
+        space: gym.Space[Any],
+        greedy: bool,
+        epsilon: float,
+        generator: np.random.Generator,
+        chance: np.random.Generator,
+    ) -> None:
+        """space: of one action; greedy, epsilon: see `Quota`; generator: that the policy draws from; chance:
+        that random actions, and whether there are any, are drawn from."""
+        sampled = partial(agent.evaluation_action, generator=generator)
+        self._choose = agent.greedy_action if greedy else sampled
+        self._space, self._epsilon, self._chance = space, epsilon, chance
+
+    def act(self, observation: NDArray, mask: NDArray[np.bool_] | None, start: NDArray[np.bool_]) -> NDArray:
+        """Actions for the learner's view of observations, [num_envs, ...]; see `Agent` for mask and start."""
+        action = self._choose(observation, **heeded(self._choose, mask, start))
+        if self._epsilon == 0:
+            return action
+        # Drawn for every environment in every step, so that one's chance does not depend on another's.
+        at_random = self._chance.random(len(action)) < self._epsilon
+        drawn = uniform_actions(self._space, len(action), self._chance, mask)
+        return np.where(at_random.reshape(-1, *[1] * (action.ndim - 1)), drawn, action)
 
 
 class EvaluationEnvs:
@@ -64,18 +97,15 @@ class EvaluationEnvs:
         env, quota = self.env, self._quota.episodes
         generator = np.random.default_rng(derived_seed(self._seed, "evaluation actions", frame))
         observation = env.reset(derived_seed(self._seed, "evaluation", frame))
-        choose = (
-            agent.greedy_action
-            if self._quota.greedy
-            else partial(agent.evaluation_action, generator=generator)
-        )
+        chance = np.random.default_rng(derived_seed(self._seed, "evaluation chance", frame))
+        greedy, epsilon = self._quota.greedy, self._quota.epsilon
+        chooser = Chooser(agent, env.action_space, greedy, epsilon, generator, chance)
         played: list[Played] = [[] for _ in range(env.num_envs)]
         start = np.ones(env.num_envs, np.bool_)
         while min(map(len, played)) < quota:
             if stopped():
                 return None
-            action = choose(transforms.frozen(observation), **heeded(choose, env.action_mask, start))
-            step = env.step(action)
+            step = env.step(chooser.act(transforms.frozen(observation), env.action_mask, start))
             for episode in step.episodes:
                 # An environment that is done plays on while others finish: a further, short episode
                 # would count short episodes more often than long ones.

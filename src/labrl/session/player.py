@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent, Greedy, heeded
+from labrl.agents.agent import Agent, Greedy
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.errors import ConfigError
@@ -18,6 +17,7 @@ from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, derived_seed, session_seed
 from labrl.session.callbacks.record import Played
+from labrl.session.evaluation import Chooser
 from labrl.session.session import share
 from labrl.storage.checkpoint import Checkpoint, loading
 from labrl.workspace import Workspace
@@ -34,8 +34,12 @@ class Player:
         env: VectorEnv,
         num_threads: int,
         greedy: bool,
+        epsilon: float = 0.0,
     ) -> None:
-        """env: where it is to play. Raises ConfigError where greedy actions are wanted and there are none."""
+        """env: where it is to play; epsilon: probability of a random action instead, in [0, 1].
+
+        Raises ConfigError where greedy actions are wanted and there are none.
+        """
         assert config.seed is not None
         self.seed, self.frame = session_seed(config.seed, session), checkpoint.frame
         # The checkpoint of a session that several ranks train holds the agent of the first of them.
@@ -65,21 +69,7 @@ class Player:
         except BaseException:
             self.agent.close()
             raise
-        self._greedy = greedy
-
-    def act(
-        self,
-        observation: NDArray,
-        generator: np.random.Generator,
-        start: NDArray[np.bool_],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> NDArray:
-        """observation, mask: as the environments give them, [num_envs, ...]; start: which observations are
-        the first of their episodes [num_envs]. Returns [num_envs, ...]."""
-        seen, agent = self._transforms.frozen(observation), self.agent
-        if self._greedy and isinstance(agent, Greedy):
-            return agent.greedy_action(seen, **heeded(agent.greedy_action, mask, start))
-        return agent.evaluation_action(seen, generator, **heeded(agent.evaluation_action, mask, start))
+        self._greedy, self._epsilon = greedy, epsilon
 
     def play(
         self, env: VectorEnv, episodes: int, seed: int, after_step: Callable[[], None] = lambda: None
@@ -92,12 +82,17 @@ class Player:
         """
         n = env.num_envs
         left = [len(range(i, episodes, n)) for i in range(n)]
-        generator = np.random.default_rng(derived_seed(self.seed, "enjoy actions", self.frame, seed))
+        generator, chance = (
+            np.random.default_rng(derived_seed(self.seed, stream, self.frame, seed))
+            for stream in ("enjoy actions", "enjoy chance")
+        )
+        space = env.action_space
+        chooser = Chooser(self.agent, space, self._greedy, self._epsilon, generator, chance)
         observation = env.reset(derived_seed(self.seed, "enjoy", self.frame, seed))
         start = np.ones(n, np.bool_)
         after_step()
         while any(left):
-            step = env.step(self.act(observation, generator, start, env.action_mask))
+            step = env.step(chooser.act(self._transforms.frozen(observation), env.action_mask, start))
             after_step()
             for episode in step.episodes:
                 if left[episode.env]:

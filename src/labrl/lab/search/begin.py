@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig
@@ -16,7 +15,6 @@ from labrl.config.compose import resolve, to_plain
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner
-from labrl.config.types import whole_number
 from labrl.lab.baseline import random_return
 from labrl.lab.experiment import recording_end
 from labrl.lab.job import Job
@@ -25,6 +23,7 @@ from labrl.lab.search.objective import Direction, direction_of
 from labrl.lab.search.outcome import break_off, conclude
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.search.search import Search
+from labrl.lab.search.settings import Settings
 from labrl.lab.search.space import Space
 from labrl.lab.search.storage import StudyStorage, silence
 from labrl.lab.search.study import Plan, Study
@@ -42,20 +41,6 @@ OWN_STUDY = "labrl"
 """Name of the study in a storage that holds no other."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """`hydra.sweeper`, as hydra-optuna-sweeper has it."""
-
-    sampler: dict[str, Any]
-    direction: Any
-    storage: str | None
-    study_name: str | None
-    n_trials: int
-    n_jobs: int | None
-    max_failure_rate: float
-    params: Mapping[str, Any]
-
-
 def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) -> int:
     """Run the search that `cfg` and the `words` of the command line describe. Returns an exit code.
 
@@ -64,8 +49,8 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
     Raises ConfigError for wrong input, before any trial starts.
     """
     silence()
-    asked = resolve(cfg)
-    settings = _checked(settings)
+    # A key that is taken away may be in the space: check_space knows.
+    asked = resolve(cfg, complete=False)
     _check_launcher(cfg)
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
@@ -105,26 +90,6 @@ def _check_launcher(cfg: DictConfig) -> None:
             "free. For many machines run the same command on each, in jobs of your cluster, with one "
             "hydra.sweeper.storage=postgresql://... and hydra.sweeper.study_name=<name>"
         )
-
-
-def _checked(settings: Settings) -> Settings:
-    """With whole numbers where they belong. Raises ConfigError for what is none, by its key."""
-
-    def count(name: str) -> int:
-        given = getattr(settings, name)
-        try:
-            number = whole_number(given)
-        except ValueError as error:
-            raise ConfigError(f"hydra.sweeper.{name}={given}: {error}") from None
-        if number < 1:
-            raise ConfigError(f"hydra.sweeper.{name}={given}: must be at least 1")
-        return number
-
-    rate = settings.max_failure_rate
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ConfigError(f"hydra.sweeper.max_failure_rate={rate}: must be a number between 0 and 1")
-    n_jobs = None if settings.n_jobs is None else count("n_jobs")
-    return dataclasses.replace(settings, n_trials=count("n_trials"), n_jobs=n_jobs)
 
 
 def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, cfg: DictConfig) -> Plan:

@@ -16,7 +16,7 @@ from labrl.config.consistency import changes
 from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
-from labrl.config.validate import InvalidError, dataclass_of
+from labrl.config.validate import InvalidError, dataclass_of, hidden
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.trial import check
@@ -32,7 +32,7 @@ def check_space(
     """
     space = recipe.space
     default = to_plain(compose(recipe.configuration({}), config_dir))
-    config = resolve(default)
+    config = resolve(default, complete=False)
     check(config)
     corners = space.corners()
     first = {key: values[0] for key, values in corners.items()}
@@ -46,7 +46,7 @@ def check_space(
             told = f"the search space does not fit: {error}"
             raise ConfigError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
 
-    together(first)
+    _check_complete(config, default, to_plain(together(first)))
     for key, values in corners.items():
         is_key = _is_key(default, key)
         for value in values:
@@ -58,6 +58,14 @@ def check_space(
             if key.startswith("+"):
                 _check_own(to_plain(composed), key, space.written[key])
     return config
+
+
+def _check_complete(config: TrialConfig, default: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Raises ConfigError for keys that were taken away from `default`, and that no trial, as `first`, has."""
+    missing = hidden(config, default)
+    lost = [(path, told) for path, told in missing if not _is_key(first, ".".join(map(str, path)))]
+    if lost:
+        raise ConfigError(InvalidError(lost).told())
 
 
 def _lacking(

@@ -48,6 +48,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
         meta.eval_episodes,
         meta.eval_greedy,
         beside=meta.async_eval,
+        epsilon=meta.eval_epsilon,
     )
     recording: list[Callback] = []
     if meta.record_episodes != "none":

@@ -55,14 +55,15 @@ class Evaluate(Callback):
         greedy: bool = False,
         beside: bool = False,
         evaluator: Callable[[SessionView, Quota], Evaluator] = Evaluator,
+        epsilon: float = 0.0,
     ) -> None:
         """frequency: frames between rows; listeners: whose `row` is called with each.
 
         greedy: whether the best actions are played, rather than the policy's own; evaluator: starts the
-        process beside training.
+        process beside training; epsilon: probability of a random action instead.
         """
         self._frequency = frequency
-        self._quota = Quota(num_envs, quota, greedy)
+        self._quota = Quota(num_envs, quota, greedy, epsilon)
         self._beside = beside and num_envs > 0
         self._start_evaluator = evaluator
         self._listeners = listeners
