@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "labrl"
 FILES = sorted(SOURCE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-VOCABULARY = ("config.errors", "config.types", "config.component", "config.validate")
+VOCABULARY = ("config.errors", "config.folder", "config.types", "config.component", "config.validate")
 
 
 def table() -> dict[str, set[str]]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import labrl.configs
 from labrl.cli import list_envs, main
+from labrl.config.folder import config_folder
 from labrl.envs.games import games
 
-CONFIGS = Path(labrl.configs.__file__).parent
+CONFIGS = config_folder()
 
 
 def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -79,7 +79,8 @@ def _run(arguments: list[str]) -> int:
     import hydra
     from hydra._internal.utils import get_args
 
-    from labrl.config.compose import CONFIG_MODULE, explain, prepare
+    from labrl.config.compose import explain, prepare
+    from labrl.config.folder import config_folder
     from labrl.lab.again import Again
     from labrl.lab.experiment_again import ExperimentAgain
     from labrl.lab.showing import enjoy_request
@@ -105,7 +106,7 @@ def _run(arguments: list[str]) -> int:
     job = Job(words.config_dir, _full_error(), again)
     with _raising_hydra(), _arguments(arguments):
         try:
-            hydra.main(config_path=CONFIG_MODULE, config_name="config")(job)()
+            hydra.main(config_path=str(config_folder()), config_name="config")(job)()
         except ConfigError:
             raise
         except Exception as error:

@@ -11,13 +11,13 @@ import re
 import types
 from collections.abc import Container, Mapping
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, PlainValidator, StrictBool, StrictStr, TypeAdapter, ValidationError
 
 from labrl.config.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.errors import did_you_mean
+from labrl.config.folder import config_folder
 from labrl.config.types import real_number, whole_number
 
 Path = tuple[str | int, ...]
@@ -61,10 +61,10 @@ _OPTION = re.compile("<option ([^>]*)>")
 
 def _option(key: str, value: str) -> str:
     """` Did you mean <group>=<value>?` where `key`, or one above it, is a group of labrl with that option."""
-    parts, groups = key.split("."), resources.files("labrl.configs")
+    parts = key.split(".")
     for count in range(len(parts), 0, -1):
         group = "/".join(parts[:count])
-        if groups.joinpath(group, f"{value}.yaml").is_file():
+        if (config_folder() / group / f"{value}.yaml").is_file():
             return f" Did you mean {group}={value}, with a slash? It is an option of that group."
     return ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.consistency import changes, contradictions, only_watches, refusal
 from labrl.config.errors import ConfigError, nearest
+from labrl.config.folder import config_folder
 from labrl.storage.experiment_folder import is_experiment, one_of_its_trials
 from labrl.storage.provenance import Command, read_command, read_config
 from labrl.storage.run_folder import MARKER, RunFolder
@@ -117,11 +117,10 @@ def _named(path: Path, resumes: bool) -> RunFolder:
 def choices(edits: Sequence[str]) -> dict[str, str]:
     """Option by group, of the words that choose one; without those that only watch."""
     pairs = (word.split("=", 1) for word in edits if "=" in word)
-    groups = resources.files("labrl.configs")
     return {
         name: value
         for name, value in pairs
-        if not _is_hydras(name) and not only_watches(name) and groups.joinpath(name).is_dir()
+        if not _is_hydras(name) and not only_watches(name) and (config_folder() / name).is_dir()
     }
 
 

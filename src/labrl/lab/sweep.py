@@ -35,8 +35,6 @@ def sweep_grid(
     before = ExperimentFolder.open(path) if again else None
     compose = hydra_context.config_loader.load_sweep_config
     machine = None if getattr(launcher, "elsewhere", False) else Machine()
-    if hasattr(launcher, "check"):
-        launcher.check()
     job.in_experiment, job.force = True, again is not None and again.force
     plan = plan_grid(combinations(words), lambda trial: compose(config, trial), machine, before, job.force)
     job.raises_interruption = isinstance(launcher, BasicLauncher)
