@@ -33,13 +33,13 @@ from exact_cases import (
     small,
 )
 
-import labrl.configs
 from labrl.cli import main as labrl_main
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
+from labrl.config.folder import config_folder
 from labrl.lab.trial import check
 
-AGENTS = sorted(path.stem for path in (Path(labrl.configs.__file__).parent / "agent").glob("*.yaml"))
+AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import labrl
-import labrl.configs
 from labrl.agents.action_spaces import ACTS_IN, check_actions, fitting_agents
 from labrl.agents.random import uniform_actions
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
+from labrl.config.folder import config_folder
 from labrl.networks.spaces import Spaces, has_bounds
 
-AGENTS = sorted(path.stem for path in (Path(labrl.configs.__file__).parent / "agent").glob("*.yaml"))
+AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 SPACES = {
     "Discrete": gym.spaces.Discrete(3),
     "MultiDiscrete": gym.spaces.MultiDiscrete([2, 3]),

@@ -15,6 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 VOCABULARY = (
     "config.errors",
+    "config.folder",
     "config.types",
     "config.component",
     "config.outline",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import labrl.configs
 from labrl.cli import list_envs, main
+from labrl.config.folder import config_folder
 from labrl.envs.games import games
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 
-CONFIGS = Path(labrl.configs.__file__).parent
+CONFIGS = config_folder()
 
 
 def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -11,17 +11,17 @@ import yaml
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-import labrl.configs
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.errors import ConfigError
+from labrl.config.folder import config_folder
 from labrl.config.generated import GeneratedSource, choices_of, part_preset_names, preset_names
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
 from labrl.lab.trial import check
 from labrl.schedules import LinearSchedule
 
-CONFIGS = Path(labrl.configs.__file__).parent
+CONFIGS = config_folder()
 ENVS = [f.stem for f in sorted((CONFIGS / "env").glob("*.yaml")) if f.stem not in ("atari", "gymnasium")]
 CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous")
 AGENTS = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))

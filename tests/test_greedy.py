@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gymnasium as gym
 import numpy as np
 import pytest
 from exact_cases import small, unequal
 
-import labrl.configs
 from labrl.agents.agent import Greedy, heeded
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
+from labrl.config.folder import config_folder
 from labrl.lab.trial import check
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
-AGENTS = sorted(path.stem for path in (Path(labrl.configs.__file__).parent / "agent").glob("*.yaml"))
+AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 TASKS = {"cartpole": (4, gym.spaces.Discrete(2)), "pendulum": (3, gym.spaces.Box(-2, 2, (1,), np.float32))}
 
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import labrl
+from labrl.config.folder import config_folder
 from labrl.schedules import ShapedSchedule
 
 SOURCE = resources.files("labrl")
@@ -52,7 +53,7 @@ def read() -> set[str]:
             if isinstance(node, ast.Subscript | ast.Call):
                 asked = [node.slice] if isinstance(node, ast.Subscript) else node.args
                 names |= {str(one.value) for one in asked if isinstance(one, ast.Constant)}
-    for path in files(SOURCE.joinpath("configs")):  # n_trials: ${meta.max_trial}
+    for path in files(config_folder()):  # n_trials: ${meta.max_trial}
         names |= {key.rpartition(".")[2] for key in re.findall(r"\$\{([\w.]+)", path.read_text())}
     return names
 
@@ -70,7 +71,7 @@ def test_every_field_of_a_configuration_is_read(name: str) -> None:
 
 
 def groups() -> list[str]:
-    return sorted(path.name for path in SOURCE.joinpath("configs").iterdir() if path.is_dir())
+    return sorted(path.name for path in config_folder().iterdir() if path.is_dir())
 
 
 def files(folder: Any) -> Iterator[Any]:
@@ -107,6 +108,6 @@ NAMES = {"observation", "reward"}
 def test_every_key_of_every_file_belongs_to_a_configuration(group: str) -> None:
     known = {field.name for kind in dataclasses_of_labrl().values() for field in dataclasses.fields(kind)}
     known |= {"_target_", *FREE, *NAMES, *SCHEDULES, *groups()}
-    for path in files(SOURCE.joinpath("configs", group)):
+    for path in files(config_folder() / group):
         unknown = [key for key in keys(yaml.safe_load(path.read_text())) if key not in known]
         assert not unknown, f"{path}: nothing knows {unknown}"

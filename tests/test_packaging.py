@@ -29,34 +29,45 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of what the checkout would commit to it."""
-    source = tmp_path_factory.mktemp("source")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a checkout commits to a wheel."""
+    copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
-        shutil.copy(ROOT / name, source / name)
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", source / "dist", cwd=source)
+        shutil.copy(ROOT / name, copy / name)
+    for folder in ("src", "configs"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    """The wheel, built as `python -m build` does: from the sdist."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
     (built,) = (source / "dist").glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
 def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty environment outside the checkout with the wheel in it; the folder of its commands.
+    """The commands of an empty environment outside the checkout with the wheel in it."""
+    return environment_with(wheel, tmp_path_factory.mktemp("fresh") / "venv")
+
+
+def environment_with(package: Path | str, home: Path, *how: str) -> Path:
+    """Make an environment and install `package` into it; return the folder of its commands.
 
     The dependencies are those of the tests' own environment, seen through a path file: installing torch
     again would take minutes and prove nothing about the wheel. A path file's lines are not searched for
     path files, so the editable labrl of the checkout stays out of sight.
     """
-    home = tmp_path_factory.mktemp("fresh") / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
     python = home / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=home.parent)
     packages = Path(
         run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=home).stdout.strip()
     )
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    run(*pip, "install", "--no-deps", "--no-index", *how, package, cwd=home.parent)
     return home / "bin"
 
 
@@ -65,7 +76,8 @@ def test_the_wheel_carries_the_package_and_every_configuration(wheel: Path) -> N
     package = ROOT / "src" / "labrl"
     files = [f for f in package.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
     assert {f"labrl/{f.relative_to(package)}" for f in files} <= names
-    assert "labrl/configs/config.yaml" in names
+    groups = {str(f.relative_to(ROOT)) for f in (ROOT / "configs").rglob("*.yaml")}
+    assert {name.removeprefix("labrl/") for name in names if name.endswith(".yaml")} == groups
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 
@@ -85,6 +97,40 @@ def test_the_installed_wheel_trains(fresh: Path, tmp_path: Path) -> None:
     run(fresh / "labrl", "meta=dev", "seed=1", cwd=tmp_path, WANDB_MODE="disabled")
     (rows,) = tmp_path.rglob("train.csv")
     assert len(rows.read_text().splitlines()) > 1
+
+
+PLUGINS = """
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+found = [c for kind in (Launcher, Sweeper) for c in Plugins.instance().discover(kind)]
+print(*sorted(f"{c.__module__}.{c.__name__}" for c in found if c.__module__.startswith("labrl")))
+"""
+
+
+def test_hydra_finds_each_plugin_once(fresh: Path, tmp_path: Path) -> None:
+    found = run(fresh / "python", "-W", "error", "-c", PLUGINS, cwd=tmp_path).stdout.split()
+    declared = PROJECT["entry-points"]["hydra.plugins"].values()
+    assert found == sorted(value.replace(":", ".") for value in declared)
+
+
+def test_an_editable_install_runs_the_yaml_of_the_checkout(source: Path, tmp_path: Path) -> None:
+    commands = environment_with(source, tmp_path / "venv", "--no-build-isolation", "--editable")
+    file = source / "configs" / "agent" / "random.yaml"
+    file.write_text(f"{file.read_text()}\nname_of_this_test: 7\n")
+    printed = run(commands / "labrl", "agent=random", "--cfg", "job", cwd=tmp_path).stdout
+    assert "name_of_this_test: 7" in printed
+    assert not list((tmp_path / "venv").rglob("config.yaml")), "no copy that could go stale"
+
+
+def test_a_folder_of_ones_own_comes_on_top_of_the_installed_groups(fresh: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own" / "agent"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("defaults: [random, _self_]\n")
+    printed = run(
+        fresh / "labrl", "--config-dir", own.parent, "agent=mine", "--cfg", "job", cwd=tmp_path
+    ).stdout
+    assert "_target_: labrl.agents.random" in printed
 
 
 def test_every_dependency_is_pinned_as_tested() -> None:

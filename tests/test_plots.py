@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -34,13 +33,13 @@ from labrl.analysis.report.build import build_comparison
 from labrl.analysis.report.comparison import Comparison
 from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.series import Curve, middle, moving_average, time_unit
+from labrl.config.folder import config_folder
 
 AGENTS = ("ppo", "dqn", "sac", "rainbow", "a2c", "td3", "reinforce", "double_dqn", "c51", "random")
 
 
 def test_an_agent_has_one_style_everywhere_and_no_two_share_it() -> None:
-    options = (files("labrl.configs") / "agent").iterdir()
-    agents = [file.name.removesuffix(".yaml") for file in options if file.name.endswith(".yaml")]
+    agents = [file.stem for file in (config_folder() / "agent").glob("*.yaml")]
     styles = {agent: agent_style(agent) for agent in agents}
     assert len(set(styles.values())) == len(styles) > 20
     assert agent_style("random").colour == GREY

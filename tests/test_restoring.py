@@ -25,10 +25,10 @@ from test_callbacks_tensorboard import scalars
 
 import labrl.agents
 import labrl.agents.transforms
-import labrl.configs
 import labrl.session.callbacks
 from labrl.config.compose import compose, resolve
 from labrl.config.errors import ConfigError
+from labrl.config.folder import config_folder
 from labrl.config.schema import TrialConfig
 from labrl.lab.trial import check
 from labrl.session.callbacks import Callback
@@ -36,7 +36,7 @@ from labrl.session.session import Session
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
 
-CONFIGS = Path(labrl.configs.__file__).parent
+CONFIGS = config_folder()
 AGENTS = sorted(path.stem for path in (CONFIGS / "agent").glob("*.yaml"))
 OPTIONS = {
     f"agent/{path.parent.name}={path.stem}"

@@ -139,7 +139,7 @@ def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_sampler
     for sampler in ("tpe", "gp", "cmaes", "random", "grid", "qmc", "nsgaii"):
         words = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "meta.max_trial=7"]
         node = compose(words, with_hydra=True).hydra.sweeper
-        assert node._target_.startswith("hydra_plugins.labrl_optuna_sweeper")
+        assert node._target_.startswith("labrl.")
         assert node.n_trials == 7
     assert compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.n_trials == 20
 

@@ -82,7 +82,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
     import hydra
     from hydra._internal.utils import get_args
 
-    from labrl.config.compose import CONFIG_MODULE, explain, prepare
+    from labrl.config.compose import explain, prepare
+    from labrl.config.folder import config_folder
     from labrl.config.script import begin
     from labrl.lab.again import Again
     from labrl.lab.completion import completions
@@ -126,7 +127,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
                 alone = for_trials_alone(words.overrides, known)
                 arguments = [word for word in arguments if word not in alone]
             with _arguments(arguments):
-                hydra.main(config_path=CONFIG_MODULE, config_name="config")(job)()
+                hydra.main(config_path=str(config_folder()), config_name="config")(job)()
         except ConfigError:
             raise
         except Exception as error:

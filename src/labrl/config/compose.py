@@ -16,12 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.errors import ConfigError, nearest
+from labrl.config.folder import config_folder
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import InvalidError
-
-CONFIG_MODULE = "pkg://labrl.configs"
 
 
 def compose(
@@ -61,7 +60,7 @@ def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    sources = [CONFIG_MODULE]
+    sources = [f"file://{config_folder()}"]
     if config_dir is not None:
         sources.append(f"file://{os.path.abspath(config_dir)}")
     # Hydra refuses to begin inside a Hydra application, such as a search that composes its trials.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 from omegaconf import DictConfig, OmegaConf
 
+from labrl.config.folder import config_folder
 from labrl.envs.games import games
 
 BASES = ("atari", "gymnasium")
@@ -15,11 +14,9 @@ BASES = ("atari", "gymnasium")
 def listed() -> list[tuple[str, str, str]]:
     """(name, kind, id) of every environment: those with a file of their own, then the Atari games."""
     rows = []
-    for file in sorted(
-        resources.files("labrl.configs").joinpath("env").iterdir(), key=lambda file: file.name
-    ):
-        name = file.name.removesuffix(".yaml")
-        if name not in BASES and file.name.endswith(".yaml"):
+    for file in sorted((config_folder() / "env").glob("*.yaml")):
+        name = file.stem
+        if name not in BASES:
             content = OmegaConf.create(file.read_text(encoding="utf-8"))
             assert isinstance(content, DictConfig)
             rows.append((name, "gymnasium", str(content.id)))

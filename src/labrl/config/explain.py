@@ -81,10 +81,6 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
         )
     if kinds and "is not Optional" in whole:
         return ConfigError(f"{kinds[1]}: it cannot be null; give it a value, or leave the word out")
-    plugin = re.search(r"Unknown plugin class : 'hydra_plugins\.labrl_experiments\.cluster\.(\w+)'", message)
-    if plugin:
-        extra = "ray" if plugin[1].startswith("Ray") else "submitit"
-        return ConfigError(f"this launcher is not installed: pip install 'labrl[{extra}]'")
     if re.match(r"Error resolving interpolation 'auto_", message):
         if "~preset" in overrides:
             return ConfigError("~preset: the agent asks for it; to leave presets out write preset=none")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import re
-from importlib import resources
 from typing import Any
 
 from hydra.core.object_type import ObjectType
@@ -15,6 +14,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from labrl.config.folder import config_folder
 from labrl.envs.games import games
 
 AUTO = "auto_"
@@ -119,13 +119,13 @@ def _split(pair: str) -> tuple[str, str | None]:
 
 def _agents() -> builtins.list[str]:
     """Agents of labrl's own; a user's are not known here."""
-    files = resources.files("labrl.configs").joinpath("agent").iterdir()
-    return [file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")]
+    files = (config_folder() / "agent").glob("*.yaml")
+    return [file.stem for file in files]
 
 
 def _defaults(agent: str) -> str:
     """The defaults list of an agent's file as it is written; empty for what is no agent of labrl's."""
-    file = resources.files("labrl.configs").joinpath("agent", f"{agent}.yaml")
+    file = config_folder() / "agent" / f"{agent}.yaml"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = re.search(r"^defaults:\n((?:  - .*\n)*)", text, re.MULTILINE)
     return found[1] if found else ""
@@ -166,8 +166,8 @@ def _chosen_optimizer(option: str) -> str | None:
         return None
     usual, _, preset = option.removeprefix(AUTO).partition(".")
     names = preset_names(preset.removeprefix(AUTO)) if preset.startswith(AUTO) else [preset]
-    known = resources.files("labrl.configs").joinpath(*OPTIMIZER.split("/"))
-    return next((one for one in reversed(names) if known.joinpath(f"{one}.yaml").is_file()), usual)
+    known = config_folder() / OPTIMIZER
+    return next((one for one in reversed(names) if (known / f"{one}.yaml").is_file()), usual)
 
 
 def _optimizer(config_path: str) -> str | None:

@@ -11,13 +11,13 @@ import re
 import types
 from collections.abc import Container, Mapping
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, PlainValidator, StrictBool, StrictStr, TypeAdapter, ValidationError
 
 from labrl.config.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.errors import did_you_mean
+from labrl.config.folder import config_folder
 from labrl.config.outline import is_own
 from labrl.config.types import real_number, whole_number
 
@@ -59,7 +59,7 @@ def _line(key: str, path: Path, message: str) -> str:
 def _choice(key: str) -> str:
     """What to type for `key` to have a value: an option where it is a group of labrl, else the value."""
     group = key.replace(".", "/")
-    is_group = resources.files("labrl.configs").joinpath(group).is_dir()
+    is_group = (config_folder() / group).is_dir()
     return f"{group}=<option>" if is_group else f"{key}=<value>"
 
 
@@ -69,10 +69,10 @@ _OPTION = re.compile("<option ([^>]*)>")
 
 def _option(key: str, value: str) -> str:
     """` Did you mean <group>=<value>?` where `key`, or one above it, is a group of labrl with that option."""
-    parts, groups = key.split("."), resources.files("labrl.configs")
+    parts = key.split(".")
     for count in range(len(parts), 0, -1):
         group = "/".join(parts[:count])
-        if groups.joinpath(group, f"{value}.yaml").is_file():
+        if (config_folder() / group / f"{value}.yaml").is_file():
             return f" Did you mean {group}={value}, with a slash? It is an option of that group."
     return ""
 

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches, refusal
 from labrl.config.errors import ConfigError, nearest
+from labrl.config.folder import config_folder
 from labrl.storage.experiment_folder import experiment_of, is_experiment
 from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
@@ -224,11 +224,10 @@ def _named(path: Path, verb: Verb) -> RunFolder:
 def choices(edits: Sequence[str]) -> dict[str, str]:
     """Option by group, of the words that choose one; without those that only watch."""
     pairs = (word.split("=", 1) for word in edits if "=" in word)
-    groups = resources.files("labrl.configs")
     return {
         name: value
         for name, value in pairs
-        if not is_hydras(name) and not only_watches(name) and groups.joinpath(name).is_dir()
+        if not is_hydras(name) and not only_watches(name) and (config_folder() / name).is_dir()
     }
 
 

@@ -23,6 +23,18 @@ LOOK_SECONDS = 0.5
 STOP_SECONDS = 2.0
 """Between two requests to stop: one that comes while a trial is being built is lost."""
 
+_OF_EVERY_CLUSTER = (
+    "name",
+    "timeout_min",
+    "nodes",
+    "tasks_per_node",
+    "cpus_per_task",
+    "gpus_per_node",
+    "mem_gb",
+    "stderr_to_stdout",
+)
+"""Settings that submitit's AutoExecutor takes under one name; others get the cluster's name in front."""
+
 _OF_THE_EXECUTOR = ("max_num_timeout", "python")
 
 
@@ -98,15 +110,13 @@ def run_jobs(
 def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any]) -> Any:
     """What submits the jobs. settings: of the launcher, plain data."""
     import submitit
-    from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
 
     left = dict(settings)
     folder = left.pop("submitit_folder")
     own = {f"{cluster}_{key}": left.pop(key) for key in _OF_THE_EXECUTOR if key in left}
     executor = submitit.AutoExecutor(cluster=cluster, folder=folder, **own)
-    shared = BaseQueueConf.__dataclass_fields__
     executor.update_parameters(
-        **{key if key in shared else f"{cluster}_{key}": value for key, value in left.items()}
+        **{key if key in _OF_EVERY_CLUSTER else f"{cluster}_{key}": value for key, value in left.items()}
     )
     return executor
 

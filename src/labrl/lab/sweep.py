@@ -34,8 +34,6 @@ def sweep_grid(
     words = replaced(params, job.words)
     compose = hydra_context.config_loader.load_sweep_config
     machine = None if getattr(launcher, "elsewhere", False) else Machine()
-    if hasattr(launcher, "check"):
-        launcher.check()
     job.in_experiment, job.force = True, again is not None and again.force
     if again is None:
         plan = plan_grid(words, lambda trial: compose(config, trial), machine)

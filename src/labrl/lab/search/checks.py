@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import changes
 from labrl.config.errors import ConfigError
+from labrl.config.folder import config_folder
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 from labrl.config.validate import InvalidError, dataclass_of, hidden
@@ -80,7 +80,7 @@ def _lacking(
 def _not_its(ready: str, lacking: Sequence[str], values: Mapping[str, Any], recipe: Recipe) -> str:
     """What to say where the ready space `ready` searches keys that the agent does not have."""
     agent = str(values.get("agent", recipe.choices["agent"]))
-    fits = resources.files("labrl.configs").joinpath("search", f"{agent}.yaml").is_file()
+    fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
     instead = f"search={agent}, or " if fits else ""
     return (
         f"search={ready}: agent={agent} has no {', '.join(lacking)}, which this space searches: "

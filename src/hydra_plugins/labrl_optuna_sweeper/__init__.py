@@ -1,1 +1,0 @@
-"""labrl's sweeper for Hydra: `hydra/sweeper=optuna`."""

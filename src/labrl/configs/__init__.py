@@ -1,1 +1,0 @@
-"""The configuration groups of labrl, as YAML; the wheel ships them with the code."""
