@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,8 @@ def _write(
         write_json(folder / "result.json", result)
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            run.enjoy.rmdir()  # unless it holds what was played before
         raise
     except OSError as error:
         say(f"nothing was kept: {folder} cannot be written ({error.strerror or error})")

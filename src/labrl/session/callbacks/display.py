@@ -45,6 +45,7 @@ class _Layout:
 _LAYOUTS = (
     _Layout(bar=24, sparks=16, exact=True),
     _Layout(bar=8, sparks=12, exact=True),
+    _Layout(bar=8, sparks=8, exact=True),
     _Layout(bar=8, sparks=12),
     _Layout(sparks=8),
     _Layout(),
