@@ -93,6 +93,11 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.lab.showing import enjoy_request
 
     begin("labrl.cli.main")
+    if "${" in os.getcwd():
+        raise ConfigError(
+            f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration: "
+            "change to a folder without it"
+        )
     words = get_args(arguments)
     if words.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
         print("\n".join(completed))

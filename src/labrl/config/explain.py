@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     if isinstance(error, MissingConfigException):
         return _missing_option(error, overrides, loader)
     if isinstance(error, OSError):
-        where = f" {error.filename}" if error.filename else ""
+        where = f" {os.path.abspath(error.filename)}" if error.filename else ""
         return ConfigError(
             f"the run folder cannot be made ({error.strerror or error}:{where}): "
             "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -35,7 +36,7 @@ class StudyStorage:
 
         Raises ConfigError where it cannot be reached, with the reason and what to do.
         """
-        self.url = url or f"sqlite:///{folder / STUDY_FILE}"
+        self.url = url or f"sqlite:///{_in_url(folder / STUDY_FILE)}"
         self.is_shared = url is not None
         kind, separator, rest = self.url.partition("://")
         self._kind = kind.partition("+")[0]
@@ -44,7 +45,10 @@ class StudyStorage:
                 f"hydra.sweeper.storage={self.url}: must be sqlite:///<file>, journal:///<file>, "
                 "postgresql://<user>@<host>/<database> or mysql://<user>@<host>/<database>"
             )
-        self._file = Path(rest.removeprefix("/")) if self._kind in ("sqlite", "journal") else None
+        file = rest.removeprefix("/")
+        if self._kind == "sqlite":
+            file = unquote(file.partition("?")[0])
+        self._file = Path(file) if self._kind in ("sqlite", "journal") else None
         self.optuna: BaseStorage = self._opened()
 
     @property
@@ -145,6 +149,14 @@ def _file_lock(path: Path) -> Iterator[None]:
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _in_url(path: Path) -> str:
+    """Write a path as the URL of an SQLite file needs it.
+
+    SQLAlchemy decodes percent signs and ends the path at a question mark, and Optuna fills in braces.
+    """
+    return re.sub(r"[%?{}]", lambda found: quote(found[0], safe=""), str(path))
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,94 @@
+"""Runs work where the machine is unusual: long paths, no home folder, no shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+import labrl
+from labrl.config.errors import ConfigError
+from labrl.dashboards.login import has_login
+from labrl.lab.search.storage import StudyStorage
+from labrl.processes import name_user_and_home
+from labrl.storage.experiment_folder import STUDY_FILE
+
+
+def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 60) / ("y" * 60)
+    folder.mkdir(parents=True)
+    with pytest.raises(OSError, match="path too long"), socket.socket(socket.AF_UNIX) as own:
+        own.bind(str(folder))
+    words = ["agent=dqn", "env.num_envs=2", "env.max_frame=300", "agent.learning_starts=100", "seed=1"]
+    words += [
+        "env.vectorization=async",
+        "meta.async_unroll={}",
+        "meta.rigorous_eval=1",
+        "meta.async_eval=true",
+    ]
+    words += ["meta.report=false", "meta.videos=false", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
+    command = [sys.executable, "-m", "labrl", *words]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(folder)}, check=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+    assert not list(folder.glob("pymp-*"))
+
+
+def test_a_user_whom_the_system_does_not_know_gets_a_name_and_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in (
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "LNAME",
+        "USERNAME",
+        "NETRC",
+        "WANDB_API_KEY",
+        "WANDB_CONFIG_DIR",
+    ):
+        monkeypatch.setenv(name, "")  # so that it is as before in the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert not has_login()
+    name_user_and_home()
+    assert os.environ["USER"] == str(os.getuid())
+    assert Path.home().parent == tmp_path
+    assert Path.home().stat().st_mode & 0o777 == 0o700
+
+
+def test_workers_are_refused_where_nothing_can_be_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(self: object) -> NoReturn:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", no_room)
+    words = [
+        "agent=random",
+        "env.num_envs=2",
+        "env.max_frame=100",
+        "env.vectorization=async",
+        "wandb=disabled",
+    ]
+    with pytest.raises(ConfigError, match=r"env\.vectorization=async.*/dev/shm"):
+        labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_study_lies_in_its_folder_whatever_that_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "100%41 ?a=b {c} #d"
+    StudyStorage(None, folder).close()
+    assert (folder / STUDY_FILE).exists()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
