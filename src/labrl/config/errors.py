@@ -19,7 +19,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     Close is a name that takes few edits, of a short one a single edit, or one that begins with `word`.
     """
     given = word.lower()
-    ranks: dict[str, tuple[float, float]] = {}
+    ranks: dict[str, tuple[float, float, int]] = {}
     for name in known:
         lower = name.lower()
         ratio = difflib.SequenceMatcher(None, lower, given).ratio()
@@ -28,7 +28,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
             continue
         edits = _edits(given, lower)
         if begins or edits == 1 or len(lower) > SHORT:
-            ranks[name] = (min(edits, 1.5) if begins else edits, -ratio)
+            ranks[name] = (min(edits, 1.5) if begins else edits, -ratio, _edits(word, name))
     return min(ranks, key=lambda name: ranks[name], default=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -268,6 +269,7 @@ def _agents_where(true_of: Callable[[ConfigResult], bool], loader: ConfigLoader)
     assert isinstance(loader, ConfigLoaderImpl)
     repository = loader.repository
 
+    @cache  # many agents build on the same one
     def holds(agent: str) -> bool:
         file = repository.load_config(f"agent/{agent}")
         if file is None:
