@@ -110,7 +110,7 @@ def test_a_session_that_is_left_gets_as_many_threads_as_it_had_among_others(
     shutil.rmtree(run / "session_1")
     given: list[int] = []
 
-    def in_processes(config: Any, plain: Any, folder: RunFolder, indices: list[int], num_threads: int) -> Any:
+    def in_processes(config: Any, folder: RunFolder, indices: list[int], num_threads: int) -> Any:
         given.append(num_threads)
         return dict.fromkeys(indices, 0)
 

@@ -42,9 +42,9 @@ class Workers(AsyncVectorEnv[Any, Any]):
 
     def __init__(self, makes: Sequence[MakeEnv], at_once: int) -> None:
         """at_once: how many step at the same time, at most."""
-        _check_semaphores()
         carried = Carried()
         with signals_wait_in_children():
+            _check_semaphores()
             super().__init__(
                 [_WorkerFactory(make, carried) for make in makes],
                 copy=False,

@@ -62,7 +62,6 @@ class ActorEnv:
         taken, self._taken = multiprocessing.get_context("spawn").Pipe(duplex=False)
         arguments = (taken, config, options, index, seed, num_threads)
         self._companion = Companion(NAME, serve, arguments, folder.log)
-        taken.close()
         try:
             described: Described = self._next(START_SECONDS)
         except BaseException:
