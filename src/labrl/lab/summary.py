@@ -98,14 +98,14 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
     """Say what each return in the table is the mean of."""
     counts = sorted({session.return_episodes for session in sessions if session.return_episodes})
     if counts == [1]:
-        yield "return: of the only training episode that has ended"
+        yield "return: of the one training episode that ended"
     elif counts:
         many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        yield f"return: mean ± standard deviation of the last {many} training episodes"
+        yield f"return: mean ± standard deviation over the last {many} training episodes"
     if "best eval" in columns:
-        yield "best eval: highest mean return of one evaluation, in separate environments"
+        yield "best eval: highest mean return of an evaluation in separate environments"
     elif "best" in columns and any(session.best_source for session in sessions):
-        yield "best: the highest such mean at an evaluation checkpoint"
+        yield "best: highest of these means at an evaluation checkpoint"
 
 
 def _without_return(session: SessionResult) -> bool:
