@@ -11,11 +11,9 @@ from exact_cases import QUIET, small
 from gymnasium.spaces import Discrete
 
 import labrl
-from labrl.config.component import Component
 from labrl.config.errors import ConfigError
 from labrl.envs.actions import ActionRecord
-from labrl.envs.watch import watch
-from labrl.lab.replay import Replay
+from labrl.lab.replay import check
 from labrl.storage.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
 
 CARTPOLE = [*QUIET, "agent=random", "env=cartpole", "env.num_envs=3", "meta.eval_frequency=300"]
@@ -34,15 +32,6 @@ def equal(one: RecordedEpisode, other: RecordedEpisode) -> bool:
     return same and plain == others
 
 
-def difference(episode: RecordedEpisode) -> str | None:
-    env = watch(Component.parse(episode.env, "env"))
-    replay = Replay(episode, env)
-    for _ in replay.pictures():
-        pass
-    env.close()
-    return replay.difference
-
-
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "pong"])
 def test_recorded_episodes_play_again_to_the_bit(task: str, tmp_path: Path) -> None:
     episodes = run(tmp_path / "run", *small("random", task))
@@ -54,24 +43,24 @@ def test_recorded_episodes_play_again_to_the_bit(task: str, tmp_path: Path) -> N
         rows = list(csv.DictReader(file))
     # The window of this short run still holds all its episodes.
     assert best.episode_return == float(rows[-1]["return_max"])
-    assert difference(best) is None
-    assert difference(last) is None
+    assert check(best) is None
+    assert check(last) is None
 
 
 def test_a_replay_that_comes_out_otherwise_says_where(tmp_path: Path) -> None:
     episode = read_episode(run(tmp_path / "run", *CARTPOLE, "env.max_frame=600") / "last.npz")
     plain = episode.plain()
-    assert difference(episode) is None
+    assert check(episode) is None
     other = RecordedEpisode(**{**plain, "episode_return": 3.5})
-    assert difference(other) == f"return {episode.episode_return:g}, recorded 3.5"
+    assert check(other) == f"return {episode.episode_return:g}, recorded 3.5"
     longer = RecordedEpisode(**{**plain, "length": episode.length + 1})
-    assert "ended after" in str(difference(longer))
+    assert "ended after" in str(check(longer))
     shorter = RecordedEpisode(**{**plain, "actions": episode.actions[:-1]})
-    assert "had not ended" in str(difference(shorter))
+    assert "had not ended" in str(check(shorter))
     moved = RecordedEpisode(**{**plain, "final_observation": "0"})
-    assert difference(moved) == "the last observation is not the recorded one"
+    assert check(moved) == "the last observation is not the recorded one"
     reseeded = RecordedEpisode(**{**plain, "seed": episode.seed + 1})
-    assert difference(reseeded) is not None
+    assert check(reseeded) is not None
 
 
 @pytest.mark.parametrize("evaluation", [[], ["meta.rigorous_eval=3"]])
@@ -105,7 +94,7 @@ def test_with_an_evaluation_of_its_own_its_episodes_are_recorded(tmp_path: Path)
     with open(tmp_path / "run" / "session_0" / "eval.csv") as file:
         rows = list(csv.DictReader(file))
     assert best.episode_return == max(float(row["return_max"]) for row in rows)
-    assert difference(best) is None
+    assert check(best) is None
 
 
 def test_recording_can_be_left_out_and_changes_nothing_of_the_run(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def _unknown(env_id: str, problem: error.Error) -> str:
             f"env.id={env_id}: games of the ALE are env=<game>: set env={game}. As one of Gymnasium's "
             "environments it needs env.import_module=ale_py, and is another one: its frames are not prepared."
         )
-    hint = did_you_mean(env_id, gymnasium.registry, "env.id=")
+    hint = did_you_mean(env_id, reversed(gymnasium.registry), "env.id=")  # of equals the newest
     if not hint:
         newest = re.search(r"Did you mean: `(.+?)`", str(problem))
         hint = f" Did you mean {newest[1]}?" if newest else ""
