@@ -108,7 +108,11 @@ def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -
     value, for two trials that are the same or have one folder, and for more GPUs than there are.
     """
     own = combinations(words)
-    trials = [_new(number, *one) for number, one in enumerate(zip(own, map(compose, own), strict=True))]
+    trials: list[_Trial] = []
+    for number, one in enumerate(own):
+        trials.append(_new(number, one, compose(one)))
+        if not trials[1:]:  # what is wrong with all of them is known before the others are composed
+            _check_values(trials[0], own)
     _check_twice(trials)
     return Plan([trial.record for trial in trials], _orders(trials, machine))
 
@@ -326,7 +330,7 @@ def _orders(
             # its run folder knows, where whoever was to record it was killed while the report was made
             trial.record.status, trial.record.error = "finished", None
         else:
-            _check_values(trial, trials)
+            _check_values(trial, [one.record.overrides for one in trials])
             left.append(trial)
     if again is not None:
         _check_pasts(left, trials, again)
@@ -343,16 +347,17 @@ def _orders(
     return orders
 
 
-def _check_values(trial: _Trial, trials: Sequence[_Trial]) -> None:
-    """Raises ConfigError for what is wrong with the trial, as far as its values tell.
+def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
+    """Raise ConfigError for what is wrong with the trial, as far as its values tell.
 
+    trials: the overrides of each trial of the experiment; those that all have are left out of the message.
     Whether agent and environment fit each other the trial finds out itself: of a grid over several, those
     that do are wanted all the same.
     """
     try:
         check_values(trial.plain, trial.cfg)
     except ConfigError as error:
-        shared = set.intersection(*(set(one.record.overrides) for one in trials))
+        shared = set.intersection(*map(set, trials))
         own = " ".join(word for word in trial.record.overrides if word not in shared)
         raise ConfigError(f"trial {own}: {error}" if own else str(error)) from error
 
