@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from labrl.session.episodes import Source
+if TYPE_CHECKING:  # it loads NumPy, for which a refused value would have to wait
+    from labrl.session.episodes import Source
+
 
 SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
 
