@@ -273,7 +273,7 @@ def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Spac
     [
         (["meta.eval_epsilon=0.1"], r"eval_epsilon=0\.1 needs .* meta\.rigorous_eval is null"),
         (["meta.eval_epsilon=1.5", "meta.rigorous_eval=4"], r"meta\.eval_epsilon must be at most 1"),
-        (["agent.evaluation_epsilon=0.1", "agent=dqn"], r"agent\.evaluation_epsilon"),
+        (["agent.evaluation_epsilon=0.1", "agent=dqn"], r"agent\.evaluation_epsilon: .*meta\.eval_epsilon"),
         (
             ["meta.eval_greedy=true"],
             r"eval_greedy=true needs .* meta\.rigorous_eval is null.*eval_greedy=false",

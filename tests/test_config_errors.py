@@ -22,6 +22,9 @@ def refused(*overrides: str) -> str:
     [
         ("agent.lrr=1", "agent.lrr: no such key. Did you mean agent.lr?"),
         ("lr=1", "lr: no such key. Did you mean agent.lr?"),
+        ("agent.gamma=0.9", "agent.discount"),
+        ("total_timesteps=1000", "env.max_frame"),
+        ("max_episode_steps=10", "env.max_episode_steps"),
         ("max_frame=1", "max_frame: no such key. Did you mean env.max_frame?"),
         ("agent.network.torso.hidden=[1]", "Did you mean agent.network.torso.mlp.hidden?"),
         ("agent.network.torso.zzz=[1]", "Known there: agent.network.torso._target_, agent.network.torso.mlp"),

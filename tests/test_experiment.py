@@ -3,6 +3,7 @@ missing or unfinished can be run later."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -22,6 +23,7 @@ from test_trial_processes import needs_proc, wait_for
 
 from labrl.cli import main, replay, send_to_wandb
 from labrl.lab.devices import available_cpus
+from labrl.lab.labelled import LabelledLines
 from labrl.storage.experiment_folder import ExperimentFolder
 
 QUICK = [
@@ -470,3 +472,26 @@ def test_wrong_input_is_refused_before_any_trial(
     assert said in told.err
     assert "Traceback" not in told.err + told.out
     assert sorted(Path().rglob("*")) == before
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "printed"),
+    [
+        (_Terminal(), "[0] twelve words\n    wide and\n    more\n[0] short\n"),
+        (io.StringIO(), "[0] twelve words wide and more\n[0] short\n"),
+    ],
+)
+def test_a_trials_lines_break_between_words_in_a_terminal(
+    stream: io.StringIO, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "16")
+    lines = LabelledLines(stream)
+    lines.label = "[0] "
+    lines.write("twelve words wide and more\nsho")
+    lines.write("rt\n")
+    assert stream.getvalue() == printed

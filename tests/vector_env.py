@@ -52,6 +52,8 @@ class Walks(VectorEnv[Any, Any, Any]):
             elif env == which[0]:
                 self.generators = [gymnasium.utils.seeding.np_random(seed[env])[0]] * self.num_envs
         self.position[which] = self.position[which] if self.fault == "does not forget" else 0
+        if self.fault == "resets without info":
+            return self._observation(which)
         return self._observation(which), {}
 
     def step(self, actions: NDArray) -> Any:
@@ -63,7 +65,9 @@ class Walks(VectorEnv[Any, Any, Any]):
         if self.fault == "fails":
             raise RuntimeError("no more steps")
         reward = np.full((self.num_envs, 1) if self.fault == "gives columns" else self.num_envs, 0.1)
-        return seen, reward, over, np.zeros_like(over), {}
+        if self.fault == "plays Gym's old interface":
+            return seen, reward, over, {}
+        return seen, reward, over, np.zeros_like(over), None if self.fault == "has no info" else {}
 
     def render(self) -> Any:
         return [np.full((30, 40, 3), min(position, 255), np.uint8) for position in self.position]

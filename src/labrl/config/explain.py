@@ -26,6 +26,19 @@ RECIPES = "experiment"
 VERBS = ("resume", "rerun", "enjoy", "force", "pin")
 """Words that are typed with a plus and are no keys."""
 
+NAMED_ELSEWHERE = {
+    "buffer_size": "agent.memory.capacity",
+    "ent_coef": "agent.entropy_coef",
+    "evaluation_epsilon": "meta.eval_epsilon",
+    "gamma": "agent.discount",
+    "learning_rate": "agent.lr",
+    "max_episode_steps": "env.max_episode_steps",
+    "n_steps": "agent.horizon",
+    "total_timesteps": "env.max_frame",
+    "vf_coef": "agent.value_coef",
+}
+"""labrl's keys for names that other libraries, or earlier versions of labrl, use."""
+
 
 def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
     """`error`, raised while `overrides` were composed, as one that says what to type instead."""
@@ -64,7 +77,10 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     differs = re.match(r"Could not delete from config\. The value of '([^']*)' is (.*) and not ", message)
     if differs:
         key, value = differs.groups()
-        return ConfigError(f"~{key}: its value is {value}; to take it away whatever it is, write ~{key}")
+        return ConfigError(
+            f"~{key}: its value is {value}, not the one given. {key}=<value> changes it; "
+            f"~{key} without a value takes it away, unless the run needs it"
+        )
     several = re.match(r"Ambiguous value for argument '([^=]*)=(.*)'", message)
     if several:
         key, values = several.groups()
@@ -221,8 +237,11 @@ def _emptied(key: str, overrides: Sequence[str], loader: ConfigLoader) -> str | 
 
 
 def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | None:
-    """The full key most likely meant: a sibling, the same last word elsewhere, or any that looks alike."""
+    """The full key most likely meant: another library's name for it, a sibling, the same last word elsewhere,
+    or any that looks alike."""
     parent, _, leaf = key.rpartition(".")
+    if NAMED_ELSEWHERE.get(leaf) in keys:
+        return NAMED_ELSEWHERE[leaf]
     siblings = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         siblings |= {verb: f"+{verb}" for verb in VERBS}

@@ -84,7 +84,7 @@ class WatchedGymnasium(GymnasiumEnv):
         try:
             pictures: Any = self._env.render()
         except (Exception, SystemExit) as error:
-            raise self._no_picture(f"failed: {type(error).__name__}: {error}") from error
+            raise self._no_picture(f"failed: {type(error).__name__}: {error}".rstrip(": ")) from error
         rendered = pictures[0] if isinstance(pictures, list | tuple | np.ndarray) and len(pictures) else None
         if isinstance(pictures, np.ndarray) and pictures.ndim == 3 and pictures.shape[2] in (3, 4):
             rendered = pictures  # one of all members of a vector environment

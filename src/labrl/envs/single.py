@@ -32,6 +32,12 @@ _told: set[str] = set()
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
 
+_RETURNED = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
+
+
 class AnswerError(ValueError):
     """`reset` or `step` of an environment did not return what Gymnasium's interface asks for."""
 
@@ -52,11 +58,9 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise
             signature = "reset(self, *, seed=None, options=None)"
             raise AnswerError(
-                f"{self._method('reset')} must be defined as {signature}: {problem}"
+                f"{_method(self.env, 'reset')} must be defined as {signature}: {problem}"
             ) from problem
-        if type(answer) is not tuple or len(answer) != 2:
-            return self._sequence(answer, "reset", "(observation, info)", 2)
-        return answer
+        return answered(self.env, "reset", answer)
 
     def step(self, action: Any) -> Any:
         """As the environment's."""
@@ -65,9 +69,7 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
         except (TypeError, ValueError, IndexError):
             self._ask_inside(lambda inner: inner.step(action))
             raise
-        if type(answer) is not tuple or len(answer) != 5:
-            return self._sequence(answer, "step", "(observation, reward, terminated, truncated, info)", 5)
-        return answer
+        return answered(self.env, "step", answer)
 
     def _ask_inside(self, ask: Callable[[Answers], Any]) -> None:
         """Ask the environment inside failed wrappers once more. Raises AnswerError if that was the reason."""
@@ -79,24 +81,29 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
             except Exception:  # whatever it says now, the first error is the one to be told
                 return
 
-    def _sequence(self, answer: Any, method: str, wanted: str, count: int) -> tuple[Any, ...]:
-        """A list or a named tuple of all values as a tuple. Raises AnswerError for anything else."""
-        several = isinstance(answer, tuple | list)
-        if several and len(answer) == count:
-            return tuple(answer)
-        came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
-        hint = ""
-        if method == "step" and several and len(answer) == 4:
-            hint = ". Gym's old interface has four: replace its `done` by `terminated, truncated`"
-        elif method == "reset" and not several:
-            hint = ". Return `observation, {}` where there is no info"
-        raise AnswerError(
-            f"{self._method(method)} must return {count} values, {wanted}, and returned {came}{hint}"
-        )
 
-    def _method(self, name: str) -> str:
-        kind = type(self.env)
-        return f"{kind.__module__}.{kind.__qualname__}.{name}()"
+def answered(env: Any, method: str, answer: Any) -> tuple[Any, ...]:
+    """What `reset` or `step` of `env` returned, as a tuple. Raises AnswerError unless it holds all values."""
+    wanted = _RETURNED[method]
+    if type(answer) is tuple and len(answer) == len(wanted):
+        return answer
+    several = isinstance(answer, tuple | list)
+    if several and len(answer) == len(wanted):
+        return tuple(answer)
+    came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
+    hint = ""
+    if method == "step" and several and len(answer) == 4:
+        hint = ". Gym's old interface has four: replace its `done` by `terminated, truncated`"
+    elif method == "reset" and not several:
+        hint = ". Return `observation, {}` where there is no info"
+    raise AnswerError(
+        f"{_method(env, method)} must return {len(wanted)} values, ({', '.join(wanted)}), and returned "
+        f"{came}{hint}"
+    )
+
+
+def _method(env: Any, name: str) -> str:
+    return f"{type(env).__module__}.{type(env).__qualname__}.{name}()"
 
 
 def _kind(value: Any) -> str:

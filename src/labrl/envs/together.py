@@ -22,7 +22,7 @@ from labrl.config.errors import ConfigError
 from labrl.envs.checked import LATE, expected
 from labrl.envs.masks import KEY, carries_mask, choices, first_valid, flags_of
 from labrl.envs.repeatability import same
-from labrl.envs.single import EnvFactory, takes
+from labrl.envs.single import AnswerError, EnvFactory, answered, takes
 
 STEPS = 50
 """Of each of the two longest episodes that are compared before a vector environment is taken."""
@@ -93,7 +93,7 @@ class VectorFactory(EnvFactory):
     def _check(self, env: Any) -> None:
         if isinstance(env, gymnasium.Env) and not hasattr(env, "num_envs"):
             self._refuse(
-                f"it makes a {type(env).__name__}, which plays one episode at a time. Set {ONE_BY_ONE}"
+                f"{type(env).__name__}, which it makes, plays one episode at a time. Set {ONE_BY_ONE}"
             )
         lacking = [
             name
@@ -111,7 +111,7 @@ class VectorFactory(EnvFactory):
             )
         if lacking:
             self._refuse(
-                f"it must make a gymnasium.vector.VectorEnv; what it makes, a {type(env).__name__}, lacks "
+                f"it must make a gymnasium.vector.VectorEnv; the {type(env).__name__} that it makes lacks "
                 f"{', '.join(lacking)}"
             )
         if getattr(env, "num_envs", None) != self.num_envs:
@@ -185,7 +185,8 @@ class Together:
         """
         which = options["reset_mask"]
         # Gymnasium's own take the mask out of the dictionary, and somebody's may keep it.
-        given, info = self._env.reset(seed=list(seed), options={"reset_mask": which.copy()})
+        answer = self._env.reset(seed=list(seed), options={"reset_mask": which.copy()})
+        given, info = answered(self._env, "reset", answer)
         self._steps[which] = 0
         fresh = self._looked_at(given, "after a reset")
         before = self._present
@@ -198,7 +199,8 @@ class Together:
         self, actions: NDArray
     ) -> tuple[Any, NDArray, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Act in every environment, [num_envs, *action]. Returns what `InTurn.step` does."""
-        given, reward, terminated, truncated, info = self._env.step(actions.copy())
+        answer = self._env.step(actions.copy())
+        given, reward, terminated, truncated, info = answered(self._env, "step", answer)
         self._steps += 1
         self._present = self._looked_at(given, "after a step")
         rewards = self._row(reward, "rewards", "biuf").astype(np.float64)
@@ -243,8 +245,10 @@ class Together:
             )
         return row
 
-    def _masks(self, seen: Any, info: Mapping[str, Any], which: NDArray[np.bool_]) -> dict[str, Any]:
+    def _masks(self, seen: Any, info: Any, which: NDArray[np.bool_]) -> dict[str, Any]:
         """Flags of the valid actions, [num_envs, flags], and of which environments they are."""
+        if not isinstance(info, Mapping):
+            raise ValueError(f"{self._name}: its info is {info!r}, it must be a dict")
         if not self._heeds or not (self._in_dict or KEY in info):
             return {}
         if not self.masked:
@@ -288,6 +292,8 @@ class Together:
             alone = self._played([0, *range(102 + n, 101 + 2 * n)], mixed)
         except ConfigError:
             raise
+        except AnswerError as error:
+            make._refuse(str(error))
         except (Exception, SystemExit) as error:
             make._refuse(f"it failed when it was tried: {type(error).__name__}: {error}. {NEEDED}")
         self._present = None
@@ -296,8 +302,8 @@ class Together:
             make._refuse(f"the same seeds and actions gave other episodes the second time. {NEEDED}")
         if not _same(slice(1, None), first, before + restarted[1:]):
             make._refuse(
-                f"environments went another way when another one was reset alone. {NEEDED}, and must leave "
-                "the others as they are"
+                f"the reset of one environment changed the episodes of the others. {NEEDED}; the others must "
+                "stay as they are"
             )
         if not _same(slice(1), alone, restarted):
             make._refuse(f"an environment that was reset alone did not play as its seed says. {NEEDED}")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
 
 class LabelledLines(io.TextIOBase):
-    """Passes whole lines on, each with a label before it and in one piece. Never a terminal."""
+    """Passes whole lines on, each with a label before it and in one piece. Never a terminal.
+
+    Where they end up in a terminal, lines that are wider are broken between words.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.label = ""
@@ -24,7 +29,7 @@ class LabelledLines(io.TextIOBase):
         """Keep what has no end yet. Returns the number of characters."""
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
-            self._pass_on("".join(f"{self.label}{line}\n" if line.strip() else "\n" for line in lines))
+            self._pass_on("".join(f"{self._labelled(line)}\n" if line.strip() else "\n" for line in lines))
         return len(text)
 
     def flush(self) -> None:
@@ -36,6 +41,16 @@ class LabelledLines(io.TextIOBase):
         if self._begun:
             self.write("\n")
         super().close()
+
+    def _labelled(self, line: str) -> str:
+        whole = f"{self.label}{line}"
+        width = shutil.get_terminal_size().columns
+        if len(whole) <= width or not self._stream.isatty():
+            return whole
+        indent = " " * len(self.label)
+        return textwrap.fill(
+            whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
 
     def _pass_on(self, text: str) -> None:
         try:
