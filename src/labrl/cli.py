@@ -223,6 +223,10 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
         from labrl.analysis.listing import as_plain, as_table, entries
 
         _check_statuses(words.filters)
+        if not words.root.expanduser().is_dir():
+            raise ConfigError(
+                f"{words.root}: there is no such folder. For another one: labrl-runs --root <folder>"
+            )
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))

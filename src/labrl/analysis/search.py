@@ -200,7 +200,7 @@ def verdict(search: SearchResult) -> Iterator[str]:
         yield f"Several objectives ({', '.join(search.objective)}): no single trial is the best."
         return
     if not ranked:
-        yield "No trial has come to its end yet."
+        yield "No trial has finished yet."
         return
     objective, first = search.objective[0], ranked[0]
     highest = "highest" if search.maximize[0] else "lowest"

@@ -346,7 +346,10 @@ def _checksum(manifest: dict[str, Any]) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = json.loads((path / MANIFEST).read_bytes())
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except ValueError:
+        manifest = None
     if not isinstance(manifest, dict) or manifest.get("checksum") != _checksum(manifest):
         raise ValueError(f"{MANIFEST} is damaged")
     return manifest

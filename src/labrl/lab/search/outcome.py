@@ -58,7 +58,7 @@ def conclude(
             (one for one in told["confirmed"] if one["trial"] == told["winner"]), None
         )
     else:
-        say("no trial has come to its end: there is no best one")
+        say("no trial has finished, so there is no best one")
     trials = study.trials()
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     running = sum(not trial.state.is_finished() for trial in trials)
