@@ -224,9 +224,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
         _check_statuses(words.filters)
         if not words.root.expanduser().is_dir():
-            raise ConfigError(
-                f"{words.root}: there is no such folder. For another one: labrl-runs --root <folder>"
-            )
+            raise ConfigError(f"{words.root} is not there. For another folder: labrl-runs --root <folder>")
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
