@@ -150,6 +150,12 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
     return RunFolder.open(best.path)
 
 
+def newest_folder() -> Path:
+    """The newest run under ./runs; of a trial its whole experiment. Raises ConfigError if there is none."""
+    run = _latest({})
+    return experiment_of(run.path) or run.path
+
+
 def _trials_of(experiment: Path, verb: Verb) -> str:
     """What to name in place of an experiment, for a command that takes one run."""
     from labrl.lab.best import listed
