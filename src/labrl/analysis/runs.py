@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labrl.analysis.rows import Column, Rows, read_rows
+from labrl.analysis.rows import Column, Rows, of_one_source, read_rows
 from labrl.config.errors import ConfigError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
@@ -192,7 +192,8 @@ class Run:
         result = self._result(folder)
         alive = self.status == "running"
         status = str(result.get("status") or self._unfinished())
-        train, evaluation = read_rows(folder.train_csv), read_rows(folder.eval_csv)
+        train = read_rows(folder.train_csv)
+        evaluation = of_one_source(read_rows(folder.eval_csv), folder.eval_csv.name)
         warnings = train.warnings + evaluation.warnings
         if not alive and (train.cut or evaluation.cut):  # of a file that is being written it is no fault
             warnings.append("half a last line is left out")
