@@ -241,8 +241,10 @@ def test_an_experiment_has_its_trials_in_order_and_tells_which_are_missing(tmp_p
     with FolderLock(tmp_path):
         assert experiment.status == "running"
     (tmp_path / EXPERIMENT_MARKER).write_text("[")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_experiment(tmp_path)
+    damaged = load_experiment(tmp_path)
+    assert damaged.info == {}
+    assert len(damaged.warnings) == 1
+    assert EXPERIMENT_MARKER in damaged.warnings[0]
 
 
 def test_runs_without_an_experiment_file_are_read_as_one(tmp_path: Path) -> None:

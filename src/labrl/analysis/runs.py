@@ -291,7 +291,8 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
 def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
     """The experiment that lies at `folder`, or all runs below it as if they were one.
 
-    Raises ConfigError where there is neither, and where `experiment.json` is damaged.
+    Where `experiment.json` is damaged, these are its runs, with a warning. Raises ConfigError where there is
+    no run.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     marker = path / EXPERIMENT_MARKER
@@ -304,7 +305,8 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
             for trial in info.get("trials", [])
         ]
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{marker} cannot be read: {error}") from error
+        damage = f"{marker} cannot be read ({error}): what it says of the experiment is left out"
+        return Experiment(path, {}, _runs_below(path), [damage])
     runs, warnings = [], []
     for number, name, status, reason in trials:
         if name is not None and (path / name / MARKER).exists():
