@@ -46,6 +46,23 @@ def test_empty_cells_are_nan_and_half_a_last_line_is_left_out(tmp_path: Path) ->
     assert session.warnings == ["half a last line is left out"]
 
 
+def test_scores_from_before_rigorous_eval_was_switched_are_left_out(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", [rows_of([100, 200, 300, 400], [50.0, 90.0, 20.0, 30.0])])
+    table = path / "session_0" / "eval.csv"
+    header, *lines = table.read_text().splitlines()
+    place = header.split(",").index("source")
+    for line, source in enumerate(["evaluation", "evaluation", "training", "training"]):
+        cells = lines[line].split(",")
+        cells[place] = source
+        lines[line] = ",".join(cells)
+    table.write_text("\n".join([header, *lines, ""]))
+    session = load_run(path).sessions[0]
+    assert session.eval["return_mean"].tolist() == [20.0, 30.0]
+    assert len(session.train["frame"]) == 4
+    assert len(session.warnings) == 1
+    assert "meta.rigorous_eval" in session.warnings[0]
+
+
 def test_a_frame_counts_once_the_later_row_for_it_and_frames_rise(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rows_of([100, 300, 200, 300], [1.0, 2.0, 3.0, 4.0])])
     session = load_run(path).sessions[0]
@@ -224,8 +241,10 @@ def test_an_experiment_has_its_trials_in_order_and_tells_which_are_missing(tmp_p
     with FolderLock(tmp_path):
         assert experiment.status == "running"
     (tmp_path / EXPERIMENT_MARKER).write_text("[")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_experiment(tmp_path)
+    damaged = load_experiment(tmp_path)
+    assert damaged.info == {}
+    assert len(damaged.warnings) == 1
+    assert EXPERIMENT_MARKER in damaged.warnings[0]
 
 
 def test_runs_without_an_experiment_file_are_read_as_one(tmp_path: Path) -> None:

@@ -114,6 +114,19 @@ def test_one_folder_is_made_again_in_place_even_of_a_killed_run(
     assert RunFolder.open(path).changed.exists()
 
 
+def test_latest_is_the_newest_run_or_the_experiment_that_it_is_part_of(tmp_path: Path) -> None:
+    assert report(["latest"]) == 2
+    alone = write_run(tmp_path / "runs" / "a", [rising(10)], created="2026-01-01")
+    assert report(["latest"]) == 0
+    assert (alone / "report.html").exists()
+    experiment = tmp_path / "runs" / "b"
+    trial = write_run(experiment / "0_ppo_cartpole", [rising(10)], created="2026-01-02")
+    write_experiment(experiment, [(trial.name, {"status": "finished"})])
+    assert report(["latest"]) == 0
+    assert (experiment / "report.html").exists()
+    assert not (trial / "report.html").exists()
+
+
 def test_several_runs_are_compared_where_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for index, lr in enumerate((1e-3, 1e-3, 1e-4)):
         config = config_with(agent__lr=lr, seed=index)

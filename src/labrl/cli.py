@@ -295,7 +295,9 @@ def report(argv: Sequence[str] | None = None) -> int:
         description="Make the report of a run or an experiment again, or compare any runs: "
         "a table, and report.html with its plots.",
     )
-    parser.add_argument("places", nargs="+", metavar="folder", help="run or experiment folders, or globs")
+    parser.add_argument(
+        "places", nargs="+", metavar="folder", help="run or experiment folders, globs, or latest"
+    )
     out = "where the files go; by default into the folder itself, those of several into ./comparison"
     by = "what makes a group, such as agent.lr; by default runs that differ only in the seed are one"
     form = "of the table, which then is all that is printed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ _DISPENSABLE = ("seeds", "frames", "age", "agent", "env", "return")
 _RIGHT = ("frames", "return", "age")
 
 _NOTHING = "-"
+
+_log = logging.getLogger(__name__)
 
 MOST_GROUPS = 8
 """Groups of an experiment that the table shows."""
@@ -206,6 +209,9 @@ def _of_run(run: Run, root: Path) -> Entry:
 def _of_experiment(home: Path, runs: Sequence[Run], root: Path) -> Entry:
     """runs: those in the folder that are asked for."""
     experiment = load_experiment(home)
+    if not experiment.info:
+        for damage in experiment.warnings:
+            _log.warning("%s", damage)
     created = str(experiment.info.get("created") or min(run.created for run in runs))
     kind = str(experiment.info.get("kind") or "experiment")
     folder, status = _relative(home, root), experiment.status

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
 
+SOURCES = {"training": 0.0, "evaluation": 1.0}
+"""Numbers that stand for the episodes of which a score is, in the column `source`."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -20,7 +23,7 @@ class Rows:
     columns: dict[str, Column] = field(default_factory=lambda: {"frame": np.empty(0)})
     """Column by name, all of one length, sorted by `frame`; nan where a cell is empty.
 
-    `frame` is always there. Columns that hold only text are not.
+    `frame` is always there. Columns of text are not, except `source` as numbers of `SOURCES`.
     """
     warnings: list[str] = field(default_factory=list)
     """What was left out or looks wrong, in words."""
@@ -60,6 +63,25 @@ def read_rows(path: Path) -> Rows:
     return Rows(_in_order(columns, path.name, warnings), warnings, cut)
 
 
+def of_one_source(scores: Rows, name: str) -> Rows:
+    """The rows whose source is that of the last row, without this column; a warning if others are left out.
+
+    Scores of the two sources do not compare: a resume may have switched `meta.rigorous_eval` on or off.
+    """
+    columns = {column: values for column, values in scores.columns.items() if column != "source"}
+    source = scores.columns.get("source", np.empty(0))
+    same = source == source[-1:]
+    if same.all():
+        return Rows(columns, scores.warnings, scores.cut)
+    frame = columns["frame"]
+    warning = (
+        f"{name}: {_rows(int((~same).sum()))} up to frame {frame[~same][-1]:,.0f} left out, "
+        "from before a resume changed meta.rigorous_eval: scores of the two kinds do not compare"
+    )
+    kept = {column: values[same] for column, values in columns.items()}
+    return Rows(kept, [*scores.warnings, warning], scores.cut)
+
+
 def _rows(number: int) -> str:
     return "1 row" if number == 1 else f"{number} rows"
 
@@ -77,7 +99,7 @@ def _number(cell: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        return np.nan
+        return SOURCES.get(cell, np.nan)
 
 
 def _in_order(columns: dict[str, Column], name: str, warnings: list[str]) -> dict[str, Column]:

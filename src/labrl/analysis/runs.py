@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labrl.analysis.rows import Column, Rows, read_rows
+from labrl.analysis.rows import Column, Rows, of_one_source, read_rows
 from labrl.config.errors import ConfigError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
@@ -192,7 +192,8 @@ class Run:
         result = self._result(folder)
         alive = self.status == "running"
         status = str(result.get("status") or self._unfinished())
-        train, evaluation = read_rows(folder.train_csv), read_rows(folder.eval_csv)
+        train = read_rows(folder.train_csv)
+        evaluation = of_one_source(read_rows(folder.eval_csv), folder.eval_csv.name)
         warnings = train.warnings + evaluation.warnings
         if not alive and (train.cut or evaluation.cut):  # of a file that is being written it is no fault
             warnings.append("half a last line is left out")
@@ -290,7 +291,8 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
 def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
     """The experiment that lies at `folder`, or all runs below it as if they were one.
 
-    Raises ConfigError where there is neither, and where `experiment.json` is damaged.
+    Where `experiment.json` is damaged, these are its runs, with a warning. Raises ConfigError where there is
+    no run.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     marker = path / EXPERIMENT_MARKER
@@ -303,7 +305,8 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
             for trial in info.get("trials", [])
         ]
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{marker} cannot be read: {error}") from error
+        damage = f"{marker} cannot be read ({error}): what it says of the experiment is left out"
+        return Experiment(path, {}, _runs_below(path), [damage])
     runs, warnings = [], []
     for number, name, status, reason in trials:
         if name is not None and (path / name / MARKER).exists():

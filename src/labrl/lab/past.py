@@ -144,10 +144,17 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
         )
     best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
     if best is None:
-        say(f"{place} has no trial with a result yet: its newest is taken, {newest.path.name}")
+        among = f" of those that agree with {_told(wanted)}" if wanted else ""
+        say(f"{place}: no trial{among} has a return yet, so the newest is taken, {newest.path.name}")
         return newest
     say(f"{place} is the newest: its best trial is taken, {best.path.name}, with {best.told}")
     return RunFolder.open(best.path)
+
+
+def newest_folder() -> Path:
+    """The newest run under ./runs; of a trial its whole experiment. Raises ConfigError if there is none."""
+    run = _latest({})
+    return experiment_of(run.path) or run.path
 
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
@@ -173,9 +180,12 @@ def _latest(wanted: dict[str, str]) -> RunFolder:
         # a run that was killed before it was recorded has done nothing
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
-    told = " ".join(f"{group}={option}" for group, option in wanted.items())
-    agrees = f" that agrees with {told}" if found and told else ""
+    agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
     raise ConfigError(f"there is no run under {RUNS.absolute()}{agrees}: name a run folder")
+
+
+def _told(wanted: Mapping[str, str]) -> str:
+    return " ".join(f"{group}={option}" for group, option in wanted.items())
 
 
 def chosen(command: Command) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from labrl.config.consistency import ABSENT, changes
 from labrl.config.errors import ConfigError
+from labrl.lab.past import newest_folder
 from labrl.storage.atomic import write_json
 from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import MARKER, RunFolder
@@ -124,14 +125,15 @@ def wants_report(folder: Path) -> bool:
 def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:
     """What `labrl-report` does: build, print the table, and say where the report is.
 
-    places: folders or globs; out: folder for the files; by: see `grouped`; form: of the table: `md`,
-    `csv` or `latex`, which then is all that goes to the standard output. Raises ConfigError.
+    places: folders, globs, or `latest`; out: folder for the files; by: see `grouped`; form: of the table:
+    `md`, `csv` or `latex`, which then is all that goes to the standard output. Raises ConfigError.
     """
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.runs import find_runs
     from labrl.analysis.tables import LEGEND, as_csv, as_latex, as_markdown, comparison_rows
 
     target = Path(os.path.expanduser(out)) if out else None
+    places = [str(newest_folder()) if place == "latest" else place for place in places]
     if len(places) == 1 and by is None and Path(os.path.expanduser(places[0])).is_dir():
         folder = Path(os.path.expanduser(places[0]))
         if (folder / MARKER).exists() and not _up_to_date(RunFolder(folder)):
