@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from run_cases import rising, write_run
 
 from labrl.analysis.files import write_statistics
@@ -25,6 +26,7 @@ from labrl.analysis.report.sections import (
     Table,
 )
 from labrl.analysis.runs import Experiment
+from labrl.analysis.search import read_search, verdict
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 
@@ -98,6 +100,20 @@ def test_hyperparameters_have_importance_parallel_coordinates_and_slices() -> No
     (slices,) = [one for one in found if isinstance(one, Charts)]
     assert [chart.title for chart in slices.charts] == ["agent.lr", "agent.kind"]
     assert slices.charts[0].axes["place"].label == "log10 of agent.lr"
+
+
+@pytest.mark.parametrize(("default", "overlaps"), [([60.0, 160.0, 200.0], True), ([10.0, 20.0, 30.0], False)])
+def test_a_better_mean_whose_interval_overlaps_the_defaults_is_said_to_be_undecided(
+    default: list[float], overlaps: bool
+) -> None:
+    won = {**candidate(3, 165.0), "values": [[150.0], [165.0], [180.0]]}
+    usual = {**candidate(None, sum(default) / 3), "values": [[value] for value in default]}
+    confirm = {"winner": 3, "held": True, "candidates": [won, usual]}
+    found = read_search(experiment(confirm=confirm).info)
+    assert found is not None
+    text = " ".join(verdict(found))
+    assert ("overlap" in text) == overlaps
+    assert "better than the default" in text
 
 
 def test_it_says_whether_the_winner_held_and_gives_the_command() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 if TYPE_CHECKING:
     from labrl.lab.outcome import Outcome
     from labrl.lab.workers import Order
+
+    OnStart = Callable[[int], None]
+    OnEnd = Callable[[int, Outcome], None]
 
 
 class GridSweeper(Sweeper):
@@ -117,14 +121,12 @@ class OrdersLauncher(Launcher):
     def check(self) -> None:
         """Raise ConfigError where the launcher cannot work here."""
 
-    def launch_orders(
-        self,
-        orders: Sequence[Order],
-        on_start: Callable[[int], None],
-        on_end: Callable[[int, Outcome], None],
-    ) -> int | None:
-        """Run the trials. Return None, or the exit code where a signal ended them."""
-        raise NotImplementedError
+    @abstractmethod
+    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
+        """Run the trials and report each start and end by its number.
+
+        Returns None, or the exit code where a signal ended them.
+        """
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one trial for each list of overrides: Hydra's interface, for its own sweepers."""
@@ -167,12 +169,7 @@ class WorkersLauncher(OrdersLauncher):
                 f"got {self.n_jobs}"
             )
 
-    def launch_orders(
-        self,
-        orders: Sequence[Order],
-        on_start: Callable[[int], None],
-        on_end: Callable[[int, Outcome], None],
-    ) -> int | None:
+    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
         """Run the trials with `labrl.lab.workers.Workers`."""
         from hydra.core.utils import setup_globals
 
@@ -201,12 +198,7 @@ class SubmititLocal(OrdersLauncher):
         """Raise ConfigError where submitit is not installed."""
         _require("submitit")
 
-    def launch_orders(
-        self,
-        orders: Sequence[Order],
-        on_start: Callable[[int], None],
-        on_end: Callable[[int, Outcome], None],
-    ) -> int | None:
+    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
         """Submit the trials and look after them; see `labrl.lab.submitted`."""
         from labrl.lab.submitted import run_jobs
 
@@ -243,12 +235,7 @@ class RayTrials(OrdersLauncher):
         """Raise ConfigError where Ray is not installed."""
         _require("ray")
 
-    def launch_orders(
-        self,
-        orders: Sequence[Order],
-        on_start: Callable[[int], None],
-        on_end: Callable[[int, Outcome], None],
-    ) -> int | None:
+    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
         """Hand the trials to Ray and look after them; see `labrl.lab.on_ray`."""
         from labrl.lab.on_ray import run_tasks
 

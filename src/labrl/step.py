@@ -54,7 +54,7 @@ class Step:
     end with what it holds; a rollout, soon forgotten, takes it for a step without reward."""
 
     def copied(self) -> Step:
-        """The same in arrays of its own; fields that were one array still are."""
+        """Return a copy with arrays of its own; fields that shared an array share its copy."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         copies = {id(array): array.copy() for array in arrays.values() if isinstance(array, np.ndarray)}
         return Step(**{name: copies.get(id(array), array) for name, array in arrays.items()})

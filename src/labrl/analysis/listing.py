@@ -75,7 +75,7 @@ class Entry:
     max_frame: int | None
     """The budget of a session; of trials that differ in it, the largest."""
     return_mean: float | None
-    """Of its only group; None where there are several. Of a search that of its winner on fresh seeds."""
+    """Mean return of the only group, for a search its winner's on fresh seeds; None for several groups."""
     return_of: str | None
     """What `return_mean` is the mean of."""
     seeds: int
@@ -89,9 +89,9 @@ class Entry:
     created: str
     """ISO 8601."""
     groups: list[Score]
-    """Of a search that was confirmed, its winner and the default, both on fresh seeds."""
+    """The winner of a confirmed search and the default, both on fresh seeds."""
     best_in_the_search: dict[str, Any] | None = None
-    """Of a search `trial`, `objective`, `value`, and `of`: of how many trials it is the best, by luck too."""
+    """For a search: `trial`, `objective`, `value`, and `of`, the number of trials of which it is the best."""
 
 
 def entries(root: Path, filters: Sequence[str] = ()) -> list[Entry]:

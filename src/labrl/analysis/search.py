@@ -219,7 +219,15 @@ def verdict(search: SearchResult) -> Iterator[str]:
     yield f"Trial {winner.trial} is the best: {objective} {winner.told()}."
     if default is not None and default.mean is not None and winner.mean is not None:
         better = winner.mean > default.mean if search.maximize[0] else winner.mean < default.mean
-        yield f"It is {'' if better else 'no '}better than the default: {default.told()}."
+        if not better:
+            yield f"It is no better than the default: {default.told()}."
+        elif _overlap(winner, default):
+            yield (
+                f"Its mean is better than the default's, but their intervals overlap: {default.told()}. More "
+                "seeds (search.confirm.sessions) can tell them apart."
+            )
+        else:
+            yield f"It is better than the default: {default.told()}."
     before = search.confirmed[0]
     if before.trial == winner.trial:
         yield f"It held: in the search it had {number(before.searched)}, {luck}."
@@ -228,6 +236,16 @@ def verdict(search: SearchResult) -> Iterator[str]:
             f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but did not hold: "
             f"{before.told()}."
         )
+
+
+def _overlap(one: Confirmed, other: Confirmed) -> bool:
+    """Whether the intervals of both share values, or one of them has no interval."""
+    ends = [
+        (estimate.low, estimate.high)
+        for estimate in (one.estimate, other.estimate)
+        if estimate is not None and estimate.low is not None and estimate.high is not None
+    ]
+    return len(ends) < 2 or max(low for low, _ in ends) <= min(high for _, high in ends)
 
 
 def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _ESTIMATES = ("final_return", "area_under_curve", "human_normalized")
 _NOTHING = "–"
 
 LEGEND = f"[low, high]: 95 % interval over the seeds by {METHOD}"
-"""What the brackets of a table are."""
+"""The line that explains the brackets of a table."""
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:

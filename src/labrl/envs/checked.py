@@ -48,13 +48,13 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """As the environment's."""
+        """Pass on the environment's answer."""
         self._steps = 0
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, self._looked_at(observation, info)
 
     def step(self, action: Any) -> Any:
-        """As the environment's; the reward is a float, and the flags are bools."""
+        """Pass on the environment's answer, with the reward as a float and the flags as bools."""
         self._steps += 1
         observation, reward, terminated, truncated, info = self.env.step(action)
         if type(reward) is not float:
@@ -85,7 +85,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}") from None
 
     def _looked_at(self, observation: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the caller gets of `info`."""
+        """Return the part of `info` that the caller gets."""
         if type(info) is not dict and not isinstance(info, Mapping):
             self._refuse(f"its info is {_shown(info)}, it must be a dict")
         try:

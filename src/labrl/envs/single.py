@@ -49,7 +49,7 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """As the environment's."""
+        """Pass on the environment's answer."""
         try:
             answer = self.env.reset(seed=seed, options=options)
         except (TypeError, ValueError, IndexError) as problem:
@@ -63,7 +63,7 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answered(self.env, "reset", answer)
 
     def step(self, action: Any) -> Any:
-        """As the environment's."""
+        """Pass on the environment's answer."""
         try:
             answer = self.env.step(action)
         except (TypeError, ValueError, IndexError):
@@ -164,7 +164,7 @@ class EnvFactory:
         return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
 
     def build(self) -> Any:
-        """What `make` or the id makes, as it is."""
+        """Return what `make` or the id makes, unwrapped."""
         if self.import_module is not None:
             _import(self.import_module)
         if self.make is not None:

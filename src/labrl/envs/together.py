@@ -25,7 +25,7 @@ from labrl.envs.repeatability import same
 from labrl.envs.single import AnswerError, EnvFactory, answered, takes
 
 STEPS = 50
-"""Of each of the two longest episodes that are compared before a vector environment is taken."""
+"""Steps of each of the two longest episodes that are compared before a vector environment is accepted."""
 
 NEEDED = (
     "labrl resets each environment when its episode ends, by reset(seed=[a seed for each], "
@@ -33,7 +33,7 @@ NEEDED = (
 )
 
 ONE_BY_ONE = "env.vectorization=sync (or async)"
-"""What to set where an environment is made for each member."""
+"""Advice for an environment that has to be made once for each member."""
 
 _log = logging.getLogger(__name__)
 

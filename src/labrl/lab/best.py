@@ -22,7 +22,7 @@ class Standing:
     path: Path
     env: str
     place: tuple[float, ...]
-    """Of two trials in one environment the better one has the smaller place."""
+    """Rank among the trials of one environment: the better of two has the smaller one."""
     comparable: bool
     """Whether it is a candidate for the best: it has a result, and no search has stopped it early."""
     told: str

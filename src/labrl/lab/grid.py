@@ -60,7 +60,7 @@ class _Trial:
     record: TrialRecord
     cfg: DictConfig
     past: Past | None = None
-    """What was asked of it so far; None where it has not begun."""
+    """The configuration and command of the trial so far; None where it has not begun."""
     edited: bool = True
     """Whether the edits of a resumed experiment are meant for it."""
 
@@ -71,7 +71,7 @@ class _Trial:
         return {**plain, "seed": self.past.config["seed"]} if self.past and plain["seed"] is None else plain
 
     def changed(self) -> list[Change]:
-        """What differs from its past; nothing where it has none."""
+        """List the keys that differ from its past; none where it has no past."""
         return self.past.changes(self.plain) if self.past else []
 
     def is_done(self) -> bool:
@@ -213,7 +213,7 @@ def _matched(
 
 
 def _part(words: Sequence[str], keys: set[str]) -> dict[str, str]:
-    """Of the values in `words` those of `keys`."""
+    """Return the values of `keys` in `words`."""
     return {key: value for key, value in _values(words).items() if key in keys}
 
 
@@ -274,7 +274,7 @@ def _has(cfg: DictConfig, key: str) -> bool:
 
 
 def _unresolved(cfg: DictConfig) -> dict[str, Any]:
-    """As plain data, with references to other keys still in it."""
+    """Return the configuration as plain data, with references to other keys unresolved."""
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -323,7 +323,7 @@ def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> 
 def _orders(
     trials: Sequence[_Trial], machine: Machine | None, again: ExperimentAgain | None = None
 ) -> list[Order]:
-    """What is left to do, and in the records how each trial stands."""
+    """List what is left to do, and record the status of each trial."""
     left = []
     for trial in trials:
         if trial.is_done():
@@ -381,7 +381,7 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
 
 
 def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
-    """What would have been another past in which trials, and what to type instead."""
+    """Describe which keys contradict the past of which trials, and what to type instead."""
     rows: dict[tuple[str, ...], list[str]] = {}
     found: list[Change] = []
     for trial in refused:

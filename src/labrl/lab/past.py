@@ -67,7 +67,9 @@ class Past:
         gone = [change.key for change in self.changes(plain) if change.new is ABSENT]
         if gone:
             more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
-            raise ConfigError(f"{path} lacks {', '.join(gone[:5])}{more}. {_MEND}")
+            new = [change.key for change in self.changes(plain) if change.old is ABSENT]
+            has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
+            raise ConfigError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}")
         return plain
 
     def usable(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ class Past:
 
 
 Verb = Literal["resume", "rerun", "enjoy", "replay"]
-"""What is wanted of a run."""
+"""The commands that go back to a run."""
 
 
 def tell_damages(folder: RunFolder) -> None:
@@ -158,7 +160,7 @@ def newest_folder() -> Path:
 
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
-    """What to name in place of an experiment, for a command that takes one run."""
+    """List the trials to name in place of an experiment, for a command that takes one run."""
     from labrl.lab.best import listed
 
     return listed(experiment, "labrl-replay " if verb == "replay" else f"labrl +{verb}=")

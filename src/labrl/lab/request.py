@@ -10,7 +10,7 @@ from labrl.config.errors import ConfigError
 
 _WORDS = ("resume", "rerun", "force", "pin")
 _SWITCHES = ("force", "pin")
-"""Those of them that are true or false, and go with one of the others."""
+"""The words that are true or false and go with one of the others."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Request:
     edits: list[str]
     """The other words, which change the run's own."""
     pin: bool = False
-    """Of an experiment: whether keys that follow an edit keep the value that they had in each trial."""
+    """Whether, in an experiment, keys that follow an edit keep the value that they had in each trial."""
 
 
 def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:

@@ -51,7 +51,7 @@ class SessionResult:
 
     @property
     def failure(self) -> str | None:
-        """That the session failed, and what ended it; None where it did not fail."""
+        """A line that says what ended a failed session; None where it did not fail."""
         return f"session {self.index} failed: {self.error}" if self.status == "failed" else None
 
     @property

@@ -115,7 +115,7 @@ def _without_return(session: SessionResult) -> bool:
 
 
 def print_failures(result: TrialResult, console: Console | None = None) -> None:
-    """What ended each session that failed, and where its log is."""
+    """Print what ended each failed session, and where its log is."""
     console = console or Terminal()
     for session in result.sessions:
         if session.failure:

@@ -161,7 +161,7 @@ class ImageTorso(nn.Module):
         self.channels_first = image_shape(observation_space)[3]
         bounds = range_of(observation_space)
         self.divisor = 1.0 if isinstance(bounds, tuple) else bounds
-        """Of the weights of the first layer: scaling these few takes one pass less over the many pixels."""
+        """Divides the few weights of the first layer, which saves a pass over the many pixels."""
         self.shares: Shares | None = None
         if isinstance(bounds, tuple):
             axes = (0, 1, 2) if self.channels_first else (2, 0, 1)

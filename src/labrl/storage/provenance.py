@@ -191,7 +191,7 @@ def _lacking(config: Mapping[str, Any]) -> list[str]:
 
 
 def known_provenance(folder: RunFolder) -> dict[str, Any]:
-    """The same as `read_provenance`, empty where that is missing or damaged."""
+    """Return what `read_provenance` does, or an empty dict where the file is missing or damaged."""
     try:
         return read_provenance(folder)
     except ConfigError:
@@ -290,7 +290,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
 
 
 def as_yaml(content: Any) -> str:
-    """As `config.yaml` and `overrides.yaml` hold it."""
+    """Return the YAML text that `config.yaml` and `overrides.yaml` hold."""
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 

@@ -285,7 +285,7 @@ class RunFolder:
             return self._rebuilt()
 
     def _rebuilt(self) -> dict[str, Any]:
-        """As much of `run.json` as can be used in its place."""
+        """Return as much of `run.json` as other files can stand in for."""
         statuses = {session.read_result().get("status") for session in self.sessions()}
         worst = next((status for status in ("failed", "pruned", "finished") if status in statuses), None)
         left = not statuses or statuses & {None, "interrupted"}

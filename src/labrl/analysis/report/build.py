@@ -47,7 +47,7 @@ class Built:
     warnings: Sequence[str]
     """What the report asks to keep in mind: runs that still go on or failed, too few seeds, missing rows."""
     verdict: str = ""
-    """What came out, in a few sentences."""
+    """The result, in a few sentences."""
 
 
 def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:

@@ -163,7 +163,7 @@ class RecordEpisodes(Callback):
             self._kept["best"], self._best_return = played, played.episode.episode_return
 
     def _settled(self, episodes: dict[str, Played | RecordedEpisode]) -> dict[str, RecordedEpisode]:
-        """The same `episodes`, as they are written from now on."""
+        """Return `episodes` in the form in which they are written."""
         settled = {
             name: kept.recorded(self._env) if isinstance(kept, Played) else kept
             for name, kept in episodes.items()
