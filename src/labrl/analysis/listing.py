@@ -102,7 +102,8 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[Entry]:
     of its trials that agree. Raises ConfigError where there is no run, or no run has a key.
     """
     runs = find_runs([root])
-    wanted = [run for run in runs if _agrees(run, runs, filters, root)]
+    _check_filters(filters, runs, root)
+    wanted = [run for run in runs if all(_agrees(run, word, root) for word in filters)]
     own = Path(os.path.abspath(root.expanduser()))
     single: list[Entry] = []
     by_experiment: dict[Path, list[Run]] = {}
@@ -142,31 +143,39 @@ def as_plain(entry: Entry) -> dict[str, Any]:
     return asdict(entry)
 
 
-def _agrees(run: Run, all_runs: Sequence[Run], filters: Sequence[str], root: Path) -> bool:
-    return all(_agrees_with(run, all_runs, word, root) for word in filters)
-
-
-def _agrees_with(run: Run, all_runs: Sequence[Run], word: str, root: Path) -> bool:
-    key, equals, value = word.partition("=")
-    if not equals:
-        folders = {other: os.path.relpath(other.path, root.expanduser()) for other in all_runs}
-        if not any(word in folder for folder in folders.values()):
-            values = (f"{key}={getattr(other, key)}" for other in all_runs for key in KEYS)
+def _check_filters(filters: Sequence[str], runs: Sequence[Run], root: Path) -> None:
+    """Raise ConfigError for a filter that can agree with none of `runs`."""
+    for word in filters:
+        key, equals, _ = word.partition("=")
+        if not equals:
+            folders = [_folder(run, root) for run in runs]
+            if any(word in folder for folder in folders):
+                continue
+            values = (f"{key}={getattr(run, key)}" for run in runs for key in KEYS)
             meant = next((value for value in values if value.endswith(f"={word}")), None)
-            hint = f" Did you mean {meant}?" if meant else did_you_mean(word, folders.values())
+            hint = f" Did you mean {meant}?" if meant else did_you_mean(word, folders)
             raise ConfigError(
                 f"{word}: no run in {root} has this in the name of its folder. Filters are parts of that, or "
                 f"pairs such as status=finished.{hint}"
             )
-        return word in folders[run]
+        if key not in KEYS and all(value_at(run, key) is None for run in runs):
+            hint = did_you_mean(key, [*KEYS, "seed", *_top_keys(runs)])
+            raise ConfigError(
+                f"{word}: no run has the key {key}. A filter names status, agent, env, name or a key of the "
+                f"configuration, such as agent.lr.{hint}"
+            )
+
+
+def _folder(run: Run, root: Path) -> str:
+    return os.path.relpath(run.path, root.expanduser())
+
+
+def _agrees(run: Run, word: str, root: Path) -> bool:
+    key, equals, value = word.partition("=")
+    if not equals:
+        return word in _folder(run, root)
     if key in KEYS:
         return fnmatch(str(getattr(run, key)), value)
-    if all(value_at(other, key) is None for other in all_runs):
-        hint = did_you_mean(key, [*KEYS, "seed", *_top_keys(all_runs)])
-        raise ConfigError(
-            f"{word}: no run has the key {key}. A filter names status, agent, env, name or a key of the "
-            f"configuration, such as agent.lr.{hint}"
-        )
     own = value_at(run, key)
     if isinstance(own, int | float) and not isinstance(own, bool):
         return own == _number(value)  # 1e-4 is 0.0001
@@ -285,7 +294,7 @@ def _scores(runs: Sequence[Run]) -> list[Score]:
     differing = varied([group.runs[0] for group in groups]) if len(groups) > 1 else {}
     scores = []
     for place, group in enumerate(groups):
-        returns = _returns(group.runs)
+        returns = final_returns(group.runs)
         scores.append(
             Score(
                 name=group.name,
@@ -301,7 +310,7 @@ def _scores(runs: Sequence[Run]) -> list[Score]:
     return scores
 
 
-def _returns(runs: Sequence[Run]) -> list[float]:
+def final_returns(runs: Sequence[Run]) -> list[float]:
     """The return of each session of a group that counts.
 
     One that failed, or that got less far than FAR_ENOUGH of the group's furthest, does not.
@@ -335,7 +344,7 @@ def _confirmed(one: Confirmed, search: SearchResult, home: Path, like: Run) -> S
     if search.objective == ["final_return"]:
         value, seeds, what = one.mean, len(one.values), "final_return"
     else:  # the search's value is no return
-        returns = _returns(runs_of(one, home))
+        returns = final_returns(runs_of(one, home))
         value, seeds, what = _mean(returns), len(returns), LAST_EPISODES
     return Score(
         name=one.name,

@@ -130,10 +130,8 @@ def frames_per_second(metadata: Any) -> float:
 
 def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
     """The configuration of an environment that draws itself, where it can be asked to."""
-    make, kwargs = (
-        config.make,
-        {name: value for name, value in config.kwargs.items() if name != "render_mode"},
-    )
+    make = config.make
+    kwargs = {name: value for name, value in config.kwargs.items() if name != "render_mode"}
     if make is not None and isinstance(make.config, dict):  # whatever it was to show otherwise
         given = {name: value for name, value in make.config.items() if name != "render_mode"}
         make = dataclasses.replace(make, config=given)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from labrl.analysis.listing import final_returns
 from labrl.analysis.runs import Run, load_experiment
 from labrl.analysis.search import SearchResult, SearchTrial, read_search
 from labrl.config.errors import ConfigError
@@ -80,8 +81,8 @@ def _line(one: Standing) -> str:
 
 
 def _played(run: Run) -> Standing:
-    """By its sessions' own returns."""
-    returns = [float(value) for value in _returns(run)]
+    """Rank a trial by its sessions' own returns."""
+    returns = final_returns([run])
     if not returns or run.status == "failed":
         return Standing(run.path, run.env, (), False, run.status)
     mean = sum(returns) / len(returns)
@@ -89,14 +90,8 @@ def _played(run: Run) -> Standing:
     return Standing(run.path, run.env, (-mean,), True, f"return {mean:,.1f}{status}")
 
 
-def _returns(run: Run) -> Iterator[float]:
-    for outcome in run.outcomes:
-        if outcome.get("return_mean") is not None:
-            yield outcome["return_mean"]
-
-
 def _searched(run: Run, search: SearchResult, trial: SearchTrial) -> Standing:
-    """By the objective of the search."""
+    """Rank a trial by the objective of the search."""
     sign = -1.0 if search.maximize[0] else 1.0
     measure = search.objective[0]
     for candidate in (search.facts.get("confirm") or {}).get("candidates", []):
