@@ -64,10 +64,11 @@ class Past:
                 told = f"line {error.problem_mark.line + 1}: {error.problem}"
             raise ConfigError(f"{path} cannot be read: {told}. {_MEND}") from None
         plain = {str(key): value for key, value in edited.items()}
-        gone = [change.key for change in self.changes(plain) if change.new is ABSENT]
+        found = self.changes(plain)
+        gone = [change.key for change in found if change.new is ABSENT]
         if gone:
             more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
-            new = [change.key for change in self.changes(plain) if change.old is ABSENT]
+            new = [change.key for change in found if change.old is ABSENT]
             has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
             raise ConfigError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}")
         return plain
