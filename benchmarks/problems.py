@@ -54,7 +54,7 @@ class Problem(ABC):
             "preset=none",
             f"env.num_envs={self.num_envs}",
             f"agent.lr={self.lr}",
-            f"agent.discount={self.discount}",
+            f"agent.gamma={self.discount}",
             f"agent.batch_size={self.batch_size}",
             f"agent.max_grad_norm={self.max_grad_norm or 'null'}",
             "meta.device=cpu",
@@ -88,7 +88,7 @@ class PPOProblem(Problem):
             f"agent.horizon={self.horizon}",
             f"agent.epochs={self.epochs}",
             f"agent.gae_lambda={self.gae_lambda}",
-            f"agent.clip={self.clip}",
+            f"agent.clip_range={self.clip}",
             f"agent.entropy_coef={self.entropy_coef}",
             f"agent.value_coef={self.value_coef}",
         ]

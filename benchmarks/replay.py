@@ -90,7 +90,7 @@ def _measure_labrl(capacity: int, seed: int, storage: Any, prioritized: bool = F
             action_space=ACTION,
             num_envs=NUM_ENVS,
             n_step=1,
-            discount=0.99,
+            gamma=0.99,
             workspace=Workspace(Path(folder), FRAMES_KEPT),
             generator=np.random.default_rng(seed),
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks import atari, record, studies
 from labrl.analysis.published import Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_experiment, load_run
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.experiment_folder import is_experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -152,7 +152,7 @@ def _train(words: Sequence[str], seconds: float | None) -> int:
 def _run_in(folder: Path) -> Run | None:
     try:
         return load_run(folder)
-    except ConfigError:
+    except InputError:
         return None
 
 

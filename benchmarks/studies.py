@@ -38,13 +38,11 @@ _A2C = {
     "agent.normalize_advantage": "choice(true, false)",
 }
 
-_LONG = {"agent.discount": "choice(0.98, 0.99, 0.995, 0.999)"}
+_LONG = {"agent.gamma": "choice(0.98, 0.99, 0.995, 0.999)"}
 
 _GAUSSIAN = {"agent.log_std_init": "choice(-1.0, -0.5, 0.0)"}
 
-_NORMALIZED = (
-    "{_target_:labrl.agents.transforms.NormalizeReward,discount:${agent.discount},clip:10.0,epsilon:1e-8}"
-)
+_NORMALIZED = "{_target_:labrl.agents.transforms.NormalizeReward,gamma:${agent.gamma},clip:10.0,epsilon:1e-8}"
 
 _FEW = {"meta.max_trial": "16", "search.confirm.top": "1"}
 """For replay agents, whose frames take several times as long."""
@@ -76,7 +74,7 @@ SPACES: dict[str, dict[str, str]] = {
     | _FEW,
     "lunar_lander_a2c": _A2C | _LONG | {"transforms.reward": f"null,{_NORMALIZED}"},
     "lunar_lander_continuous_a2c": _A2C | _LONG | _GAUSSIAN,
-    "pendulum_a2c": _A2C | {"agent.discount": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
+    "pendulum_a2c": _A2C | {"agent.gamma": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
 }
 """What is searched and what is set for it, by the cell whose preset it is for."""
 

@@ -35,8 +35,8 @@ from exact_cases import (
 
 from labrl.cli import main as labrl_main
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.config.folder import config_folder
+from labrl.errors import InputError
 from labrl.lab.trial import check
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
@@ -121,7 +121,7 @@ def applies(words: Sequence[str]) -> bool:
     """Whether the agent can play the environment."""
     try:
         check(resolve(compose(list(words))))
-    except ConfigError:
+    except InputError:
         return False
     return True
 

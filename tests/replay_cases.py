@@ -177,7 +177,7 @@ def _build(cls: Any, config: Any, space: gym.Space, num_envs: int, n_step: int, 
         action_space=ACTIONS,
         num_envs=num_envs,
         n_step=n_step,
-        discount=DISCOUNT,
+        gamma=DISCOUNT,
         workspace=workspace,
         generator=np.random.default_rng(seed),
     )

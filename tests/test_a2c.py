@@ -24,7 +24,7 @@ from on_policy_cases import (
 )
 
 from labrl.agents.a2c import A2C, policy_objective
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
@@ -47,7 +47,7 @@ class Recorded:
         return self.steps[-1]
 
 
-def returns(steps: list[Step], network: Any, discount: float) -> torch.Tensor:
+def returns(steps: list[Step], network: Any, gamma: float) -> torch.Tensor:
     """R of section 4, backwards from the value of the state that was reached, or 0. [t, num_envs]"""
     found = []
     with torch.no_grad():
@@ -57,7 +57,7 @@ def returns(steps: list[Step], network: Any, discount: float) -> torch.Tensor:
             cut = torch.from_numpy(step.truncated)
             following = torch.where(cut, final, following)
             following = torch.where(torch.from_numpy(step.terminated), 0.0, following)
-            following = torch.from_numpy(step.reward) + discount * following
+            following = torch.from_numpy(step.reward) + gamma * following
             found.append(following)
     return torch.stack(found[::-1])
 
@@ -67,7 +67,7 @@ def returns(steps: list[Step], network: Any, discount: float) -> torch.Tensor:
 def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(shared: bool, action: gym.Space) -> None:
     words = [f"agent.network.shared={shared}", "agent.entropy_coef=0.02", "agent.max_grad_norm=0.3"]
     words += ["agent.optimizer.initial=0.3", "agent.optimizer.eps=1e-5"]
-    agent, clock, _ = build("a2c", *words, "agent.value_coef=0.7", "agent.discount=0.9", action=action)
+    agent, clock, _ = build("a2c", *words, "agent.value_coef=0.7", "agent.gamma=0.9", action=action)
     world = Recorded(noise())
     assert play(agent, clock, world, 4) == 0
     network, batches = copy.deepcopy(agent.network), kept_from(agent, "_prepare")
@@ -96,14 +96,14 @@ def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(shared: bool, action:
 
 
 def test_lambda_one_and_whole_episodes_give_the_full_returns() -> None:
-    agent, clock, _ = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.discount=0.9")
+    agent, clock, _ = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.gamma=0.9")
     world, batches = Recorded(noise()), kept_from(agent, "_prepare")
     while not play(agent, clock, world, 1):
         pass
     advantage, target, value, _ = batches[0].columns.unbind(1)
     torch.testing.assert_close(advantage, target - value)
     assert sum(int((s.terminated | s.episode_over).sum()) for s in world.steps) >= 6
-    network = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.discount=0.9")[0].network
+    network = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.gamma=0.9")[0].network
     expected = returns(world.steps, network, 0.9).T  # [num_envs, t]
     ended = np.stack([s.terminated | s.episode_over for s in world.steps], axis=1)
     whole = np.flip(np.flip(ended, 1).cumsum(1) > 0, 1)  # an end is still to come
@@ -111,7 +111,7 @@ def test_lambda_one_and_whole_episodes_give_the_full_returns() -> None:
 
 
 def test_smaller_lambda_is_the_generalized_advantage() -> None:
-    agent, clock, _ = build("a2c", "agent.gae_lambda=0", "agent.discount=0.9")
+    agent, clock, _ = build("a2c", "agent.gae_lambda=0", "agent.gamma=0.9")
     world, batches, network = Recorded(noise()), kept_from(agent, "_prepare"), copy.deepcopy(agent.network)
     assert play(agent, clock, world, 5) == 1
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_policy_objective_by_hand() -> None:
 
 @pytest.mark.parametrize("when", [["agent.horizon=8"], ["agent.horizon=null", "agent.episodes=8"]])
 def test_it_finds_the_better_way_and_what_it_is_worth(when: list[str]) -> None:
-    words = [*when, ADAM, "agent.lr=0.01", f"agent.discount={Fork.DISCOUNT}", "agent.network.shared=false"]
+    words = [*when, ADAM, "agent.lr=0.01", f"agent.gamma={Fork.DISCOUNT}", "agent.network.shared=false"]
     agent, clock, _ = build("a2c", *words, observation=Fork.SPACE, action=gym.spaces.Discrete(2), num_envs=8)
     play(agent, clock, Fork(8), 600)
     states = torch.eye(Fork.STATES)
@@ -161,13 +161,13 @@ def test_a_restored_agent_has_the_same_future(steps: int, words: tuple[str, ...]
 def test_the_two_ways_to_say_when_to_learn_exclude_each_other() -> None:
     env = SimpleNamespace(num_envs=4, max_frame=1000)
     for words in (("agent.episodes=3",), ("agent.horizon=null",)):
-        with pytest.raises(ConfigError, match=r"agent\.horizon .*or agent\.episodes .* got (both|neither)"):
+        with pytest.raises(InputError, match=r"agent\.horizon .*or agent\.episodes .* got (both|neither)"):
             A2C.check_config(config_of("a2c", *words).agent.config, env)
-    with pytest.raises(ConfigError, match=r"env\.max_frame must be at least one rollout of 20"):
+    with pytest.raises(InputError, match=r"env\.max_frame must be at least one rollout of 20"):
         A2C.check_config(config_of("a2c").agent.config, SimpleNamespace(num_envs=4, max_frame=19))
 
 
 def test_a_shared_network_has_no_second_learning_rate() -> None:
     config = config_of("a2c", "agent.value_lr=1e-3", "agent.network.shared=true").agent.config
-    with pytest.raises(ConfigError, match=r"agent\.value_lr .*agent\.network\.shared=false"):
+    with pytest.raises(InputError, match=r"agent\.value_lr .*agent\.network\.shared=false"):
         A2C.check(config, Spaces(VECTOR, DISCRETE, 1))

@@ -14,8 +14,8 @@ import labrl
 from labrl.agents.action_spaces import ACTS_IN, check_actions, fitting_agents
 from labrl.agents.random import uniform_actions
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.config.folder import config_folder
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces, has_bounds
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
@@ -42,7 +42,7 @@ def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str
     if kind in ACTS_IN[agent]:
         config.load().check(config.config, spaces)
     else:
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(InputError) as refused:
             config.load().check(config.config, spaces)
         for other in fitting_agents(SPACES[kind]):
             assert f"agent={other}" in str(refused.value)
@@ -108,7 +108,7 @@ def test_nobody_is_recommended_that_would_refuse_the_box_in_turn(space: gym.Spac
     assert set(fitting_agents(space)) == boxes - unfit
     for agent in boxes:
         config = resolve(compose([f"agent={agent}", "env=pendulum"])).agent
-        refusal: AbstractContextManager = pytest.raises(ConfigError) if agent in unfit else nullcontext()
+        refusal: AbstractContextManager = pytest.raises(InputError) if agent in unfit else nullcontext()
         with refusal:
             config.load().check(config.config, Spaces(OBSERVATION, space, 1))
 
@@ -134,7 +134,7 @@ def test_agents_act_in_a_box_of_flags() -> None:
 
 
 def test_where_nobody_fits_the_refusal_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"No agent of labrl's fits"):
+    with pytest.raises(InputError, match=r"No agent of labrl's fits"):
         check_actions("ppo", gym.spaces.Text(3))
 
 

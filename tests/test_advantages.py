@@ -22,7 +22,7 @@ def test_hand_computed() -> None:
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 1.0])
 def test_exact_values_of_a_time_limited_task_give_zero_advantage_everywhere(gae_lambda: float) -> None:
-    """Reward 1 forever, cut every 5 steps: the task never ends, so each state is worth 1 / (1 - discount)."""
+    """Reward 1 forever, cut every 5 steps: the task never ends, so each state is worth 1 / (1 - gamma)."""
     steps, exact = 23, 1 / (1 - DISCOUNT)
     reward = np.ones((steps, 3), np.float32)
     value = np.full((steps, 3), exact, np.float32)

@@ -88,7 +88,7 @@ def assert_gradients(own: list[nn.Module], given: list[Tensor]) -> None:
 
 
 def as_replay(batch: Any, action: Tensor) -> ReplayBufferSamples:
-    ended = (batch.discount == 0).float().unsqueeze(1)
+    ended = (batch.gamma == 0).float().unsqueeze(1)
     return ReplayBufferSamples(
         batch.observation, action, batch.next_observation, ended, batch.reward.unsqueeze(1)
     )

@@ -10,7 +10,7 @@ import pytest
 from run_cases import config_with, rising, rows_of, write_run
 
 from labrl.analysis.runs import find_runs, load_experiment, load_run
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 
@@ -177,22 +177,22 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, read: object) -> 
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("hello")
     for name, said in (("empty", "is empty"), ("other", "holds no run"), ("missing", "is not there")):
-        with pytest.raises(ConfigError, match=f"{name} {said}.*name a run folder") as refused:
+        with pytest.raises(InputError, match=f"{name} {said}.*name a run folder") as refused:
             read(tmp_path / name)  # type: ignore[operator]
         assert "\n" not in str(refused.value)
 
 
 def test_a_folder_of_another_program_with_a_run_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"id": 3}')
-    with pytest.raises(ConfigError, match="not a run of labrl"):
+    with pytest.raises(InputError, match="not a run of labrl"):
         load_run(tmp_path)
 
 
 def test_part_of_a_run_and_a_folder_of_runs_lead_to_the_run(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)])
-    with pytest.raises(ConfigError, match=r"is part of a run: name the run folder, .*a$"):
+    with pytest.raises(InputError, match=r"is part of a run: name the run folder, .*a$"):
         find_runs([path / "session_0"])
-    with pytest.raises(ConfigError, match=r"holds several runs: name one of them, such as .*a$"):
+    with pytest.raises(InputError, match=r"holds several runs: name one of them, such as .*a$"):
         load_run(tmp_path)
 
 
@@ -210,9 +210,9 @@ def test_runs_are_found_by_folder_by_what_lies_below_and_by_glob_each_once(tmp_p
     assert names("y/*", "x", "y/1") == ["y/0", "y/1", "x"]
     (tmp_path / "notes").mkdir()
     assert names("*") == ["x", "y/1", "y/0"], "what else a glob matches is passed over"
-    with pytest.raises(ConfigError, match="matches nothing"):
+    with pytest.raises(InputError, match="matches nothing"):
         names("z*")
-    with pytest.raises(ConfigError, match="matches no run"):
+    with pytest.raises(InputError, match="matches no run"):
         names("note*")
 
 

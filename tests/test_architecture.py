@@ -14,12 +14,12 @@ SOURCE = ROOT / "src" / "labrl"
 FILES = sorted(SOURCE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 VOCABULARY = (
-    "config.errors",
+    "errors",
     "config.folder",
     "config.types",
     "config.component",
     "config.outline",
-    "config.script",
+    "script",
     "config.validate",
 )
 

@@ -15,7 +15,7 @@ from test_session import StopAt
 import labrl
 from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.worker import restored_session
 from labrl.networks.spaces import Spaces
 from labrl.session.acting import ActingCopy
@@ -201,7 +201,7 @@ def test_a_killed_evaluator_ends_the_run_and_a_resume_goes_on(loop: RunFolder, t
     ids=str,
 )
 def test_what_contradicts_it_is_refused_with_both_keys(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         resolve(compose(words))
 
 

@@ -23,7 +23,7 @@ from test_trial_processes import labrl as started
 import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.trial import check
 from labrl.lab.worker import restored_session
 from labrl.session import actor_env
@@ -328,10 +328,10 @@ def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_contradicts_it_is_refused_with_both_keys(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         check(resolve(compose(words)))
 
 
 def test_its_options_without_it_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"meta\.async_unroll"):
+    with pytest.raises(InputError, match=r"meta\.async_unroll"):
         compose(["agent=dqn", "meta.async_unroll.queue_size=4"])

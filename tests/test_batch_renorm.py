@@ -10,8 +10,8 @@ from torch import nn
 
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
+from labrl.errors import InputError
 from labrl.networks.batch_renorm import (
     BatchRenorm,
     BatchRenormConfig,
@@ -142,7 +142,7 @@ def test_an_agent_that_would_act_by_the_statistics_of_few_environments_is_refuse
     env = "pendulum" if agent in ("td3", "ddpg") else "cartpole"
     config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *words]))
     with pytest.raises(
-        ConfigError, match=r"agent\.network\.(critic_)?torso: .*Renormalized.*minibatch.*agent=crossq"
+        InputError, match=r"agent\.network\.(critic_)?torso: .*Renormalized.*minibatch.*agent=crossq"
     ):
         config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import labrl
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 WORDS = ["env=gymnasium", "env.id=null", "env.name=broken", "env.num_envs=1", "env.max_frame=128"]
 WORDS += ["+env.make._target_=broken_env.Broken", "agent.horizon=64", "agent.batch_size=64"]
@@ -28,7 +28,7 @@ WORDS += ["env.fresh_env_per_episode=false"]
     ],
 )
 def test_what_shows_before_a_run_is_wrong_input(how: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.schema import MetaConfig
+from labrl.errors import InputError
 from labrl.session.callbacks import Callback, default_callbacks
 
 
@@ -43,7 +43,5 @@ def test_tensorboard_can_be_switched_off() -> None:
 
 def test_what_is_no_callback_is_refused_by_its_full_key() -> None:
     wrong = Component("test_callbacks_defaults.NotOne", {})
-    with pytest.raises(
-        ConfigError, match=r"callbacks\.wrong: test_callbacks_defaults\.NotOne .* subclass of"
-    ):
+    with pytest.raises(InputError, match=r"callbacks\.wrong: test_callbacks_defaults\.NotOne .* subclass of"):
         default_callbacks(config(wrong=wrong))

@@ -12,7 +12,7 @@ from callback_cases import Recorder, ToySession
 
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.trial import check
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
@@ -289,5 +289,5 @@ def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Spac
     ids=str,
 )
 def test_an_evaluation_that_cannot_be_is_refused_with_both_keys(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         check(resolve(compose(words)))

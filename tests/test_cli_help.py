@@ -62,7 +62,7 @@ def test_cfg_job_shows_presets_and_what_the_command_line_changed(capsys: pytest.
     assert main(["--cfg", "job", "env=pong", "agent.epochs=9"]) == 0
     text = capsys.readouterr().out
     assert "epochs: 9" in text
-    assert "clip: 0.1" in text
+    assert "clip_range: 0.1" in text
     assert "SignReward" in text
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import labrl
 from labrl.cli import main
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.past import choices
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
@@ -187,12 +187,12 @@ def test_train_returns_the_result_and_works_twice_in_one_process() -> None:
 
 @pytest.mark.parametrize("words", ["env=pong", [1]])
 def test_train_takes_a_list_of_words(words: Any) -> None:
-    with pytest.raises(ConfigError, match=r"takes a list of words"):
+    with pytest.raises(InputError, match=r"takes a list of words"):
         labrl.train(words)
 
 
 def test_train_raises_for_wrong_input_before_anything_is_written() -> None:
-    with pytest.raises(ConfigError, match=r"Did you mean agent\.lr\?"):
+    with pytest.raises(InputError, match=r"Did you mean agent\.lr\?"):
         labrl.train(["agent.lrr=1"])
     assert not Path("runs").exists()
 

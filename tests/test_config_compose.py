@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.errors import ConfigError
 from labrl.config.folder import config_folder
 from labrl.config.generated import GeneratedSource, choices_of, part_preset_names, preset_names
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
+from labrl.errors import InputError
 from labrl.lab.trial import check
 from labrl.schedules import LinearSchedule
 
@@ -83,7 +83,7 @@ def test_every_game_composes_without_a_file_of_its_own() -> None:
 
 def test_atari_base_is_the_v5_protocol() -> None:
     env = composed("env=pong", "preset=none").env.config
-    assert (env.num_envs, env.frame_skip, env.stack, env.image_size) == (16, 4, 4, 84)
+    assert (env.num_envs, env.frame_skip, env.frame_stack, env.image_size) == (16, 4, 4, 84)
     assert (env.grayscale, env.sticky_actions, env.life_loss_signal, env.max_frame) == (
         True,
         0.25,
@@ -105,13 +105,13 @@ def test_any_gymnasium_id_is_an_environment() -> None:
 
 
 def test_preset_of_the_pair_applies_and_is_visible() -> None:
-    assert compose(["env=cartpole"]).agent.discount == 0.98
+    assert compose(["env=cartpole"]).agent.gamma == 0.98
     assert compose(["env=acrobot"]).env.num_envs == 16
 
 
 def test_preset_of_the_family_applies_to_every_game() -> None:
     for game in ("pong", "video_checkers", "ms_pacman"):
-        assert compose([f"env={game}"]).agent.clip == 0.1
+        assert compose([f"env={game}"]).agent.clip_range == 0.1
 
 
 def test_agent_without_presets_composes_on_every_family() -> None:
@@ -119,20 +119,24 @@ def test_agent_without_presets_composes_on_every_family() -> None:
 
 
 def test_command_line_wins_over_presets() -> None:
-    cfg = compose(["env=cartpole", "agent.discount=0.5", "env.num_envs=2", "agent.lr=1e-4"])
-    assert (cfg.agent.discount, cfg.env.num_envs, cfg.agent.lr) == (0.5, 2, 1e-4)
+    cfg = compose(["env=cartpole", "agent.gamma=0.5", "env.num_envs=2", "agent.lr=1e-4"])
+    assert (cfg.agent.gamma, cfg.env.num_envs, cfg.agent.lr) == (0.5, 2, 1e-4)
 
 
 def test_preset_none_leaves_the_agents_own_values() -> None:
     own = yaml.safe_load((CONFIGS / "agent" / "ppo.yaml").read_text())
     for env in ("cartpole", "pong"):
         agent = compose([f"env={env}", "preset=none"]).agent
-        assert (agent.discount, agent.clip, agent.epochs) == (own["discount"], own["clip"], own["epochs"])
+        assert (agent.gamma, agent.clip_range, agent.epochs) == (
+            own["gamma"],
+            own["clip_range"],
+            own["epochs"],
+        )
 
 
 def test_preset_can_be_chosen_by_name() -> None:
     cfg = compose(["preset=ppo_cartpole", "env=gymnasium", "env.id=CartPole-v1"])
-    assert cfg.agent.discount == 0.98
+    assert cfg.agent.gamma == 0.98
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -233,9 +237,9 @@ def test_every_option_of_every_part_composes_with_every_member_of_the_family(par
 def test_users_preset_for_a_family_applies(tmp_path: Path) -> None:
     (tmp_path / "preset").mkdir()
     (tmp_path / "preset" / "random_atari.yaml").write_text("# @package _global_\nenv: {num_envs: 3}\n")
-    (tmp_path / "preset" / "random_pong.yaml").write_text("# @package _global_\nenv: {stack: 2}\n")
+    (tmp_path / "preset" / "random_pong.yaml").write_text("# @package _global_\nenv: {frame_stack: 2}\n")
     cfg = compose(["agent=random", "env=pong"], tmp_path)
-    assert (cfg.env.num_envs, cfg.env.stack) == (3, 2)
+    assert (cfg.env.num_envs, cfg.env.frame_stack) == (3, 2)
 
 
 def test_schedules_end_at_the_budget_in_frames() -> None:
@@ -252,7 +256,7 @@ def test_a_rollout_on_pendulum_is_of_a_length_that_minibatches_fill(num_envs: in
 
 
 def test_a_wrong_number_of_environments_is_told_as_such_where_a_rollout_follows_from_it() -> None:
-    with pytest.raises(ConfigError, match=r"env\.num_envs must be at least 1, got 0"):
+    with pytest.raises(InputError, match=r"env\.num_envs must be at least 1, got 0"):
         composed("env=pendulum", "env.num_envs=0")
 
 
@@ -335,5 +339,5 @@ def test_file_names_show_the_command_that_uses_them() -> None:
 
 
 def test_missing_value_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.id must be given: set env\.id=<value>$"):
+    with pytest.raises(InputError, match=r"^env\.id must be given: set env\.id=<value>$"):
         composed("env=gymnasium")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 
 def refused(*overrides: str) -> str:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         resolve(compose(list(overrides)))
     return str(error.value)
 
@@ -22,7 +22,7 @@ def refused(*overrides: str) -> str:
     [
         ("agent.lrr=1", "agent.lrr: no such key. Did you mean agent.lr?"),
         ("lr=1", "lr: no such key. Did you mean agent.lr?"),
-        ("agent.gamma=0.9", "agent.discount"),
+        ("agent.gamma=0.9", "agent.gamma"),
         ("total_timesteps=1000", "env.max_frame"),
         ("max_episode_steps=10", "env.max_episode_steps"),
         ("max_frame=1", "max_frame: no such key. Did you mean env.max_frame?"),
@@ -102,7 +102,7 @@ def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
         ("env.num_envs=0", "env.num_envs must be at least 1, got 0"),
         ("env.num_envs=many", "env.num_envs must be a whole number, got 'many'"),
         ("agent.lr=[1]", "~agent.lr '+agent.lr=...'"),
-        ("agent.discount=1.5", "agent.discount must be at most 1, got 1.5"),
+        ("agent.gamma=1.5", "agent.gamma must be at most 1, got 1.5"),
         ("agent.log_std_init=11", "agent.log_std_init must be at most 10, got 11"),
         ("agent.lr=fast", "agent.lr must be a finite number or a schedule"),
         ("agent.normalize_advantage=1", "agent.normalize_advantage must be true or false, got 1"),
@@ -175,7 +175,7 @@ def test_a_component_of_labrl_in_a_file_of_ones_own_needs_every_key(tmp_path: Pa
     assert resolve(compose(["agent=mine"], tmp_path)).agent.target.endswith("RandomAgent")
     (tmp_path / "agent" / "optimizer").mkdir()
     (tmp_path / "agent" / "optimizer" / "mine.yaml").write_text("_target_: labrl.networks.optimizers.Adam\n")
-    with pytest.raises(ConfigError, match=r"agent\.optimizer\.eps="):
+    with pytest.raises(InputError, match=r"agent\.optimizer\.eps="):
         resolve(compose(["agent/optimizer=mine"], tmp_path))
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_suggested_where_nothing_is_near(word: str) -> None:
 
 
 def test_null_among_choices_is_shown_the_way_that_can_hold_it() -> None:
-    assert refused("agent.clip=choice(null, 0.2)").endswith("write 'agent.clip=null, 0.2'")
+    assert refused("agent.clip_range=choice(null, 0.2)").endswith("write 'agent.clip_range=null, 0.2'")
 
 
 def test_class_that_is_no_vector_environment_is_shown_its_place() -> None:
@@ -199,11 +199,11 @@ def test_several_values_without_m_show_both_meanings() -> None:
 
 
 def test_interpolation_that_leads_nowhere_names_its_key() -> None:
-    assert refused("agent.discount=${agent.nothing}").startswith("agent.discount: ")
+    assert refused("agent.gamma=${agent.nothing}").startswith("agent.gamma: ")
 
 
 def test_config_dir_that_is_no_folder_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--config-dir nowhere: there is no such folder"):
+    with pytest.raises(InputError, match="--config-dir nowhere: there is no such folder"):
         compose([], "nowhere")
 
 
@@ -219,7 +219,7 @@ def test_activation_that_no_network_can_be_built_with_is_refused_by_its_full_key
 
 
 def test_a_mistake_that_other_keys_repeat_is_told_once() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         resolve(compose(["agent=ppo", "env=cartpole", "env.max_frame=abc"]))
     assert str(caught.value).splitlines() == [
         "env.max_frame must be a whole number, got 'abc' (for instance env.max_frame=1000000)"
@@ -235,6 +235,6 @@ def test_recipes_of_ones_own_are_known_too_in_folders_or_not(tmp_path: Path) -> 
         "experiment=bets": "experiment=best? Known: best, atari/v4, ",
         "+mine=deep/on": "mine=deep/one? Known: deep/one.",
     }.items():
-        with pytest.raises(ConfigError, match="no such option") as caught:
+        with pytest.raises(InputError, match="no such option") as caught:
             compose([word], tmp_path)
         assert f"Did you mean {meant}" in str(caught.value)

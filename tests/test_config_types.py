@@ -10,7 +10,6 @@ from typing import Any, Literal
 import pytest
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import (
     Fraction,
     NonNegativeInt,
@@ -21,6 +20,7 @@ from labrl.config.types import (
     Probability,
     Schedule,
 )
+from labrl.errors import InputError
 from labrl.schedules import LinearSchedule
 
 
@@ -71,7 +71,7 @@ def parsed(**settings: Any) -> PartConfig:
 
 
 def refused(**settings: Any) -> str:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         parsed(**settings)
     return str(error.value)
 
@@ -154,7 +154,7 @@ def test_unknown_key_names_the_nearest_or_all() -> None:
 
 
 def test_missing_key_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^agent\.needed must be given"):
+    with pytest.raises(InputError, match=r"^agent\.needed must be given"):
         Component.parse({"_target_": PART}, "agent")
 
 
@@ -185,7 +185,7 @@ def test_component_without_config_is_built_from_keyword_arguments() -> None:
 
 
 def test_component_without_config_checks_keys_against_the_signature() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.widht: no such key\. Did you mean env\.width\?"):
+    with pytest.raises(InputError, match=r"^env\.widht: no such key\. Did you mean env\.width\?"):
         Component.parse({"_target_": PLAIN, "widht": 5}, "env")
 
 
@@ -200,7 +200,7 @@ def test_component_without_config_checks_keys_against_the_signature() -> None:
     ],
 )
 def test_target_that_does_not_exist_is_explained(target: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason) as error:
+    with pytest.raises(InputError, match=reason) as error:
         Component.parse({"_target_": target}, "agent")
     assert str(error.value).startswith("agent._target_")
 
@@ -212,7 +212,7 @@ def test_component_survives_the_way_to_another_process() -> None:
 
 @pytest.mark.parametrize("value", [-1, {"kind": "linear", "start": 1, "end": -1, "horizon": 10}])
 def test_coefficient_that_would_turn_negative_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"agent\.bound must be at least 0 at every frame, got"):
+    with pytest.raises(InputError, match=r"agent\.bound must be at least 0 at every frame, got"):
         parsed(bound=value)
     assert parsed(bound=None).bound is None
     assert parsed(bound={**value, "end": 0} if isinstance(value, dict) else 1).bound is not None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from labrl.agents.dqn import DQN
 
 LEARNING = (
-    "agent.discount=0.8",
+    "agent.gamma=0.8",
     "agent.batch_size=64",
     "agent.learning_starts=800",
     "agent.updates_per_frame=0.25",

@@ -8,12 +8,12 @@ import pytest
 
 from labrl.agents.dqn import DQN
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 
 
 def refused(*overrides: str) -> str:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         resolve(compose(["agent=dqn", *overrides]))
     return str(error.value)
 
@@ -128,11 +128,11 @@ def test_actions_that_cannot_be_listed_are_refused_with_an_agent_that_fits(
     config = resolve(compose(["agent=dqn"])).agent.config
     observation = gym.spaces.Box(-1, 1, (3,), np.float32)
     DQN.check(config, Spaces(observation, gym.spaces.Discrete(3), 1))
-    with pytest.raises(ConfigError, match=rf"agent: dqn acts in Discrete spaces; .*{fits}"):
+    with pytest.raises(InputError, match=rf"agent: dqn acts in Discrete spaces; .*{fits}"):
         DQN.check(config, Spaces(observation, actions, 1))
 
 
 def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_built() -> None:
     config = resolve(compose(["agent=dqn", "agent/network=nature_cnn"])).agent.config
-    with pytest.raises(ConfigError, match="NatureCNN needs images"):
+    with pytest.raises(InputError, match="NatureCNN needs images"):
         DQN.check(config, Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3), 1))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from env_cases import assert_same_steps, atari, constant, play, sampled
 
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, make_env
+from labrl.errors import InputError
 from labrl.step import Episode, Step
 
 FIRE = 1  # of Breakout's actions: serves the ball, which the resting paddle then misses
@@ -104,7 +104,13 @@ def test_pictures_follow_the_configuration() -> None:
     observation, action = describe(atari("pong"))
     assert (observation.shape, observation.dtype) == ((4, 84, 84), np.uint8)
     assert action.n == 6
-    settings = {"grayscale": False, "stack": 2, "image_size": 42, "full_action_space": True, "frame_skip": 2}
+    settings = {
+        "grayscale": False,
+        "frame_stack": 2,
+        "image_size": 42,
+        "full_action_space": True,
+        "frame_skip": 2,
+    }
     observation, action = describe(atari("pong", **settings))
     assert observation.shape == (2, 42, 42, 3)
     assert action.n == 18
@@ -115,5 +121,5 @@ def test_pictures_follow_the_configuration() -> None:
 
 @pytest.mark.parametrize(("game", "says"), [("pnog", "Did you mean env=pong"), ("joust", "no single-player")])
 def test_a_game_that_cannot_be_played_is_refused_by_name(game: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=rf"env\.game={game} .*{says}"):
+    with pytest.raises(InputError, match=rf"env\.game={game} .*{says}"):
         describe(atari(game))

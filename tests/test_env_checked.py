@@ -10,8 +10,8 @@ import pytest
 from env_cases import own_env
 from gymnasium import spaces
 
-from labrl.config.errors import ConfigError
 from labrl.envs.make import gives_masks, make_env
+from labrl.errors import InputError
 
 BOX = spaces.Box(-1, 1, (4,))
 BYTES = spaces.Box(0, 255, (2,), np.uint8)
@@ -181,7 +181,7 @@ def test_an_answer_has_the_values_that_gymnasium_asks_for(case: str, more: dict[
     wrong = ANSWERS[case][2]
     settings = {"fresh_env_per_episode": False, **more}
     if wrong is not None:
-        with pytest.raises(ConfigError, match=rf"env\.name=toy: .*{wrong.replace('step 3', 'step 1')}"):
+        with pytest.raises(InputError, match=rf"env\.name=toy: .*{wrong.replace('step 3', 'step 1')}"):
             gives_masks(own_env(Returns, {"case": case, "at": 1}, **settings))
     settings["action_mask"] = False  # nothing is tried before the run
     env = make_env(own_env(Returns, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)
@@ -209,7 +209,7 @@ class Wrapped(gym.ObservationWrapper[Any, Any, Any]):
 
 @pytest.mark.parametrize("case", ["four values", "nothing", "no info at the reset"])
 def test_the_environment_inside_wrappers_of_somebody_is_named(case: str) -> None:
-    with pytest.raises(ConfigError, match=ANSWERS[case][2]):
+    with pytest.raises(InputError, match=ANSWERS[case][2]):
         gives_masks(own_env(Wrapped, {"case": case}))
 
 
@@ -224,7 +224,7 @@ class TakesNoSeed(Strays):
 
 
 def test_a_reset_that_takes_no_seed_is_refused_with_what_it_must_take() -> None:
-    with pytest.raises(ConfigError, match=r"TakesNoSeed\.reset\(\) .*seed=None, options=None"):
+    with pytest.raises(InputError, match=r"TakesNoSeed\.reset\(\) .*seed=None, options=None"):
         gives_masks(own_env(TakesNoSeed))
 
 

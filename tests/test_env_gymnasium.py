@@ -19,10 +19,10 @@ from pictures_env import Drawn
 import labrl.envs.gym
 import labrl.envs.workers
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, make_env
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.workers import EnvironmentLostError
+from labrl.errors import InputError
 from labrl.processes import SIGNALS
 
 UNCHECKED = {"fresh_env_per_episode": False, "action_mask": False}
@@ -247,9 +247,9 @@ def test_an_environment_gets_actions_of_the_type_that_it_declares(vectorization:
     ],
 )
 def test_a_wrong_environment_is_refused_in_words(component: Component, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(InputError, match=says):
         describe(component)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(InputError, match=says):
         make_env(component, seed=0, num_threads=1)
 
 
@@ -261,7 +261,7 @@ def test_an_old_version_is_warned_of_once_and_not_beside_a_refusal(request: pyte
         warnings.simplefilter("default")
         make_env(gymnasium_env("LabrlOld-v1"), seed=0, num_threads=1, num_envs=3).close()
         assert [warning.category for warning in heard] == [DeprecationWarning]
-        with pytest.raises(ConfigError, match=r"Did you mean env\.id=LabrlOld-v2"):
+        with pytest.raises(InputError, match=r"Did you mean env\.id=LabrlOld-v2"):
             describe(gymnasium_env("LabrlOld-v0"))
         assert len(heard) == 1
 
@@ -276,7 +276,7 @@ def test_a_missing_extra_is_named(named: bool, request: pytest.FixtureRequest) -
     gymnasium.register("LabrlNeedsBox2D-v0", entry_point=needs_box2d)  # type: ignore[arg-type]
     request.addfinalizer(lambda: gymnasium.registry.pop("LabrlNeedsBox2D-v0"))
     settings = {"extra": "box2d"} if named else {}
-    with pytest.raises(ConfigError, match=r'pip install "labrl\[box2d\]"'):
+    with pytest.raises(InputError, match=r'pip install "labrl\[box2d\]"'):
         describe(gymnasium_env("LabrlNeedsBox2D-v0", **settings))
 
 

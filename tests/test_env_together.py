@@ -16,9 +16,9 @@ import labrl
 import labrl.envs.gym
 from labrl.cli import main, replay
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import first_valid
+from labrl.errors import InputError
 
 AT_ONCE = {"vectorization": "vector_entry_point"}
 OWN = ["env=gymnasium", "env.id=null", "env.name=walks", "env.vectorization=vector_entry_point"]
@@ -100,7 +100,7 @@ def test_the_example_of_the_documentation_plays_as_the_other_one(monkeypatch: py
 def test_one_that_could_not_be_repeated_is_refused_before_a_run(fault: str, named: str) -> None:
     env = own_env(Walks, {"fault": fault, "goal": 7}, **AT_ONCE)
     with pytest.raises(
-        ConfigError, match=r"env\.vectorization=vector_entry_point: .*vector_env\.Walks"
+        InputError, match=r"env\.vectorization=vector_entry_point: .*vector_env\.Walks"
     ) as caught:
         describe(env)
     assert named in str(caught.value)
@@ -139,7 +139,7 @@ class Pool:
     ],
 )
 def test_what_cannot_be_taken_is_told_with_what_to_set(env: Component, key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         describe(env)
     assert key in str(caught.value)
 
@@ -160,12 +160,12 @@ def test_its_masks_are_those_of_the_present_states(style: str) -> None:
         assert not still.all() or (step.next_observation[:, 0] == 0).all()
     assert ended
     unmasked = own_env(Doors, {"style": style}, action_mask=False, **AT_ONCE)
-    with pytest.raises(ConfigError, match="a closed door"):  # which its random play runs into
+    with pytest.raises(InputError, match="a closed door"):  # which its random play runs into
         gives_masks(unmasked)
 
 
 def test_masks_that_resets_do_not_tell_are_refused() -> None:
-    with pytest.raises(ConfigError, match="action_mask"):
+    with pytest.raises(InputError, match="action_mask"):
         describe(own_env(Doors, {"style": "late"}, **AT_ONCE))
 
 

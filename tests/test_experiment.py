@@ -296,7 +296,8 @@ def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
         assert [words["agent.lr.horizon"] for words in words_of(Path("e"))] == ["256", "256"]
     assert main(["-m", "+resume=e", "seed=0,1,2"]) == 0
     assert [
-        (words["seed"], words["env.max_frame"], words["agent.clip.horizon"]) for words in words_of(Path("e"))
+        (words["seed"], words["env.max_frame"], words["agent.clip_range.horizon"])
+        for words in words_of(Path("e"))
     ] == [(str(seed), "640", "256") for seed in range(3)]
     info = json.loads((Path("e") / "experiment.json").read_text())
     assert info["command"] == ["labrl", "-m", *LEARNING, *PPO, "seed=0,1"]
@@ -313,7 +314,7 @@ def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
 def test_in_a_mixed_grid_a_pin_is_given_to_the_trials_that_have_its_key(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """ppo has agent.clip.horizon, dqn has none, and neither has the keys of the other."""
+    """ppo has agent.clip_range.horizon, dqn has none, and neither has the keys of the other."""
     assert main(["-m", *LEARNING, "agent=dqn,ppo", "seed=0", "env.max_frame=1088"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=1152"]) == 2
     pins = advice(capsys.readouterr().err)
@@ -322,8 +323,8 @@ def test_in_a_mixed_grid_a_pin_is_given_to_the_trials_that_have_its_key(
     dqn, ppo = words_of(Path("e"))
     assert statuses(Path("e")) == ["finished", "finished"]
     assert (dqn["agent.lr.horizon"], ppo["agent.lr.horizon"]) == ("1088", "1088")
-    assert "agent.clip.horizon" in ppo
-    assert "agent.clip.horizon" not in dqn
+    assert "agent.clip_range.horizon" in ppo
+    assert "agent.clip_range.horizon" not in dqn
     assert "agent.learning_starts" not in ppo
     assert main(["-m", "+resume=e", "seed=0,1"]) == 0  # new trials are composed in the same way
     assert len(words_of(Path("e"))) == 4

@@ -15,7 +15,7 @@ from torch.nn.functional import layer_norm, linear
 from labrl import train
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces
@@ -102,7 +102,7 @@ def test_agents_learn_with_them(agent: str, words: list[str], tmp_path: Path) ->
     ],
 )
 def test_options_of_layers_that_are_not_there_are_refused(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         resolve(compose([*words, "env=cartpole", "preset=none"]))
     assert words[1].rpartition(".")[2] in str(error.value), "what was given"
     assert said in str(error.value), "and a way out"

@@ -15,10 +15,10 @@ from test_restoring import changed_futures
 import labrl
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.envs.goals import GoalEnv
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
+from labrl.errors import InputError
 from labrl.lab.trial import check
 from labrl.memory.hindsight import HindsightReplay, HindsightReplayConfig
 from labrl.observations import flat_space
@@ -40,7 +40,7 @@ def memory_of(env: VectorEnv, strategy: Any, capacity: int = 90, relabelled: flo
         action_space=env.action_space,
         num_envs=env.num_envs,
         n_step=1,
-        discount=float(DISCOUNT),
+        gamma=float(DISCOUNT),
         workspace=Workspace(),
         generator=np.random.default_rng(0),
         goals=env.goals,
@@ -165,7 +165,7 @@ def test_rewards_of_one_goal_at_a_time_are_asked_one_by_one() -> None:
 
 
 LEARN = [
-    *("agent=dqn", *BITS, *QUIET, "+env.make.n=8", "env.num_envs=4", "agent.lr=1e-3", "agent.discount=0.95"),
+    *("agent=dqn", *BITS, *QUIET, "+env.make.n=8", "env.num_envs=4", "agent.lr=1e-3", "agent.gamma=0.95"),
     *("agent.learning_starts=200", "agent.updates_per_frame=0.5", "agent.batch_size=64", "meta.num_cpus=1"),
     *("agent/target=polyak", "agent.target.tau=0.05", "agent.exploration.epsilon=0.15"),
     *("meta.rigorous_eval=4", "meta.eval_episodes=8", "env.max_frame=2000"),
@@ -187,7 +187,7 @@ def test_bits_are_flipped_right_with_hindsight_and_not_without(tmp_path: Path) -
 def test_a_point_is_moved_to_where_it_is_wanted(agent: str, tmp_path: Path) -> None:
     words = ["env=gymnasium", "env.id=null", "env.name=reach", "+env.make._target_=goal_env.Reach", *QUIET]
     words += [f"agent={agent}", "agent/memory=hindsight", "agent.batch_size=64", "agent.learning_starts=200"]
-    words += ["agent.updates_per_frame=0.5", "agent.lr=1e-3", "agent.discount=0.95", "env.num_envs=4"]
+    words += ["agent.updates_per_frame=0.5", "agent.lr=1e-3", "agent.gamma=0.95", "env.num_envs=4"]
     words += ["env.max_frame=2500", "meta.rigorous_eval=4", "meta.eval_episodes=8", "meta.num_cpus=1"]
     words += ["agent.temperature=0.02"] if agent == "sac" else []
     folder = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
@@ -216,7 +216,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("words", "told"), REFUSED)
 def test_hindsight_is_refused_where_it_has_no_meaning(words: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         check(resolve(compose(["agent=dqn", *words, "agent/memory=hindsight"])))
 
 

@@ -20,9 +20,9 @@ from labrl.agents.transforms import NormalizeObservation, NormalizeObservationCo
 from labrl.cli import main, replay
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, make_env
 from labrl.envs.screen import WatchedGymnasium
+from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.networks.inputs import Inputs, InputsConfig, SideBySide, build_torso, check_reads
 from labrl.networks.spaces import Spaces
@@ -245,7 +245,7 @@ def test_a_memory_keeps_pictures_as_bytes_and_gives_back_what_it_got(tmp_path: P
             action_space=spaces.Discrete(4),
             num_envs=1,
             n_step=1,
-            discount=0.9,
+            gamma=0.9,
             workspace=Workspace(tmp_path),
             generator=np.random.default_rng(0),
         )
@@ -331,14 +331,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("target", "space", "told"), REFUSED)
 def test_torsos_that_cannot_read_the_inputs_are_refused(target: str, space: gym.Space, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         check_reads(Component.parse({"_target_": target}), space)
 
 
 def test_an_own_torso_must_be_of_an_image_that_there_is() -> None:
     own = {"camera": {"_target_": "labrl.networks.impala.ImpalaCNN"}}
     torso = Component.parse({"_target_": "labrl.networks.inputs.Inputs", "own": own})
-    with pytest.raises(ConfigError, match=r"torso\.own\.camera: there is no such image; there are picture"):
+    with pytest.raises(InputError, match=r"torso\.own\.camera: there is no such image; there are picture"):
         check_reads(torso, MIXED)
     names = {"picture": PICTURE, "camera": PICTURE}
     built = torso.build(observation_space=spaces.Dict(names))
@@ -366,7 +366,7 @@ def test_inputs_that_are_no_arrays_are_refused_by_name(twice: bool, told: str) -
         "name": "odd",
         "make": {"_target_": "test_inputs.Odd", "twice": twice},
     }
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         describe(Component.parse(node, "env"))
 
 
@@ -382,7 +382,7 @@ def test_both_inputs_are_learned_from(agent: str, tmp_path: Path) -> None:
         *QUIET,
         *own,
         "agent.lr=1e-3",
-        "agent.discount=0",
+        "agent.gamma=0",
         "env.num_envs=8",
         "meta.rigorous_eval=16",
     ]

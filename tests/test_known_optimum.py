@@ -79,7 +79,7 @@ class Regulator:
 @pytest.mark.parametrize("agent", ["sac", "crossq", "td3", "ddpg"])
 def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
     """With quadratic values the best Gaussian policy has the mean of the best deterministic one."""
-    words = [*LEARNING, FALLING, f"agent.discount={Regulator.DISCOUNT}"]
+    words = [*LEARNING, FALLING, f"agent.gamma={Regulator.DISCOUNT}"]
     words += ["agent.temperature=0.1"] if agent in ("sac", "crossq") else ["agent.noise.std=0.3"]
     words += ["agent.policy_delay=1"] if agent == "crossq" else ["agent.target.tau=0.05"]
     player, clock, _ = build(config_of(agent, *words), ACTION, Regulator.SPACE, num_envs=8)

@@ -21,9 +21,9 @@ from labrl.agents.agent import heeded, heeds_masks
 from labrl.agents.exploration import EpsilonGreedy, EpsilonGreedyConfig, uniform_valid
 from labrl.agents.random import uniform_actions
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
+from labrl.errors import InputError
 from labrl.step import Step
 
 AGENTS = ("ppo", "a2c", "reinforce", "sil_ppo", "sarsa", "dqn", "rainbow_lite", "random")
@@ -129,7 +129,7 @@ def test_masks_can_be_left_aside_and_must_fit_the_actions() -> None:
         },
         "env",
     )
-    with pytest.raises(ConfigError, match=r"env\.name=wrong: its action_mask has 4 flags.*need 3"):
+    with pytest.raises(InputError, match=r"env\.name=wrong: its action_mask has 4 flags.*need 3"):
         make_env(wrong, seed=1, num_threads=1, num_envs=2)
 
 
@@ -173,7 +173,7 @@ def told(**how: Any) -> Component:
 )
 def test_masks_that_nobody_could_heed_are_refused_before_a_run(how: dict[str, Any], says: str) -> None:
     env = told(later=[0, 1, 1, 0], **how)
-    with pytest.raises(ConfigError, match=rf"env\.name=told.*{says}"):
+    with pytest.raises(InputError, match=rf"env\.name=told.*{says}"):
         gives_masks(env)
     env.config.action_mask = False
     assert not gives_masks(env)
@@ -244,7 +244,7 @@ def test_a_mask_alone_is_nothing_to_see() -> None:
     make = {"_target_": "test_masks.Blind"}
     env = Component.parse({"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "blind", "make": make}, "env")
     with pytest.raises(
-        ConfigError, match=r"nothing is left to see beside the mask.* as the entry observation"
+        InputError, match=r"nothing is left to see beside the mask.* as the entry observation"
     ):
         describe(env)
 
@@ -290,7 +290,7 @@ def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:
 @pytest.mark.parametrize("double", [False, True])
 def test_targets_of_q_learning_never_look_at_an_invalid_action(double: bool) -> None:
     learning = ["agent.batch_size=1", "agent.learning_starts=0", "agent.memory.capacity=16", "agent.lr=0"]
-    plain = ["agent.network.torso.mlp.hidden=[8]", "agent.discount=0.9", f"agent.double={double}"]
+    plain = ["agent.network.torso.mlp.hidden=[8]", "agent.gamma=0.9", f"agent.double={double}"]
     action = gym.spaces.Discrete(3)
     agent, _, _ = build("dqn", *learning, *plain, action=action, num_envs=1, masked=True)
     valid = np.array([[True, True, False]])
@@ -364,7 +364,7 @@ def test_an_agent_that_takes_no_masks_is_refused_before_anything_is_built(agent:
     made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
     given = [f"agent={agent}", *made, *QUIET, "agent.learning_starts=100", f"hydra.run.dir={folder}"]
     with pytest.raises(
-        ConfigError, match=rf"doors says by masks.*agent {agent} heeds none.*agent=ppo.*action_mask=f"
+        InputError, match=rf"doors says by masks.*agent {agent} heeds none.*agent=ppo.*action_mask=f"
     ):
         run(*given)
     assert not folder.exists()

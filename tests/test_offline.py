@@ -20,7 +20,7 @@ from test_restoring import changed_futures, session_in
 import labrl
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.trial import check
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
@@ -187,7 +187,7 @@ def test_such_runs_go_on_exactly(more: list[str], collected: Path, tmp_path: Pat
 def test_a_source_that_has_changed_is_noticed(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
-    with pytest.raises(ConfigError, match="other transitions than when the checkpoint was written"):
+    with pytest.raises(InputError, match="other transitions than when the checkpoint was written"):
         other.load_state_dict(one.state_dict())
 
 
@@ -215,20 +215,20 @@ def test_sequences_have_no_other_source(collected: Path) -> None:
     words = [word for word in DQN if word != "agent=dqn"]
     words += ["agent=recurrent_dqn", "agent/offline=run", f"agent.offline.folder={collected}"]
     words += ["agent.memory.capacity=1000", "agent.batch_size=16"]
-    with pytest.raises(ConfigError, match=r"agent\.offline and agent/memory=sequences contradict each other"):
+    with pytest.raises(InputError, match=r"agent\.offline and agent/memory=sequences contradict each other"):
         check(resolve(compose(words)))
 
 
 @pytest.mark.parametrize(("more", "told"), REFUSED)
 def test_contradictions_are_refused(more: list[str], told: str, collected: Path) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         check(resolve(compose([*DQN, *(word.format(folder=collected) for word in more)])))
 
 
 def test_another_environments_run_is_refused(collected: Path, tmp_path: Path) -> None:
     words = [word for word in DQN if word != "env=cartpole"]
     words += ["env=acrobot", "agent/offline=run", f"agent.offline.folder={collected}"]
-    with pytest.raises(ConfigError, match="does not fit this environment and agent"):
+    with pytest.raises(InputError, match="does not fit this environment and agent"):
         session_in(tmp_path / "run", resolve(compose(words)))
 
 
@@ -237,7 +237,7 @@ def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_pat
     words = [word for word in DQN if word not in ("env=cartpole", "agent=dqn")]
     more = ["agent/offline=run", f"agent.offline.folder={collected}"]
     with pytest.raises(
-        ConfigError, match=r"source, cartpole, are Discrete\(2\), and those .* are Discrete\(3\)"
+        InputError, match=r"source, cartpole, are Discrete\(2\), and those .* are Discrete\(3\)"
     ):
         check(resolve(compose([*words, "agent=dqn", "env=mountain_car", *more])))
     source = tmp_path / "source"
@@ -251,7 +251,7 @@ def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_pat
             compose([*words, "agent=sac", "env=pendulum", *more[:1], f"agent.offline.folder={source}"])
         )
         said = r"are Box\(-1\.0, 1\.0, \(1,\), float32\), and those .* are Box\(-2\.0, 2\.0"
-        with pytest.raises(ConfigError, match=said) if refused else nullcontext():
+        with pytest.raises(InputError, match=said) if refused else nullcontext():
             check(config)
 
 
@@ -265,7 +265,7 @@ def test_actions_of_another_kind_are_refused(storage: str, collected: Path, tmp_
     same_bytes = gym.spaces.Box(-1, 1, (2,), np.float32)
     one = gym.spaces.Discrete(1)
     for actions in (same_bytes, one):
-        with pytest.raises(ConfigError, match=r"does not fit this environment and agent .*it holds"):
+        with pytest.raises(InputError, match=r"does not fit this environment and agent .*it holds"):
             OfflineRun(
                 config,
                 wanted=Wanted(box, actions, actions, 0.99, 1),
@@ -277,7 +277,7 @@ def test_a_run_that_remembers_nothing_is_refused(collected: Path, tmp_path: Path
     more = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
     nothing = labrl.train([*DQN, *more, "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     words = [*DQN, "agent/offline=run", f"agent.offline.folder={nothing}"]
-    with pytest.raises(ConfigError, match=r"no checkpoint yet, or none in which its memory holds anything"):
+    with pytest.raises(InputError, match=r"no checkpoint yet, or none in which its memory holds anything"):
         session_in(tmp_path / "next", resolve(compose(words)))
 
 
@@ -295,7 +295,7 @@ def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: p
     from labrl.offline.minari import OfflineMinari, OfflineMinariConfig
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'pip install "labrl\[offline\]"'):
+    with pytest.raises(InputError, match=r'pip install "labrl\[offline\]"'):
         OfflineMinari.check(OfflineMinariConfig(dataset="any/of-them-v0"))
 
 
@@ -342,7 +342,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(sample.next_observation[row], following)
         assert sample.discount[row] == pytest.approx(0.9)  # cut by the time limit, never terminated
     with pytest.raises(
-        ConfigError, match=r"dataset=labrl/tiny-v1 is not among the local datasets: labrl/tiny-v0"
+        InputError, match=r"dataset=labrl/tiny-v1 is not among the local datasets: labrl/tiny-v0"
     ):
         Component.parse({**node, "dataset": "labrl/tiny-v1"}).build(wanted=wanted, generator=None)
     windows = Component.parse(node).build(
@@ -354,7 +354,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
     assert {seen.tobytes() for seen in sample.next_observation[short]} <= last
     assert {seen.tobytes() for seen in sample.next_observation} >= last
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
-    with pytest.raises(ConfigError, match="its actions are Box"):
+    with pytest.raises(InputError, match="its actions are Box"):
         Component.parse(node).build(wanted=other, generator=None)
 
 
@@ -362,7 +362,5 @@ def test_what_is_played_has_to_look_like_what_was_stored(collected: Path) -> Non
     words = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
     check(resolve(compose(words)))
     sign = "transforms.reward={_target_: labrl.agents.transforms.SignReward}"
-    with pytest.raises(
-        ConfigError, match=r"transforms\.reward: what agent\.offline gives .*null.*SignReward"
-    ):
+    with pytest.raises(InputError, match=r"transforms\.reward: what agent\.offline gives .*null.*SignReward"):
         check(resolve(compose([*words, sign])))

@@ -11,7 +11,7 @@ from on_policy_cases import assert_same_future, build, noise
 from torch import nn
 
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.optimizers import (
     Adam,
     AdamConfig,
@@ -124,5 +124,5 @@ def test_a_restored_agent_has_the_same_future(steps: int) -> None:
     ids=str,
 )
 def test_what_torch_does_not_know_is_refused_by_name(words: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         resolve(compose(["agent=a2c", "agent/optimizer=torch", *words]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 BASE = "defaults:\n  - gymnasium\n  - _self_\n"
 BROKEN = [
@@ -31,7 +31,7 @@ def own(folder: Path, group: str, content: bytes, name: str = "mine") -> Path:
 @pytest.mark.parametrize(("group", "content", "said"), BROKEN)
 def test_a_broken_file_is_named_with_its_line(group: str, content: str, said: str, tmp_path: Path) -> None:
     folder = own(tmp_path, group, content.encode())
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         resolve(compose([f"{group}=mine", "meta=dev"], folder))
 
 
@@ -40,12 +40,12 @@ def test_a_file_on_which_another_builds_is_looked_at_too(tmp_path: Path) -> None
     own(folder, "env", b"defaults:\n  - base\n  - _self_\n")
     own(folder, "experiment", b"# @package _global_\ndefaults:\n  - override /env: mine\n", "recipe")
     for word in ("env=mine", "experiment=recipe"):
-        with pytest.raises(ConfigError, match=r"env/base\.yaml, line 2"):
+        with pytest.raises(InputError, match=r"env/base\.yaml, line 2"):
             compose([word], folder)
 
 
 def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mine\.yaml: its byte 6 is no UTF-8"):
+    with pytest.raises(InputError, match=r"mine\.yaml: its byte 6 is no UTF-8"):
         compose(["env=mine"], own(tmp_path, "env", b"name: \xff\n"))
 
 

@@ -11,7 +11,7 @@ import labrl
 from labrl.cli import main
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 OWN = ["env=gymnasium", "env.import_module=own_parts"]
 RAISES = "{_target_: own_parts.Raises}"
@@ -104,7 +104,7 @@ def test_each_part_knows_its_key() -> None:
 
 def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
     words = [*DQN, "agent.memory.storage=mmap", "agent.memory.capacity=1e13", "meta.max_session=1"]
-    with pytest.raises(ConfigError, match="GB on the disk"):
+    with pytest.raises(InputError, match="GB on the disk"):
         labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
@@ -119,7 +119,7 @@ def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
     ],
 )
 def test_an_option_that_was_set_as_a_key_is_recognized(word: str, meant: str | None) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(InputError) as refused:
         resolve(compose(["agent=dqn", "env=cartpole", word]))
     assert (f"Did you mean {meant}, with a slash?" in str(refused.value)) == (meant is not None)
 
@@ -127,6 +127,6 @@ def test_an_option_that_was_set_as_a_key_is_recognized(word: str, meant: str | N
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa"])
 def test_a_rollout_without_room_is_refused(agent: str, tmp_path: Path) -> None:
     words = [f"agent={agent}", "env=cartpole", "preset=none", "agent.horizon=1e12", "env.max_frame=1e14"]
-    with pytest.raises(ConfigError, match=r"agent\.horizon=1000000000000 x env\.num_envs=.*GB are available"):
+    with pytest.raises(InputError, match=r"agent\.horizon=1000000000000 x env\.num_envs=.*GB are available"):
         labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()

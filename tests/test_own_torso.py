@@ -15,7 +15,7 @@ from torch import nn
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.building import built
 from labrl.networks.compute import Compute
 from labrl.networks.inputs import Habits, build_torso, num_features
@@ -114,7 +114,7 @@ def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
     ids=str,
 )
 def test_features_that_no_layer_can_follow_are_refused(settings: dict, told: str) -> None:
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
+    with pytest.raises(InputError, match=rf"agent\.network\.torso: .*{told}"):
         num_features(own(**settings), spaces.Box(-1, 1, (3,), np.float64))
 
 
@@ -127,7 +127,7 @@ def test_features_that_no_layer_can_follow_are_refused(settings: dict, told: str
 )
 def test_what_is_no_torso_is_refused_by_its_name(target: str, told: str) -> None:
     torso = Component.parse({"_target_": target}, "agent.network.torso")
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: {target} .*{told}"):
+    with pytest.raises(InputError, match=rf"agent\.network\.torso: {target} .*{told}"):
         build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
 
 
@@ -137,14 +137,14 @@ def test_what_is_no_torso_is_refused_by_its_name(target: str, told: str) -> None
 )
 def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, told: str) -> None:
     torso = Component.parse({"_target_": f"test_own_torso.{kind}", "shape": [-1, 6]}, "agent.network.torso")
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
+    with pytest.raises(InputError, match=rf"agent\.network\.torso: .*{told}"):
         num_features(build_torso(torso, SEEN), SEEN)
 
 
 def test_an_argument_that_nobody_gives_is_told() -> None:
     torso = Component.parse({"_target_": "test_own_torso.Own"}, "agent.network.torso")
     with pytest.raises(
-        ConfigError, match=r"test_own_torso\.Own: missing a required argument: 'shape'.*Set whatever"
+        InputError, match=r"test_own_torso\.Own: missing a required argument: 'shape'.*Set whatever"
     ):
         build_torso(torso, SEEN)
 
@@ -175,7 +175,7 @@ def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> No
 def test_layers_by_which_a_run_would_not_repeat_are_refused(
     layer: str, options: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"agent\.network: .*{told}"):
+    with pytest.raises(InputError, match=rf"agent\.network: .*{told}"):
         all_built(layer, **options)
 
 
@@ -200,7 +200,7 @@ def test_a_forward_pass_that_leaves_something_behind_is_refused(habit: str, told
     env = Spaces(SEEN, gym.spaces.Discrete(2), 1)
     compute = Compute(torch.device("cpu"), torch.float32, 1)
     build = partial(config.agent.build, spaces=env, clock=Clock(1), streams=Streams(0), compute=compute)
-    with pytest.raises(ConfigError, match=rf"agent\.network\.torso: .*{told}"):
+    with pytest.raises(InputError, match=rf"agent\.network\.torso: .*{told}"):
         build()
 
 

@@ -15,8 +15,8 @@ from typing import NoReturn
 import pytest
 
 import labrl
-from labrl.config.errors import ConfigError
 from labrl.dashboards.login import has_login
+from labrl.errors import InputError
 from labrl.lab.search.storage import StudyStorage
 from labrl.processes import name_user_and_home
 from labrl.storage.experiment_folder import STUDY_FILE
@@ -82,7 +82,7 @@ def test_workers_are_refused_where_nothing_can_be_shared(
         "env.vectorization=async",
         "wandb=disabled",
     ]
-    with pytest.raises(ConfigError, match=r"env\.vectorization=async.*/dev/shm"):
+    with pytest.raises(InputError, match=r"env\.vectorization=async.*/dev/shm"):
         labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 

@@ -17,7 +17,7 @@ from labrl.agents.errors import NonFiniteError
 from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.compute import Compute
@@ -157,7 +157,7 @@ def test_stored_log_probabilities_are_those_of_the_policy_that_acted() -> None:
 
 
 def test_truncation_bootstraps_from_the_true_final_observation() -> None:
-    agent, _ = build(dataclasses.replace(CONFIG, horizon=2, batch_size=8, gae_lambda=0.0, discount=0.5))
+    agent, _ = build(dataclasses.replace(CONFIG, horizon=2, batch_size=8, gae_lambda=0.0, gamma=0.5))
     first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
     seen = spy_on_batches(agent)
     values = {}
@@ -223,10 +223,10 @@ def test_metrics_have_the_same_keys_before_and_after_learning() -> None:
 
 def test_schedules_follow_the_clock() -> None:
     falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100)
-    agent, clock = build(dataclasses.replace(CONFIG, lr=falling, clip=falling, entropy_coef=falling))
+    agent, clock = build(dataclasses.replace(CONFIG, lr=falling, clip_range=falling, entropy_coef=falling))
     clock.tick(25)
     metrics = agent.metrics()
-    assert [metrics[name] for name in ("lr", "clip", "entropy_coef")] == [0.75, 0.75, 0.75]
+    assert [metrics[name] for name in ("lr", "clip_range", "entropy_coef")] == [0.75, 0.75, 0.75]
 
 
 def test_target_kl_stops_the_epochs() -> None:
@@ -280,7 +280,7 @@ def test_pixels_are_scaled_and_read_in_any_layout(layout: tuple[int, ...]) -> No
 def test_continuous_options_are_refused_for_discrete_actions() -> None:
     config = dataclasses.replace(CONFIG, log_std_init=-1.0)
     PPO.check(config, Spaces(VECTOR, BOX, 1))
-    with pytest.raises(ConfigError, match=r"agent\.log_std_init"):
+    with pytest.raises(InputError, match=r"agent\.log_std_init"):
         PPO.check(config, Spaces(VECTOR, DISCRETE, 1))
 
 
@@ -289,7 +289,7 @@ def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_bui
     config = dataclasses.replace(CONFIG, network=cnn)
     PPO.check(config, Spaces(IMAGE, DISCRETE, 1))
     for space in (VECTOR, gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)):
-        with pytest.raises(ConfigError, match="NatureCNN needs images"):
+        with pytest.raises(InputError, match="NatureCNN needs images"):
             PPO.check(config, Spaces(space, DISCRETE, 1))
 
 
@@ -301,7 +301,7 @@ def test_the_automatic_network_reads_small_images_too() -> None:
 
 def test_the_nearest_batch_size_is_found_at_once_for_a_huge_rollout() -> None:
     env = SimpleNamespace(num_envs=10**12, max_frame=1)
-    with pytest.raises(ConfigError, match=r"agent\.batch_size=20\)"):
+    with pytest.raises(InputError, match=r"agent\.batch_size=20\)"):
         PPO.check_config(dataclasses.replace(CONFIG, batch_size=19), env)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import labrl
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.session.callbacks import Callback
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.tables import CsvTable
@@ -59,7 +59,7 @@ def test_a_run_that_ends_within_the_window_writes_what_was_seen() -> None:
     "word", ["meta.profile={frames: 0}", "meta.profile={start: -1}", "meta.profile=true"]
 )
 def test_a_window_that_is_none_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"meta\.profile"):
+    with pytest.raises(InputError, match=r"meta\.profile"):
         resolve(compose([word]))
 
 

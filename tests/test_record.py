@@ -11,8 +11,8 @@ from exact_cases import QUIET, small
 from gymnasium.spaces import Discrete
 
 import labrl
-from labrl.config.errors import ConfigError
 from labrl.envs.actions import ActionRecord
+from labrl.errors import InputError
 from labrl.lab.replay import check
 from labrl.storage.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
 
@@ -129,5 +129,5 @@ def test_a_damaged_file_is_told_of(tmp_path: Path) -> None:
     for _ in range(20):
         broken = bytearray(content[: int(rng.integers(len(content)))])
         path.write_bytes(bytes(broken))
-        with pytest.raises(ConfigError, match=r"last\.npz is damaged"):
+        with pytest.raises(InputError, match=r"last\.npz is damaged"):
             read_episode(path)

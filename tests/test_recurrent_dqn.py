@@ -14,7 +14,7 @@ from on_policy_cases import assert_same_future, build, config_of, kept_from, noi
 from recurrent_cases import Corridor, Recorded, remembered
 
 from labrl.agents.recurrent_dqn import RecurrentDQN
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.compute import Compute
 
 TINY = ("agent.network.torso.torso.mlp.hidden=[8]", "agent.network.torso.hidden_size=6")
@@ -44,7 +44,7 @@ def walked(network: Any, world: Recorded, env: int, first: int, count: int, stat
 @pytest.mark.parametrize("network", ["gru", "lstm"])
 def test_a_gradient_is_the_one_of_stepping_through_each_sequence(network: str, double: bool) -> None:
     words = [f"agent/network={network}", f"agent.double={double}", "agent.max_grad_norm=null"]
-    agent, clock, _ = build("recurrent_dqn", *words, *TINY, *MEMORY, *WHEN, "agent.discount=0.9")
+    agent, clock, _ = build("recurrent_dqn", *words, *TINY, *MEMORY, *WHEN, "agent.gamma=0.9")
     with torch.no_grad():  # so that both networks differ
         agent.target.weights += 0.3 * torch.randn(agent.target.weights.shape, generator=torch.manual_seed(0))
     acting, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target.network)
@@ -102,7 +102,7 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
 def test_ranks_have_whole_sequences() -> None:
     config = config_of("recurrent_dqn", *MEMORY[:2], "agent.batch_size=16").agent.config
     assert RecurrentDQN.share(config, 4).batch_size == 4
-    with pytest.raises(ConfigError, match=r"agent\.batch_size=16 .* 3, times the 4 .* agent\.batch_size=24"):
+    with pytest.raises(InputError, match=r"agent\.batch_size=16 .* 3, times the 4 .* agent\.batch_size=24"):
         RecurrentDQN.share(config, 3)
 
 

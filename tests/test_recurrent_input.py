@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.trial import check
 
 CASES = {
@@ -90,5 +90,5 @@ CASES = {
 
 @pytest.mark.parametrize(("words", "told"), CASES.values(), ids=CASES)
 def test_it_is_refused_with_the_way_out(words: list[str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         check(resolve(compose(words)))

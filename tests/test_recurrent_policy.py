@@ -124,7 +124,7 @@ def test_the_state_goes_on_from_rollout_to_rollout() -> None:
 
 def test_truncation_bootstraps_from_the_true_final_observation_and_what_was_remembered_there() -> None:
     words = ("agent.horizon=2", "agent.sequence_length=2", "agent.batch_size=8", "agent.gae_lambda=0")
-    agent, _, _ = build("recurrent_ppo", *TINY, *words, "agent.discount=0.5")
+    agent, _, _ = build("recurrent_ppo", *TINY, *words, "agent.gamma=0.5")
     batches = kept_from(agent, "_prepare")
     first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
     truncated, no = np.array([True, False, False, False]), np.zeros(4, np.bool_)

@@ -17,8 +17,8 @@ import labrl
 from labrl.agents.reinforce import Reinforce
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
@@ -39,7 +39,7 @@ class Bandit:
 
 @pytest.mark.parametrize("baseline", ["none", "mean", "value"])
 def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(baseline: str) -> None:
-    words = [f"agent.baseline={baseline}", "agent.normalize_advantage=false", "agent.discount=0.9"]
+    words = [f"agent.baseline={baseline}", "agent.normalize_advantage=false", "agent.gamma=0.9"]
     words += ["agent.max_grad_norm=null", "agent.entropy_coef=0.01", "agent.network.shared=false"]
     agent, clock, _ = build("reinforce", *words, "agent.episodes=5", num_envs=1)
     world, batches, network = Recorded(noise(1)), kept_from(agent, "_prepare"), copy.deepcopy(agent.network)
@@ -170,7 +170,7 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
 )
 def test_options_of_values_that_nobody_learns_are_refused(word: str) -> None:
     config = resolve(compose(["agent=reinforce", "env=cartpole", "preset=none", word]))
-    with pytest.raises(ConfigError, match=rf"{re.escape(word.partition('=')[0])}.*agent\.baseline is mean"):
+    with pytest.raises(InputError, match=rf"{re.escape(word.partition('=')[0])}.*agent\.baseline is mean"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 

@@ -209,7 +209,7 @@ def test_actions_of_any_shape_and_long_floats_are_kept_as_the_learner_needs_them
         action_space=gym.spaces.Box(-1, 1, (2, 3), np.float64),
         num_envs=1,
         n_step=1,
-        discount=0.9,
+        gamma=0.9,
         workspace=Workspace(),
         generator=np.random.default_rng(0),
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -18,7 +18,7 @@ CHOICE = gym.spaces.Discrete(4)
 
 def refused(agent: str, action: gym.Space, *words: str, observation: gym.Space = VECTOR) -> str:
     config = resolve(compose([f"agent={agent}", "env=pendulum", "preset=none", *words])).agent
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         config.load().check(config.config, Spaces(observation, action, 1))
     return str(error.value)
 
@@ -114,6 +114,6 @@ def test_a_network_that_cannot_read_the_observations_is_refused() -> None:
     ],
 )
 def test_wrong_values_name_what_is_allowed(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         resolve(compose(["env=pendulum", "preset=none", *words]))
     assert message in str(error.value)

@@ -15,8 +15,8 @@ from pictures_env import AlwaysDrawn, Drawn, ListOnly
 
 import labrl
 from labrl.cli import main, replay
-from labrl.config.errors import ConfigError
 from labrl.envs.watch import watch
+from labrl.errors import InputError
 from labrl.lab import videos
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.storage.run_folder import RunFolder
@@ -126,7 +126,7 @@ def test_an_environment_need_not_know_the_usual_render_mode(cls: type) -> None:
     "kind", ["none", "text", "empty list", "no pixels", "channels first", "complex", "raises", "exits"]
 )
 def test_what_is_no_picture_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"env\.name=toy"):
+    with pytest.raises(InputError, match=r"env\.name=toy"):
         drawn(Drawn, kind=kind)
 
 

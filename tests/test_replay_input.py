@@ -13,7 +13,7 @@ from replay_cases import STACK, VECTOR, World, everything, load, prioritized, sa
 
 from labrl import workspace
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.replay import Replay
 from labrl.workspace import memory_available
 
@@ -29,7 +29,7 @@ def add(memory: Replay, steps: int, seed: int = 0, space: gym.Space = STACK) -> 
 
 
 def test_a_capacity_without_a_whole_window_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"agent.memory.capacity must be at least 32 .* got 31 .*=32"):
+    with pytest.raises(InputError, match=r"agent.memory.capacity must be at least 32 .* got 31 .*=32"):
         uniform(VECTOR, 8, 3, capacity=31)
     uniform(VECTOR, 8, 3, capacity=32)
 
@@ -51,13 +51,13 @@ def test_a_capacity_without_a_whole_window_is_refused() -> None:
 )
 def test_a_wrong_setting_is_told_by_its_key(setting: dict[str, Any], told: str) -> None:
     node = {"_target_": "labrl.memory.prioritized.PrioritizedReplay", **setting}
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         Component.parse(node, "agent.memory")
     assert told in str(error.value)
 
 
 def test_too_little_memory_is_found_before_training() -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         uniform(ATARI, 8, capacity=10**10)
     message = str(error.value)
     assert "agent.memory.capacity=10000000000 needs 75,290 GB of memory" in message
@@ -67,7 +67,7 @@ def test_too_little_memory_is_found_before_training() -> None:
 
 def test_the_capacity_that_is_proposed_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "memory_available", lambda sharers: 100_000_000)
-    with pytest.raises(ConfigError, match=r"0.1 GB are available \(set agent.memory.capacity=13000,"):
+    with pytest.raises(InputError, match=r"0.1 GB are available \(set agent.memory.capacity=13000,"):
         uniform(ATARI, 8, capacity=10**6)
     uniform(ATARI, 8, capacity=13_000)
 
@@ -77,7 +77,7 @@ def test_sessions_that_begin_together_share_the_memory() -> None:
     assert one is not None
     assert three is not None
     assert three < one
-    with pytest.raises(ConfigError, match="for each of 1000 sessions"):
+    with pytest.raises(InputError, match="for each of 1000 sessions"):
         uniform(ATARI, 8, capacity=one // 84 // 84 // 2, sharers=1000)
 
 
@@ -95,7 +95,7 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_disk_with_too_little_room_is_found_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         uniform(ATARI, 8, capacity=10**10, folder=tmp_path / "replay")
     assert f"GB on the disk of {tmp_path / 'replay'}" in str(error.value)
     assert list((tmp_path / "replay").iterdir()) == []
@@ -104,7 +104,7 @@ def test_a_disk_with_too_little_room_is_found_before_training(tmp_path: Path) ->
 def test_a_disk_that_fills_up_while_the_room_is_reserved_leaves_nothing_behind(tmp_path: Path) -> None:
     with (
         file_size_limit(100_000),
-        pytest.raises(ConfigError, match=r"agent.memory.capacity=1000 needs .* GB"),
+        pytest.raises(InputError, match=r"agent.memory.capacity=1000 needs .* GB"),
     ):
         uniform(ATARI, 8, capacity=1000, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -122,14 +122,14 @@ def test_a_missing_file_is_told_on_a_resume(name: str, tmp_path: Path) -> None:
     add(memory, 10)
     state = saved(memory)
     (tmp_path / f"{name}.npy").unlink()
-    with pytest.raises(ConfigError, match=r"missing|hold less than the checkpoint"):
+    with pytest.raises(InputError, match=r"missing|hold less than the checkpoint"):
         load(uniform(STACK, 2, capacity=40, folder=tmp_path), state)
 
 
 def test_files_that_are_all_gone_are_told_on_a_resume(tmp_path: Path) -> None:
     memory = uniform(STACK, 2, capacity=40, folder=tmp_path / "one")
     add(memory, 10)
-    with pytest.raises(ConfigError, match="hold less than the checkpoint counts on"):
+    with pytest.raises(InputError, match="hold less than the checkpoint counts on"):
         load(uniform(STACK, 2, capacity=40, folder=tmp_path / "two"), saved(memory))
 
 
@@ -138,18 +138,18 @@ def test_a_truncated_or_foreign_file_is_told(tmp_path: Path) -> None:
     frames = tmp_path / "frames.npy"
     whole = frames.read_bytes()
     frames.write_bytes(whole[:-7])
-    with pytest.raises(ConfigError, match=r"frames.npy has [\d,]+ bytes instead of .* remove"):
+    with pytest.raises(InputError, match=r"frames.npy has [\d,]+ bytes instead of .* remove"):
         uniform(STACK, 2, capacity=40, folder=tmp_path)
     assert frames.read_bytes() == whole[:-7]
     frames.write_text("not an array")
-    with pytest.raises(ConfigError, match=r"frames.npy is no array"):
+    with pytest.raises(InputError, match=r"frames.npy is no array"):
         uniform(STACK, 2, capacity=40, folder=tmp_path)
 
 
 def test_files_of_another_capacity_are_told_and_left_alone(tmp_path: Path) -> None:
     add(uniform(STACK, 2, capacity=40, folder=tmp_path), 10)
     before = (tmp_path / "frames.npy").read_bytes()
-    with pytest.raises(ConfigError, match=r"frames.npy holds .* agent.memory.capacity"):
+    with pytest.raises(InputError, match=r"frames.npy holds .* agent.memory.capacity"):
         uniform(STACK, 2, capacity=80, folder=tmp_path)
     assert (tmp_path / "frames.npy").read_bytes() == before
 
@@ -157,7 +157,7 @@ def test_files_of_another_capacity_are_told_and_left_alone(tmp_path: Path) -> No
 def test_a_checkpoint_of_another_memory_is_refused() -> None:
     memory = uniform(STACK, 2, capacity=40)
     add(memory, 10)
-    with pytest.raises(ConfigError, match=r"agent.memory: .* 2 environments, 20 transitions"):
+    with pytest.raises(InputError, match=r"agent.memory: .* 2 environments, 20 transitions"):
         load(uniform(STACK, 2, capacity=50), saved(memory))
 
 
@@ -166,7 +166,7 @@ def test_storage_cannot_change_on_a_resume(was: str, tmp_path: Path) -> None:
     in_memory, in_files = uniform(STACK, 2, capacity=40), uniform(STACK, 2, capacity=40, folder=tmp_path)
     old, new = (in_memory, in_files) if was == "ram" else (in_files, in_memory)
     add(old, 10)
-    with pytest.raises(ConfigError, match=f"set agent.memory.storage={was}"):
+    with pytest.raises(InputError, match=f"set agent.memory.storage={was}"):
         load(new, saved(old))
 
 
@@ -181,7 +181,7 @@ def test_an_observation_that_does_not_follow_is_refused() -> None:
 def test_observations_of_another_type_than_the_spaces_are_refused() -> None:
     memory = uniform(STACK, 2, capacity=40)
     observation, action, step = World(STACK, 2, 0).step()
-    with pytest.raises(ConfigError, match=r"observations have become float32, agent.memory has .* uint8"):
+    with pytest.raises(InputError, match=r"observations have become float32, agent.memory has .* uint8"):
         memory.add(observation.astype(np.float32), action, step)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_cases import NUMBER, STACK, VECTOR, World, assert_same, load, prioritized, saved, uniform
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.replay import Replay, Sample
 from labrl.step import Step
 from labrl.storage.checkpoint import CheckpointStore
@@ -97,7 +97,7 @@ def test_a_checkpoint_in_files_is_exact_or_refused(
         memory = uniform(space, 2, 2, **options)
         try:
             load(memory, states[start])
-        except ConfigError as error:
+        except InputError as error:
             assert "has lost" in str(error)  # noqa: PT017 - both outcomes are right
             continue
         for t in range(start, min(start + draw(st.integers(1, 30)), steps_in_all)):
@@ -225,11 +225,11 @@ def test_a_checkpoint_whose_frames_were_overwritten_is_refused_for_good(tmp_path
             states[t] = saved(memory)
         run(memory, [step])
     told = "has lost frames of this checkpoint"
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         load(uniform(STACK, 2, 2, **options), states[30])
     # Going back to a newer one brings nothing of the older one back.
     newer = uniform(STACK, 2, 2, **options)
     load(newer, states[34])
     run(newer, steps[34:35])
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         load(uniform(STACK, 2, 2, **options), states[30])

@@ -27,9 +27,9 @@ import labrl.agents
 import labrl.agents.transforms
 import labrl.session.callbacks
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.config.folder import config_folder
 from labrl.config.schema import TrialConfig
+from labrl.errors import InputError
 from labrl.lab.trial import check
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
@@ -149,7 +149,7 @@ def test_every_agent_goes_on_exactly(agent: str, tmp_path: Path) -> None:
     words = [*small(agent, "cartpole"), *SHORT]
     try:
         check(resolve(compose(words)))
-    except ConfigError:  # continuous actions only
+    except InputError:  # continuous actions only
         words = [*small(agent, "pendulum"), *SHORT]
     assert changed_futures(tmp_path, words) == []
 
@@ -192,7 +192,7 @@ def fitting(option: str) -> tuple[list[str], int]:
                 words = [*small(agent, task), *budget, option, *WITH.get(option, [])]
                 check(resolve(compose(words)))
                 return words, frame
-            except ConfigError:
+            except InputError:
                 continue
     raise AssertionError(f"no agent takes {option}")
 

@@ -15,7 +15,7 @@ import yaml
 
 import labrl
 from labrl.cli import list_runs, main
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.run_folder import RunFolder, RunStatus
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
@@ -356,7 +356,7 @@ def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
 def test_from_python_too(finished: Path) -> None:
     result = labrl.train(["+resume=runs/one", "env.max_frame=128"])
     assert (result.folder, result.sessions[0].frame) == (finished.resolve(), 128)
-    with pytest.raises(ConfigError, match="has finished"):
+    with pytest.raises(InputError, match="has finished"):
         labrl.train(["+resume=runs/one"])
 
 

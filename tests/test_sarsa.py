@@ -17,7 +17,7 @@ from test_a2c import Recorded
 
 from labrl.agents.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
 from labrl.agents.sarsa import Sarsa
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 
 SMALL = "agent.network.torso.mlp.hidden=[32]"
@@ -36,7 +36,7 @@ def values_of_policy(left: float) -> NDArray:
 
 @pytest.mark.parametrize("expected", [False, True])
 def test_targets_are_lambda_returns_with_the_actions_that_were_taken(expected: bool) -> None:
-    words = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.discount=0.9", f"agent.expected={expected}"]
+    words = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.gamma=0.9", f"agent.expected={expected}"]
     agent, clock, _ = build("sarsa", *words, SMALL, "agent.exploration.epsilon=0.5", num_envs=1)
     agent._rollout = agent._new_rollout(np.zeros((1, 3), np.float32))
     world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.network)
@@ -89,7 +89,7 @@ def test_values_become_those_of_the_policy_that_acts(words: tuple[str, ...]) -> 
     words = (
         *words,
         "agent.exploration.epsilon=1.0",
-        "agent.discount=0.8",
+        "agent.gamma=0.8",
         "agent.horizon=8",
         decaying,
         SMALL,
@@ -132,14 +132,14 @@ def test_probabilities_are_those_of_the_choices() -> None:
 
 def test_what_it_cannot_learn_is_refused() -> None:
     config = config_of("sarsa").agent.config
-    with pytest.raises(ConfigError, match=r"agent: sarsa acts in Discrete spaces.*Box.*agent=ppo"):
+    with pytest.raises(InputError, match=r"agent: sarsa acts in Discrete spaces.*Box.*agent=ppo"):
         Sarsa.check(config, Spaces(VECTOR, BOX, 1))
     Sarsa.check(config, Spaces(VECTOR, DISCRETE, 1))
     env = SimpleNamespace(num_envs=4, max_frame=1000)
     Sarsa.check_config(config, env)
-    with pytest.raises(ConfigError, match=r"agent\.exploration: .*NetworkNoise does not say"):
+    with pytest.raises(InputError, match=r"agent\.exploration: .*NetworkNoise does not say"):
         Sarsa.check_config(config_of("sarsa", "agent/exploration=noise").agent.config, env)
-    with pytest.raises(ConfigError, match=r"agent\.network\.noisy"):
+    with pytest.raises(InputError, match=r"agent\.network\.noisy"):
         Sarsa.check_config(config_of("sarsa", "agent.network.noisy=0.5").agent.config, env)
-    with pytest.raises(ConfigError, match=r"env\.max_frame must be at least one rollout of 64"):
+    with pytest.raises(InputError, match=r"env\.max_frame must be at least one rollout of 64"):
         Sarsa.check_config(config, SimpleNamespace(num_envs=4, max_frame=63))

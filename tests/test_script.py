@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import labrl
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 QUICK = ["agent=random", "env.num_envs=2", "env.max_frame=100", "seed=1", "wandb=disabled"]
 QUICK += ["meta.report=false", "meta.videos=false", "meta.tensorboard=false"]
@@ -68,14 +68,14 @@ def test_what_cannot_be_sent_to_processes_is_refused_before_the_run(
     exec(f"import threading\n{ENVIRONMENT}\nTen.lock = threading.Lock()", namespace)
     monkeypatch.setattr(sys.modules["__main__"], "Unsendable", namespace["Ten"], raising=False)
     words = [*OWN, *QUICK, "env.make={_target_: __main__.Unsendable}", f"hydra.run.dir={tmp_path / 'a'}"]
-    with pytest.raises(ConfigError, match=r"__main__\.Unsendable"):
+    with pytest.raises(InputError, match=r"__main__\.Unsendable"):
         labrl.train([*words, "meta.max_session=2"])
     assert not (tmp_path / "a").exists()
     assert labrl.train(words).return_mean == 5.0  # in this process
 
 
 def test_a_target_of_another_script_is_refused_by_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"env\.make\._target_: __main__\.Elsewhere"):
+    with pytest.raises(InputError, match=r"env\.make\._target_: __main__\.Elsewhere"):
         labrl.train([*OWN, "env.make={_target_: __main__.Elsewhere}"])
 
 
@@ -90,7 +90,7 @@ def test_a_module_that_trains_when_a_configuration_imports_it_is_refused(
     if key == "env.import_module":
         words = ["env=gymnasium", "env.id=Ten-v7", *QUICK, f"env.import_module={module}"]
     Path(f"{module}.py").write_text(f"{ENVIRONMENT}\nlabrl.train({words})\n")
-    with pytest.raises(ConfigError, match=rf"{key}.*{module}"):
+    with pytest.raises(InputError, match=rf"{key}.*{module}"):
         labrl.train(words)
     assert not Path("runs").exists()
 
@@ -108,5 +108,5 @@ def test_a_child_process_that_imports_the_script_does_not_train(tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "ConfigError" in done.stderr
+    assert "InputError" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

@@ -47,17 +47,20 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["agent/network=choice(auto, mpl)"], "agent/network=mpl: no such option. Did you mean"),
         (["agent.lr=interval(2, 1)"], "agent.lr=interval(2, 1): the range is empty"),
         (
-            ["agent=choice(ppo, dqn)", "agent.clip=interval(0.1, 0.3)"],
-            "does not fit: agent.clip: no such key",
+            ["agent=choice(ppo, dqn)", "agent.clip_range=interval(0.1, 0.3)"],
+            "does not fit: agent.clip_range: no such key",
         ),
         ([], "there is nothing to search"),
         (
             ["search=ppo", "agent=dqn"],
-            "search=ppo: agent=dqn has no agent.horizon, agent.epochs, agent.gae_lambda, agent.clip, "
+            "search=ppo: agent=dqn has no agent.horizon, agent.epochs, agent.gae_lambda, agent.clip_range, "
             "agent.entropy_coef, which this space searches: take search=dqn, or its own agent",
         ),
         (["search=dqn", "agent=choice(dqn, reinforce)"], "search=dqn: agent=reinforce has no"),
-        (["search=dqn", "agent.clip=interval(0.1, 0.2)"], "does not fit: agent.clip: no such key"),
+        (
+            ["search=dqn", "agent.clip_range=interval(0.1, 0.2)"],
+            "does not fit: agent.clip_range: no such key",
+        ),
         ([LR, "meta.eval_frequency=1e6"], "set meta.eval_frequency=<less>"),
         (
             [LR, "env.max_frame=2e4", "search.pruner.grace_period=19999"],
@@ -104,7 +107,7 @@ def test_what_contradicts_another_sample_only_is_not_refused() -> None:
         "agent.lr=choice(1e-3, {kind: linear, start: 1e-3, end: 0, horizon: 1e4})",
         "agent.network.torso.mlp.hidden=choice([64, 64], [32])",
         "agent.horizon=choice(32, 100)",  # 800 steps are no whole minibatches of 256
-        "agent.gae_lambda=choice(0.9, ${agent.discount})",
+        "agent.gae_lambda=choice(0.9, ${agent.gamma})",
     ]
     check_space(Recipe(Space.of({}, {}, words), {"agent": "ppo", "env": "cartpole"}, []), None)
 

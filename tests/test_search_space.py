@@ -8,7 +8,7 @@ import optuna
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.search.space import Space
 
 
@@ -83,14 +83,14 @@ def test_a_new_key_keeps_its_plus() -> None:
     ],
 )
 def test_a_wrong_space_is_refused_with_its_key(word: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as refused:
+    with pytest.raises(InputError, match=says) as refused:
         space(word)
     assert says == "nothing to search" or word in str(refused.value)
 
 
 def test_a_grid_needs_single_values() -> None:
     assert space("a=choice(1,2)", "b=range(0, 3)").grid() == {"a": [1, 2], "b": [0, 1, 2]}
-    with pytest.raises(ConfigError, match="a grid needs single values"):
+    with pytest.raises(InputError, match="a grid needs single values"):
         space("a=interval(0.0, 1.0)").grid()
 
 

@@ -10,8 +10,8 @@ import pytest
 from optuna.trial import TrialState
 from search_cases import PLAN, TPE, history, next_of, play, study, write_eval
 
-from labrl.config.errors import ConfigError
 from labrl.config.search import NoPruner
+from labrl.errors import InputError
 from labrl.lab.search.space import Space
 from labrl.lab.search.study import FACTS
 from labrl.storage.lock import FolderLock
@@ -237,7 +237,7 @@ def test_a_study_of_the_same_name_with_another_space_is_refused(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     study(tmp_path)
-    with pytest.raises(ConfigError, match=r"study_name=labrl: .* is another one"):
+    with pytest.raises(InputError, match=r"study_name=labrl: .* is another one"):
         study(tmp_path, **changed)
 
 
@@ -248,7 +248,7 @@ def test_words_that_only_watch_may_differ_between_machines_and_after_a_resume(tm
     study(tmp_path, space=with_words("env=pong", "meta.num_gpus=0.5", "wandb=offline"))
     study(tmp_path, space=with_words("env=pong", "meta.report=true"))
     for counts in ("env=acrobot", "meta.eval_frequency=10", "meta.precision=bf16"):
-        with pytest.raises(ConfigError, match="is another one"):
+        with pytest.raises(InputError, match="is another one"):
             study(tmp_path, space=with_words("env=pong", counts))
 
 
@@ -271,7 +271,7 @@ def test_the_same_words_in_another_order_are_the_same_study(tmp_path: Path) -> N
     other = with_words(
         "env.max_frame=2000", "meta.eval_frequency=400", "~agent.lr", "+agent.lr=1", "env.max_frame=1"
     )
-    with pytest.raises(ConfigError, match="is another one"):
+    with pytest.raises(InputError, match="is another one"):
         study(tmp_path, space=other)
 
 
@@ -289,5 +289,5 @@ def test_a_foreign_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
         study_name="labrl", storage=f"sqlite:///{tmp_path / 'study.db'}", direction="maximize"
     )
     foreign.add_trial(optuna.trial.create_trial(value=1.0))
-    with pytest.raises(ConfigError, match="did not begin"):
+    with pytest.raises(InputError, match="did not begin"):
         study(tmp_path, f"sqlite:///{tmp_path / 'study.db'}")

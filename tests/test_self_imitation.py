@@ -14,7 +14,7 @@ from test_a2c import Recorded
 
 from labrl.agents.reinforce import Reinforce
 from labrl.agents.self_imitation import _remembered, imitation_losses
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 from labrl.step import Episode, Step
 
@@ -38,7 +38,7 @@ def test_losses_by_hand() -> None:
 
 
 def test_what_is_kept_are_whole_episodes_with_their_discounted_returns() -> None:
-    agent, clock, _ = build("sil_a2c", *WORDS, "agent.discount=0.9", "agent.lr=0")
+    agent, clock, _ = build("sil_a2c", *WORDS, "agent.gamma=0.9", "agent.lr=0")
     world = Recorded(noise())
     play(agent, clock, world, 40)
     memory = agent._imitation._memory
@@ -117,7 +117,7 @@ class Lock:
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
 def test_a_rare_success_is_repeated_which_the_agent_without_it_forgets(name: str) -> None:
     """By chance the lock opens once in 729 episodes; the best policy opens it in each."""
-    words = ("agent.horizon=16", "agent.lr=3e-3", "agent.discount=0.95", "agent.entropy_coef=0.01", SMALL)
+    words = ("agent.horizon=16", "agent.lr=3e-3", "agent.gamma=0.95", "agent.entropy_coef=0.01", SMALL)
     own = ("agent.batch_size=64", "agent.epochs=1") if name == "ppo" else ("agent/optimizer=adam",)
     imitation = ("agent.self_imitation.batch_size=64", "agent.self_imitation.updates=4")
     opened = []
@@ -154,18 +154,18 @@ def test_frames_of_images_are_kept_too() -> None:
 
 def test_agents_without_values_have_nothing_to_compare_with() -> None:
     config = config_of("reinforce", "agent/self_imitation=replay").agent.config
-    with pytest.raises(ConfigError, match=r"agent\.self_imitation .*agent\.baseline=value"):
+    with pytest.raises(InputError, match=r"agent\.self_imitation .*agent\.baseline=value"):
         Reinforce.check(config, Spaces(VECTOR, DISCRETE, 1))
 
 
 def test_a_memory_in_files_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"agent\.self_imitation: memory\.storage=mmap .*storage=ram"):
+    with pytest.raises(InputError, match=r"agent\.self_imitation: memory\.storage=mmap .*storage=ram"):
         config_of("sil_ppo", "agent.self_imitation.memory.storage=mmap")
 
 
 def test_a_memory_that_never_holds_a_minibatch_is_refused() -> None:
     told = r"agent\.self_imitation: memory\.capacity must be at least batch_size 512, a minibatch, got 100"
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         config_of("sil_ppo", "agent.self_imitation.memory.capacity=100")
 
 

@@ -14,8 +14,8 @@ import torch
 
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
+from labrl.errors import InputError
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
 from labrl.storage.checkpoint import CheckpointStore
@@ -169,7 +169,7 @@ def test_a_session_that_cannot_be_built_leaves_no_environment_behind(tmp_path: P
     config = config_of(["agent=random", "env.vectorization=async", "env.num_envs=2", "seed=1"])
     config.transforms["reward"] = Component("builtins.dict", {})
     before = set(multiprocessing.active_children())
-    with pytest.raises(ConfigError, match=r"transforms\.reward: builtins\.dict has no observation"):
+    with pytest.raises(InputError, match=r"transforms\.reward: builtins\.dict has no observation"):
         Session(config, 0, RunFolder.create(tmp_path / "run").session(0), 1)
     assert set(multiprocessing.active_children()) == before
 

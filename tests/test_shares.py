@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.devices import NUM_CPUS, available_cpus, threads_per_session
 from labrl.lab.shares import Machine, Need, Share, visible_gpus
 
@@ -80,7 +80,7 @@ def test_a_trial_with_a_gpu_waits_and_does_not_get_half_of_another() -> None:
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"meta\.num_gpus=3: there are 2 GPUs here"):
+    with pytest.raises(InputError, match=r"meta\.num_gpus=3: there are 2 GPUs here"):
         Machine(cores=8, gpus=["0", "1"]).check(Need(1, 3))
 
 

@@ -134,7 +134,7 @@ HEAVY = ("torch", "gymnasium", "ale_py", "optuna", "wandb", "matplotlib", "av")
 REFUSED = """
 import contextlib, io, json, sys
 import labrl, labrl.cli
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 told = []
 for command in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as error:
@@ -144,7 +144,7 @@ for command in json.loads(sys.argv[1]):
     assert not loaded, (command, loaded)
 try:
     labrl.train(["agent.lr=abc"])
-except ConfigError as error:
+except InputError as error:
     told.append(str(error))
 assert "torch" not in sys.modules
 print(json.dumps(told))

@@ -19,7 +19,7 @@ from disk_limit import file_size_limit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.checkpoint import BrokenCheckpointError, CheckpointStore, _checksum
 
 
@@ -289,7 +289,7 @@ def put(newest: Path, name: str, content: bytes) -> None:
 def test_a_newer_format_is_refused_and_not_passed_over(whole: Path, tmp_path: Path) -> None:
     store, newest = damaged(whole, tmp_path)
     rewritten(newest, format_version=2)
-    with pytest.raises(ConfigError, match=r"format 2, this labrl reads up to 1: update labrl"):
+    with pytest.raises(InputError, match=r"format 2, this labrl reads up to 1: update labrl"):
         store.latest()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
 
@@ -45,19 +45,19 @@ def test_of_many_who_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
     def claim(_: int) -> bool:
         try:
             ExperimentFolder.create(tmp_path / "e", "grid", [])
-        except ConfigError:
+        except InputError:
             return False
         return True
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(claim, range(32))) == 1
-    with pytest.raises(ConfigError, match=r"already holds an experiment: give another folder"):
+    with pytest.raises(InputError, match=r"already holds an experiment: give another folder"):
         ExperimentFolder.create(tmp_path / "e", "grid", [])
 
 
 def test_a_run_folder_is_not_made_an_experiment(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"already holds a run: give another folder"):
+    with pytest.raises(InputError, match=r"already holds a run: give another folder"):
         ExperimentFolder.create(tmp_path / "run", "grid", [])
 
 
@@ -100,7 +100,7 @@ def test_killed_while_it_writes_the_file_is_whole(tmp_path: Path) -> None:
 def test_what_is_no_experiment_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "experiment.json").write_text(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         ExperimentFolder.open(tmp_path).trials()
 
 
@@ -108,7 +108,7 @@ def test_an_experiment_at_work_is_left_alone(tmp_path: Path) -> None:
     made = ExperimentFolder.create(tmp_path / "e", "grid", [])
     with (
         made.lock(),
-        pytest.raises(ConfigError, match=rf"still running \(process {os.getpid()} "),
+        pytest.raises(InputError, match=rf"still running \(process {os.getpid()} "),
         ExperimentFolder.open(tmp_path / "e").lock(),
     ):
         pass

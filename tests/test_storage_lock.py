@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.lock import FolderLock, HeldError
 from labrl.storage.run_folder import RunFolder
 
@@ -81,7 +81,7 @@ def test_a_forked_worker_does_not_hold_on_to_it(tmp_path: Path) -> None:
 def test_a_run_is_held_where_one_of_its_sessions_is(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.session(0)
-    with run.session(3).lock(), pytest.raises(ConfigError, match=r"is still running \(process"), run.lock():
+    with run.session(3).lock(), pytest.raises(InputError, match=r"is still running \(process"), run.lock():
         pass
     with run.lock():
         pass

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import yaml
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage import provenance
 from labrl.storage.provenance import (
     Command,
@@ -170,12 +170,12 @@ def test_what_one_damaged_file_has_lost_another_one_tells(tmp_path: Path, conten
         damage(path)
     run.session(0)
     for read, name in ((read_command, "overrides.yaml"), (recorded_config, "config.yaml")):
-        with pytest.raises(ConfigError, match=f"{name} .*session 0"):
+        with pytest.raises(InputError, match=f"{name} .*session 0"):
             read(run)
 
 
 def test_a_configuration_that_was_cut_is_named(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     write_provenance(run, {"seed": 1, "agent": {}, "env": {}}, Command(["seed=1"]))
-    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read, so nobody knows.*it has no meta"):
+    with pytest.raises(InputError, match=r"config\.yaml cannot be read, so nobody knows.*it has no meta"):
         read_config(run)

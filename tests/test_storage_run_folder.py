@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.atomic import write_atomic
 from labrl.storage.run_folder import RunFolder
 
@@ -21,7 +21,7 @@ def test_of_many_that_claim_a_folder_at_once_exactly_one_gets_it(tmp_path: Path)
     def claim(_: int) -> bool:
         try:
             RunFolder.create(tmp_path / "a" / "b")
-        except ConfigError:
+        except InputError:
             return False
         return True
 
@@ -54,14 +54,14 @@ def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "link", refuse)
     assert RunFolder.create(tmp_path / "run").status == "running"
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(InputError, match="already holds a run"):
         RunFolder.create(tmp_path / "run")
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run")
     with pytest.raises(
-        ConfigError, match=r"run already holds a run: give another folder with hydra\.run\.dir"
+        InputError, match=r"run already holds a run: give another folder with hydra\.run\.dir"
     ):
         RunFolder.create(tmp_path / "run")
 
@@ -75,20 +75,20 @@ def test_a_folder_with_other_things_in_it_can_become_a_run(tmp_path: Path) -> No
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "a" / "run"):
-        with pytest.raises(ConfigError, match=r"cannot be a run folder, .*file is a file"):
+        with pytest.raises(InputError, match=r"cannot be a run folder, .*file is a file"):
             RunFolder.create(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(ConfigError, match=r"cannot be written \(Permission denied\)"):
+    with pytest.raises(InputError, match=r"cannot be written \(Permission denied\)"):
         RunFolder.create(tmp_path / "run")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that even root cannot write")
 def test_a_folder_that_nobody_can_write_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"/proc/labrl/run cannot be written \(.+\): give another"):
+    with pytest.raises(InputError, match=r"/proc/labrl/run cannot be written \(.+\): give another"):
         RunFolder.create("/proc/labrl/run")
 
 
@@ -117,7 +117,7 @@ def test_the_status_is_recorded_for_every_reader(tmp_path: Path) -> None:
 def test_what_is_no_run_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         RunFolder.open(tmp_path)
 
 

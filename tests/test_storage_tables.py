@@ -13,7 +13,7 @@ from disk_limit import file_size_limit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.tables import CsvTable
 
 # text that looks like a number reads back as one, and an empty text as None: neither is a metric
@@ -111,7 +111,7 @@ def test_cutting_a_table_that_is_not_there_changes_nothing(tmp_path: Path) -> No
 def test_a_file_that_is_no_table_is_named_and_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"train\.csv is no table of labrl"):
+    with pytest.raises(InputError, match=r"train\.csv is no table of labrl"):
         CsvTable(path).truncate_after(100)
     assert path.read_bytes() == content
 

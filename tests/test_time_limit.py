@@ -25,7 +25,7 @@ DISCOUNT = 0.9
 
 
 class Forever(gym.Env[np.ndarray, np.int64]):
-    """Pays 1 for every step and never ends: each state is worth 1 / (1 - discount)."""
+    """Pays 1 for every step and never ends: each state is worth 1 / (1 - gamma)."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -48,7 +48,7 @@ def test_with_exact_values_every_advantage_is_zero(shared: bool) -> None:
         torso=Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig()), shared=shared
     )
     optimizer = Component("labrl.networks.optimizers.Adam", AdamConfig())
-    config = PPOConfig(network=network, optimizer=optimizer, horizon=23, batch_size=69, discount=DISCOUNT)
+    config = PPOConfig(network=network, optimizer=optimizer, horizon=23, batch_size=69, gamma=DISCOUNT)
     spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
     clock, compute = Clock(1000), Compute.choose("cpu", "fp32", 1)
     agent = PPO(config, spaces=spaces, clock=clock, streams=Streams(0), compute=compute)

@@ -18,7 +18,7 @@ from exact_cases import QUIET, differences, newest_checkpoint, rows, small, uneq
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.torchrun import Launch, refuse_torchrun
 from labrl.lab.trial import check
 from labrl.storage.checkpoint import CheckpointStore
@@ -124,10 +124,10 @@ def test_what_ranks_cannot_share_is_refused(
     told = {**RANK_0, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(InputError) as refused:
         check(resolve(compose(["env=cartpole", *words])))
     assert said in str(refused.value)
-    with pytest.raises(ConfigError, match="-m and torchrun contradict"):
+    with pytest.raises(InputError, match="-m and torchrun contradict"):
         refuse_torchrun("-m")
 
 

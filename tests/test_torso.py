@@ -12,8 +12,8 @@ from gymnasium import spaces
 from torch import nn
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.envs.make import describe
+from labrl.errors import InputError
 from labrl.networks.batch_renorm import RenormalizedCNN, RenormalizedConfig
 from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
 from labrl.networks.inputs import SideBySide, layout_of, num_features
@@ -133,7 +133,7 @@ def test_bytes_among_several_inputs_are_shares_too() -> None:
 
 def test_observations_that_are_no_arrays_are_refused_by_name() -> None:
     node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "odd", "make": {"_target_": "test_torso.Odd"}}
-    with pytest.raises(ConfigError, match=r"env\.name=odd: its observations at 1 are Text.*Wrap"):
+    with pytest.raises(InputError, match=r"env\.name=odd: its observations at 1 are Text.*Wrap"):
         describe(Component.parse(node, "env"))
 
 
@@ -232,7 +232,7 @@ def test_the_residual_network_is_the_one_of_the_paper() -> None:
     "space", [spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (15, 40, 3), np.uint8)], ids=str
 )
 def test_what_is_no_image_for_the_residual_network_is_refused(space: gym.Space) -> None:  # type: ignore[type-arg]
-    with pytest.raises(ConfigError, match=r"agent\.network\.torso: ImpalaCNN needs images"):
+    with pytest.raises(InputError, match=r"agent\.network\.torso: ImpalaCNN needs images"):
         ImpalaCNN.check(ImpalaCNNConfig(), space)
 
 
@@ -247,7 +247,7 @@ def test_layers_can_be_normalized() -> None:
 
 
 def test_a_residual_network_without_sections_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"channels"):
+    with pytest.raises(InputError, match=r"channels"):
         Component.parse(
             {"_target_": "labrl.networks.impala.ImpalaCNN", "channels": []}, "agent.network.torso"
         )
@@ -256,7 +256,7 @@ def test_a_residual_network_without_sections_is_refused() -> None:
 def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() -> None:
     space = gym.spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
     torso = Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig())
-    with pytest.raises(ConfigError, match=r"of pictures in colour, \(4, 84, 84, 3\).*grayscale=true"):
+    with pytest.raises(InputError, match=r"of pictures in colour, \(4, 84, 84, 3\).*grayscale=true"):
         check_torso(torso, Spaces(space, gym.spaces.Discrete(2), 1))
 
 

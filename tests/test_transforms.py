@@ -31,7 +31,7 @@ from labrl.agents.transforms import (
 )
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
@@ -87,7 +87,7 @@ def test_the_final_observation_is_seen_with_the_statistics_of_its_step_and_enter
 
 
 def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:
-    part = NormalizeReward(NormalizeRewardConfig(discount=0.5, clip=100.0), VECTOR)
+    part = NormalizeReward(NormalizeRewardConfig(gamma=0.5, clip=100.0), VECTOR)
     rng = np.random.default_rng(1)
     running, returns = np.zeros(2), []
     for _ in range(200):
@@ -99,7 +99,7 @@ def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:
 
 
 def test_an_episode_s_end_resets_the_running_return() -> None:
-    part = NormalizeReward(NormalizeRewardConfig(discount=1.0), VECTOR)
+    part = NormalizeReward(NormalizeRewardConfig(gamma=1.0), VECTOR)
     part.reward(step([1, 1], over=(True, False)))
     part.reward(step([1, 1]))
     assert part.state_dict()["return"].tolist() == [1.0, 2.0]
@@ -200,7 +200,7 @@ def test_numbers_that_are_large_beside_their_deviation_are_normalized() -> None:
 
 def test_images_are_not_normalized() -> None:
     images = Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2), 2)
-    with pytest.raises(ConfigError, match=r"transforms\.observation"):
+    with pytest.raises(InputError, match=r"transforms\.observation"):
         NormalizeObservation(NormalizeObservationConfig(), images)
 
 
@@ -238,7 +238,7 @@ def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
     ],
 )
 def test_bounds_without_room_and_missing_numbers_are_refused(word: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         resolve(compose(["env=pendulum", "preset=none", word]))
 
 

@@ -141,7 +141,7 @@ def test_a_run_says_what_it_is_and_how_it_ended(tmp_path: Path) -> None:
     assert found.run.display_name == "trial"
     assert list(found.run.tags) == ["one", "two"]
     assert found.exit_code == 1
-    assert found.config["agent"]["clip"]
+    assert found.config["agent"]["clip_range"]
     assert found.config["seed"] == 3
     assert found.config["experiment"] == "experiment"
     assert {"git", "packages", "machine", "command", "overrides"} <= set(found.config["provenance"])

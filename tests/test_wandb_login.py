@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from labrl.config.compose import compose, resolve
-from labrl.config.errors import ConfigError
 from labrl.config.schema import WandbConfig
 from labrl.dashboards.login import chosen, has_login
 from labrl.dashboards.mirror import shown_on_wandb
+from labrl.errors import InputError
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
 
@@ -100,7 +100,7 @@ def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Pat
 
 
 def test_online_without_a_login_is_wrong_input() -> None:
-    with pytest.raises(ConfigError, match=r"needs a login to https://api\.wandb\.ai: `wandb login`"):
+    with pytest.raises(InputError, match=r"needs a login to https://api\.wandb\.ai: `wandb login`"):
         mode(mode="online")
 
 
@@ -127,5 +127,5 @@ def test_every_option_of_the_group_is_its_mode(option: str) -> None:
     ],
 )
 def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(word: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         resolve(compose([word]))

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.clock import Clock
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveFloat
+from labrl.errors import InputError
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
@@ -43,9 +43,9 @@ class HillClimbing:
 
     @classmethod
     def check(cls, config: HillClimbingConfig, spaces: Spaces) -> None:
-        """Called before a run. Raises ConfigError for environments that the agent cannot play."""
+        """Called before a run. Raises InputError for environments that the agent cannot play."""
         if not isinstance(spaces.action, gym.spaces.Discrete):
-            raise ConfigError(
+            raise InputError(
                 f"agent=hill_climbing needs discrete actions, this environment has {spaces.action}."
             )
 

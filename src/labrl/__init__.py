@@ -35,22 +35,22 @@ def train(
     `+resume=...` and `+rerun=...` go back to a run as they do there. config_dir: a folder with
     configuration groups of your own, as --config-dir. raise_on_failure: raise a `labrl.TrialError`, which has
     the result as `result`, where a session fails or is interrupted; otherwise what failed is printed, and
-    stands in `result.error`. Raises `labrl.config.errors.ConfigError` for wrong input, before anything is
+    stands in `result.error`. Raises `labrl.errors.InputError` for wrong input, before anything is
     written.
     """
     import json
 
     from labrl.config.compose import compose, resolve, to_plain
-    from labrl.config.errors import ConfigError
     from labrl.config.generated import choices_of
-    from labrl.config.script import begin
+    from labrl.errors import InputError
     from labrl.processes import let_threads_sleep, name_user_and_home
+    from labrl.script import begin
 
     begin("labrl.train")
     let_threads_sleep()
     name_user_and_home()
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
-        raise ConfigError(
+        raise InputError(
             f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
         )
     from labrl.lab.again import Again
@@ -60,7 +60,7 @@ def train(
     refuse_torchrun("labrl.train")
     words = list(overrides)
     if enjoy_request(words) is not None:
-        raise ConfigError("+enjoy trains nothing: call labrl.cli.main([...]) with the same words")
+        raise InputError("+enjoy trains nothing: call labrl.cli.main([...]) with the same words")
     again = Again.asked_for(words, config_dir=config_dir)
     if again is not None:
         words, config_dir = again.words, config_dir or again.config_dir

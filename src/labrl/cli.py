@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from labrl.config.errors import ConfigError, did_you_mean
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError, did_you_mean
 from labrl.lab.job import Job, refused
-from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun, typed_command
 from labrl.processes import Stopped, before_leaving, signals_raise
 from labrl.steady_output import steady_output
@@ -48,7 +47,7 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
         try:
             _check_here()
             code = command()
-        except ConfigError as error:
+        except LabrlError as error:
             code = refused(error, _full_error())
         except KeyboardInterrupt as stop:
             # notes: how to resume what was begun
@@ -65,11 +64,11 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
 
 
 def _check_here() -> None:
-    """Raises ConfigError where the working folder has been deleted."""
+    """Raises InputError where the working folder has been deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise ConfigError("the working folder has been deleted: change to one that exists") from None
+        raise InputError("the working folder has been deleted: change to one that exists") from None
 
 
 def _full_error() -> bool:
@@ -78,23 +77,23 @@ def _full_error() -> bool:
 
 
 def _run(arguments: list[str], typed: Typed) -> int:
-    """Let Hydra compose and call a `Job` for each trial. Raises ConfigError for what it cannot compose."""
+    """Let Hydra compose and call a `Job` for each trial. Raises InputError for what it cannot compose."""
     import hydra
     from hydra._internal.utils import get_args
 
     from labrl.config.compose import explain, prepare
     from labrl.config.folder import config_folder
-    from labrl.config.script import begin
     from labrl.lab.again import Again
     from labrl.lab.completion import completions
     from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
     from labrl.lab.hydra_trial import remove_unused_folder
     from labrl.lab.past import is_hydras
     from labrl.lab.showing import enjoy_request
+    from labrl.script import begin
 
     begin("labrl.cli.main")
     if "${" in os.getcwd():
-        raise ConfigError(
+        raise InputError(
             f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration: "
             "change to a folder without it"
         )
@@ -133,7 +132,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
                 arguments = [word for word in arguments if word not in alone]
             with _arguments(arguments):
                 hydra.main(config_path=str(config_folder()), config_name="config")(job)()
-        except ConfigError:
+        except LabrlError:
             raise
         except Exception as error:
             raise explain(error, words.overrides, words.config_dir) from error
@@ -155,7 +154,7 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
         rows = [row for row in known if part in row[0]]
         if not rows:
             guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs alone lists all."
-            raise ConfigError(f"no environment has {part} in its name.{guess}")
+            raise InputError(f"no environment has {part} in its name.{guess}")
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
         for name, kind, identity in rows:
             print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {identity}")
@@ -224,7 +223,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
         _check_statuses(words.filters)
         if not words.root.expanduser().is_dir():
-            raise ConfigError(f"{words.root} is not there. For another folder: labrl-runs --root <folder>")
+            raise InputError(f"{words.root} is not there. For another folder: labrl-runs --root <folder>")
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
@@ -239,7 +238,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_statuses(filters: Sequence[str]) -> None:
-    """Raises ConfigError for a filter by a status that no run can have."""
+    """Raises InputError for a filter by a status that no run can have."""
     from fnmatch import fnmatch
     from typing import get_args
 
@@ -251,7 +250,7 @@ def _check_statuses(filters: Sequence[str]) -> None:
         key, _, value = word.partition("=")
         if key == "status" and not any(fnmatch(status, value) for status in known):
             guess = did_you_mean(value, known, prefix="status=")
-            raise ConfigError(f"{word}: there is no such status.{guess} Known: {', '.join(known)}.")
+            raise InputError(f"{word}: there is no such status.{guess} Known: {', '.join(known)}.")
 
 
 def replay(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 """Inputs of a goal environment: what has been reached, and what is wanted."""
@@ -25,7 +25,7 @@ class Goals(Protocol):
     """What an environment would have given for goals that it did not have."""
 
     def check(self) -> None:
-        """Raises ConfigError where it cannot say."""
+        """Raises InputError where it cannot say."""
 
     def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
         """What reaching `achieved` gives where `desired` is the goal. [n, *goal] each -> [n]"""
@@ -37,18 +37,18 @@ class Goals(Protocol):
 def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """A Dict or Tuple space as a Dict of what is in it, named `outer/inner`; others as they are.
 
-    Real numbers become float32, as networks and memories have them. Raises ConfigError for one name twice,
+    Real numbers become float32, as networks and memories have them. Raises InputError for one name twice,
     for none, and for an array without elements.
     """
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         if space.shape is not None and 0 in space.shape:
-            raise ConfigError(f"env: observations are {space}, of no numbers: give at least one, such as 0")
+            raise InputError(f"env: observations are {space}, of no numbers: give at least one, such as 0")
         return space
     inputs = list(_inputs(space, ""))
     if len(dict(inputs)) < len(inputs):
-        raise ConfigError(f"env: observations have two inputs of one name: {', '.join(n for n, _ in inputs)}")
+        raise InputError(f"env: observations have two inputs of one name: {', '.join(n for n, _ in inputs)}")
     if "" in dict(inputs):
-        raise ConfigError(f"env: observations have an input named '', give that key a name: {space}")
+        raise InputError(f"env: observations have an input named '', give that key a name: {space}")
     return gym.spaces.Dict({name: _single(inner) for name, inner in inputs})
 
 

@@ -114,12 +114,12 @@ class OrdersLauncher(Launcher):
     """Whether trials run on other machines, about whose cores and GPUs this one knows nothing."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what Hydra knows. Raises ConfigError where the launcher cannot work here."""
+        """Keep what Hydra knows. Raises InputError where the launcher cannot work here."""
         self.hydra_context, self.config, self.task_function = hydra_context, config, task_function
         self.check()
 
     def check(self) -> None:
-        """Raise ConfigError where the launcher cannot work here."""
+        """Raise InputError where the launcher cannot work here."""
 
     @abstractmethod
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
@@ -160,11 +160,11 @@ class WorkersLauncher(OrdersLauncher):
         self.n_jobs = n_jobs
 
     def check(self) -> None:
-        """Raise ConfigError where the number of trials at once is no such number."""
-        from labrl.config.errors import ConfigError
+        """Raise InputError where the number of trials at once is no such number."""
+        from labrl.errors import InputError
 
         if self.n_jobs == 0 or self.n_jobs < -1:
-            raise ConfigError(
+            raise InputError(
                 "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine carries, "
                 f"got {self.n_jobs}"
             )
@@ -195,7 +195,7 @@ class SubmititLocal(OrdersLauncher):
         }
 
     def check(self) -> None:
-        """Raise ConfigError where submitit is not installed."""
+        """Raise InputError where submitit is not installed."""
         _require("submitit")
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
@@ -212,12 +212,12 @@ class SubmititSlurm(SubmititLocal):
     elsewhere = True
 
     def check(self) -> None:
-        """Raise ConfigError where submitit or SLURM is missing."""
-        from labrl.config.errors import ConfigError
+        """Raise InputError where submitit or SLURM is missing."""
+        from labrl.errors import InputError
 
         super().check()
         if shutil.which("srun") is None:
-            raise ConfigError(
+            raise InputError(
                 "hydra/launcher=submitit_slurm: there is no `srun` here, so this is no machine of a "
                 "SLURM cluster. Start it on a login node; hydra/launcher=joblib takes this machine"
             )
@@ -232,7 +232,7 @@ class RayTrials(OrdersLauncher):
         self.elsewhere = ray.init.get("address") not in (None, "local")
 
     def check(self) -> None:
-        """Raise ConfigError where Ray is not installed."""
+        """Raise InputError where Ray is not installed."""
         _require("ray")
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
@@ -243,8 +243,8 @@ class RayTrials(OrdersLauncher):
 
 
 def _require(package: str) -> None:
-    """Raise ConfigError where the extra of that name is not installed."""
-    from labrl.config.errors import ConfigError
+    """Raise InputError where the extra of that name is not installed."""
+    from labrl.errors import InputError
 
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"this launcher is not installed: pip install 'labrl[{package}]'")
+        raise InputError(f"this launcher is not installed: pip install 'labrl[{package}]'")

@@ -14,8 +14,8 @@ from labrl.agents.budget import check_budget
 from labrl.agents.learns_once import LearnsOnce
 from labrl.agents.on_policy import OnPolicyConfig
 from labrl.clock import Clock
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
+from labrl.errors import InputError
 from labrl.memory.episodes import Episodes
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import is_shared
@@ -81,10 +81,10 @@ class A2C(LearnsOnce):
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raises ConfigError where it is not said when to learn, or that would be after the budget."""
+        """Raises InputError where it is not said when to learn, or that would be after the budget."""
         if (config.horizon is None) == (config.episodes is None):
             given = "neither" if config.horizon is None else "both"
-            raise ConfigError(
+            raise InputError(
                 "agent.horizon (steps) or agent.episodes (whole episodes) says when to learn, and the other "
                 f"is null: got {given} (set agent.horizon=5 agent.episodes=null, or agent.horizon=null "
                 "agent.episodes=8)."
@@ -94,11 +94,11 @@ class A2C(LearnsOnce):
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for options that the environment's spaces leave without a meaning."""
+        """Raises InputError for options that the environment's spaces leave without a meaning."""
         super().check(config, spaces)
         assert isinstance(config, A2CConfig)
         if config.value_lr is not None and is_shared(config.network, spaces):
-            raise ConfigError(
+            raise InputError(
                 "agent.value_lr needs a value network of its own (set agent.network.shared=false, or leave "
                 "agent.value_lr=null)."
             )

@@ -7,7 +7,7 @@ from typing import Any, Never
 import gymnasium as gym
 import numpy as np
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import has_bounds
 
 DQN_FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "rainbow_lite")
@@ -45,22 +45,22 @@ def fitting_agents(space: gym.Space[Any]) -> list[str]:
 
 
 def check_actions(agent: str, space: gym.Space[Any]) -> None:
-    """Raises ConfigError, with the agents that fit, where `agent` (as in `agent=`) cannot act in `space`."""
+    """Raises InputError, with the agents that fit, where `agent` (as in `agent=`) cannot act in `space`."""
     if agent not in ACTS_IN or _fits(agent, space):  # what a user's own can do it knows itself
         return
     kinds = ACTS_IN[agent]
     listed = " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
     others = ", ".join(f"agent={name}" for name in fitting_agents(space))
-    raise ConfigError(
+    raise InputError(
         f"agent: {agent} acts in {listed} spaces; this environment's actions are {space}. "
         + (f"Agents that fit: {others}." if others else "No agent of labrl's fits them.")
     )
 
 
 def refuse_masks(agent: str, space: gym.Space[Any], told: str) -> Never:
-    """Raises ConfigError, with the agents that heed the masks which the environment called `told` gives."""
+    """Raises InputError, with the agents that heed the masks which the environment called `told` gives."""
     others = ", ".join(f"agent={name}" for name in fitting_agents(space) if name not in MASKLESS)
-    raise ConfigError(
+    raise InputError(
         f"env.name={told} says by masks which actions are valid, and agent {agent} heeds none. Agents that "
         f"do: {others}. To play without them set env.action_mask=false."
     )

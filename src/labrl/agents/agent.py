@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from labrl.config.component import lacking
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.step import Step
 
 
@@ -22,7 +22,7 @@ class Agent(Protocol):
     Built as `Target(config, spaces=Spaces, clock=Clock, streams=Streams, compute=Compute)`. It knows no
     environment, no session and no file. A target may check a configuration before anything is built:
     `check_config(config, env)` against the environment's configuration, `check(config, spaces)` against
-    its spaces; both raise ConfigError.
+    its spaces; both raise InputError.
 
     An agent whose `act` and `evaluation_action` (and `greedy_action`) take a keyword argument `mask` gets
     which actions are valid, [num_envs, flags], from an environment that says so; others are refused there,
@@ -80,9 +80,9 @@ class Agent(Protocol):
 
 
 def check_agent(agent: Any, target: str) -> None:
-    """Raises ConfigError where what `target` has made lacks a method of an Agent."""
+    """Raises InputError where what `target` has made lacks a method of an Agent."""
     if missing := lacking(agent, Agent):
-        raise ConfigError(
+        raise InputError(
             f"agent._target_={target} has no {', '.join(missing)}: labrl.agents.agent.Agent says what an "
             "agent needs."
         )

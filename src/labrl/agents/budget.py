@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 
 def check_budget(horizon: int, env: Any) -> None:
-    """Raises ConfigError where training would end before the first update; env: the `env` group."""
+    """Raises InputError where training would end before the first update; env: the `env` group."""
     rollout = horizon * env.num_envs
     if env.max_frame < rollout:
-        raise ConfigError(
+        raise InputError(
             f"env.max_frame must be at least one rollout of {rollout} (agent.horizon {horizon} x "
             f"env.num_envs {env.num_envs}), got {env.max_frame} (set env.max_frame={rollout} or a "
             "smaller agent.horizon)."

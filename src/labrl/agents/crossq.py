@@ -17,8 +17,8 @@ from labrl.agents.sac import SAC, SoftActorCriticConfig, critic_loss
 from labrl.agents.target_network import Delayed
 from labrl.agents.value_learning import td_target
 from labrl.clock import Clock
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
+from labrl.errors import InputError
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics
 from labrl.networks.spaces import Spaces
@@ -50,18 +50,18 @@ class CrossQ(SAC):
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for spaces, entropies and minibatches that do not fit."""
+        """Raises InputError for spaces, entropies and minibatches that do not fit."""
         super().check(config, spaces)
         if config.batch_size < 2:
-            raise ConfigError(
+            raise InputError(
                 f"agent.batch_size must be at least 2, got {config.batch_size}: CrossQ normalizes by the "
                 "mean and variance of a minibatch."
             )
 
     @classmethod
     def share(cls, config: ReplayActorCriticConfig, ranks: int) -> Never:
-        """Refused: raises ConfigError."""
-        raise ConfigError(
+        """Refused: raises InputError."""
+        raise InputError(
             "torchrun: CrossQ normalizes by the statistics of a whole minibatch, and each rank would have "
             "its own. Take agent=sac, or start labrl without torchrun."
         )

@@ -75,7 +75,7 @@ class DeterministicActorCritic(ReplayActorCritic):
 
     @classmethod
     def check(cls, config: DeterministicConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for spaces in which it cannot act or that its networks cannot read."""
+        """Raises InputError for spaces in which it cannot act or that its networks cannot read."""
         cls.check_spaces(cls.NAME, config, spaces)
 
     @property

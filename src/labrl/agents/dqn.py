@@ -29,8 +29,8 @@ from labrl.agents.target_network import Delayed
 from labrl.agents.value_learning import chosen
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
+from labrl.errors import InputError
 from labrl.memory.replay import Sample
 from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
@@ -117,10 +117,10 @@ class DQN:
 
     @classmethod
     def check_config(cls, config: DQNConfig, env: Any) -> None:
-        """Raises ConfigError where memory, minibatch, budget and exploration contradict each other."""
+        """Raises InputError where memory, minibatch, budget and exploration contradict each other."""
         check_experience(config, env, cls.REMEMBERS)
         if getattr(config.exploration.load(), "noisy", False) and config.network.noisy is None:
-            raise ConfigError(
+            raise InputError(
                 "agent.exploration: NetworkNoise explores by the noise of the network's weights, and "
                 "agent.network.noisy is null. Set agent.network.noisy=0.5 or "
                 "agent/exploration=epsilon_greedy."
@@ -128,14 +128,14 @@ class DQN:
 
     @classmethod
     def check(cls, config: DQNConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
+        """Raises InputError for spaces in which it cannot act or that its network cannot read."""
         check_actions(cls.NAME, spaces.action)
         check_torso(config.network.torso, spaces, cls.REMEMBERS)
         check_memory(config, spaces)
 
     @classmethod
     def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """What one of several ranks learns with. Raises ConfigError where it has no equal part."""
+        """What one of several ranks learns with. Raises InputError where it has no equal part."""
         return experience_share(config, ranks)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:

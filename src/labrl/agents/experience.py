@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
+from labrl.errors import InputError
 from labrl.memory.offline import OfflineData, Wanted
 from labrl.memory.replay import Replay, Sample, check_capacity
 from labrl.networks.compute import Compute
@@ -30,7 +30,7 @@ class ExperienceConfig:
     """Where transitions are kept and how they are sampled."""
     n_step: PositiveInt = 1
     """Rewards in a target before the bootstrap, >= 1."""
-    discount: Probability = 0.99
+    gamma: Probability = 0.99
     """Weight of the next step's value, gamma, in [0, 1]."""
     batch_size: PositiveInt = 32
     """Transitions in a minibatch, >= 1."""
@@ -64,7 +64,7 @@ def first_update(config: ExperienceConfig, num_envs: int) -> int:
 
 
 def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False) -> None:
-    """Raises ConfigError where memory, minibatch and budget contradict each other.
+    """Raises InputError where memory, minibatch and budget contradict each other.
 
     env: its configuration; sequences: whether the agent learns from these, rather than from single steps.
     """
@@ -72,7 +72,7 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
         kept, wanted = (
             ("sequences", "single transitions") if not sequences else ("single transitions", "sequences")
         )
-        raise ConfigError(
+        raise InputError(
             f"agent.memory: {config.memory.target} keeps {kept}, and this agent learns from {wanted} (set "
             f"agent/memory={'sequences' if sequences else 'uniform or prioritized'}, or an agent that does: "
             f"agent={'dqn' if sequences else 'recurrent_dqn'})."
@@ -85,14 +85,14 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
     if capacity is not None:
         for name in ("batch_size", "learning_starts"):
             if capacity < getattr(config, name):
-                raise ConfigError(
+                raise InputError(
                     f"agent.memory.capacity must be at least agent.{name} {getattr(config, name)}, got "
                     f"{capacity} (set agent.memory.capacity={getattr(config, name)} or more)."
                 )
     _check_collecting(config, env)
     start = first_update(config, env.num_envs)
     if env.max_frame <= start and config.offline is None:
-        raise ConfigError(
+        raise InputError(
             f"agent.learning_starts must be less than env.max_frame {env.max_frame}, or nothing is "
             f"learned: got {config.learning_starts}, and with agent.batch_size {config.batch_size} the "
             f"first update is after frame {start} (set env.max_frame={2 * start} or more, or a smaller "
@@ -101,41 +101,41 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
 
 
 def _check_collecting(config: ExperienceConfig, env: Any) -> None:
-    """Raises ConfigError where there would be nothing to learn from."""
+    """Raises InputError where there would be nothing to learn from."""
     begin, end = config.collect_from, config.collect_until
     if config.offline is not None and _keeps_sequences(config):
-        raise ConfigError(
+        raise InputError(
             "agent.offline and agent/memory=sequences contradict each other: other sources keep no states of "
             "a network. Set agent/offline=none, or take an agent that remembers nothing: agent=dqn."
         )
     if config.offline is None:
         if begin:
-            raise ConfigError(
+            raise InputError(
                 f"agent.collect_from={begin}: until then there is nothing to learn from. Set "
                 "agent.collect_from=0, or name a source: agent/offline=run or agent/offline=minari."
             )
         least = first_update(config, env.num_envs)
         if end is not None and end < least:
-            raise ConfigError(
+            raise InputError(
                 f"agent.collect_until must be at least {least}, or there is nothing to learn from: got {end} "
                 f"(the first update is then, with agent.learning_starts {config.learning_starts} and "
                 f"agent.batch_size {config.batch_size}). Set agent/offline=run or agent/offline=minari to "
                 "learn without collecting."
             )
     if end and end <= begin:
-        raise ConfigError(
+        raise InputError(
             f"agent.collect_until must be more than agent.collect_from {begin}, got {end} "
             "(0: nothing is collected)."
         )
     if begin >= env.max_frame:
-        raise ConfigError(
+        raise InputError(
             f"agent.collect_from={begin} lies beyond the budget env.max_frame {env.max_frame}. To learn "
             "without collecting set agent.collect_from=0 agent.collect_until=0."
         )
 
 
 def check_memory(config: ExperienceConfig, spaces: Spaces) -> None:
-    """Raises ConfigError for a memory that the environment does not fit, where it knows of such."""
+    """Raises InputError for a memory that the environment does not fit, where it knows of such."""
     memory = config.memory.load()
     if hasattr(memory, "check"):
         memory.check(config.memory.config, spaces.goals, config.n_step)
@@ -174,7 +174,7 @@ class Experience:
         stored = stored_choices(spaces.action) if stored_action is None else stored_action
         self._offline: OfflineData | None = None
         if config.offline is not None and not compute.workspace.acting_only:
-            step = config.discount, config.n_step
+            step = config.gamma, config.n_step
             wanted = Wanted(spaces.observation, spaces.action, stored, *step, num_masked)
             self._offline = config.offline.build(wanted=wanted, generator=streams.numpy("offline"))
         self.memory: Replay = config.memory.build(
@@ -182,7 +182,7 @@ class Experience:
             action_space=stored,
             num_envs=spaces.num_envs,
             n_step=config.n_step,
-            discount=config.discount,
+            gamma=config.gamma,
             workspace=compute.workspace,
             generator=streams.numpy("replay"),
             **({"num_masked": num_masked} if num_masked else {}),

@@ -26,8 +26,8 @@ from labrl.agents.self_imitation import SelfImitation
 from labrl.agents.share import rollout_share
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
+from labrl.errors import InputError
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import built, num_workers, precise
@@ -50,7 +50,7 @@ class OnPolicyConfig:
 
     network: ActorCriticConfig
     """Policy and value networks."""
-    discount: Probability = 0.99
+    gamma: Probability = 0.99
     """Weight of the next step's value, gamma, in [0, 1]."""
     optimizer: Component
     """How the weights follow the gradient."""
@@ -116,7 +116,7 @@ class OnPolicyAgent(ABC):
             self._imitation = config.self_imitation.build(
                 spaces=spaces,
                 distribution=self._distribution,
-                discount=config.discount,
+                gamma=config.gamma,
                 compute=compute,
                 generator=streams.numpy("self-imitation"),
             )
@@ -129,12 +129,12 @@ class OnPolicyAgent(ABC):
 
     @classmethod
     def share(cls, config: OnPolicyConfig, ranks: int) -> OnPolicyConfig:
-        """What one of several ranks learns with. Raises ConfigError where they would not update together."""
+        """What one of several ranks learns with. Raises InputError where they would not update together."""
         return rollout_share(config, ranks)
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for options that the environment's spaces leave without a meaning."""
+        """Raises InputError for options that the environment's spaces leave without a meaning."""
         check_actions(cls.NAME.lower().replace(" ", "_"), spaces.action)
         distribution_for(spaces.action, cls.NAME, config.action_bounds)
         check_torso(config.network.torso, spaces, cls.REMEMBERS)
@@ -144,7 +144,7 @@ class OnPolicyAgent(ABC):
             return
         for option in ("log_std_init", "action_bounds"):
             if getattr(config, option) is not None:
-                raise ConfigError(
+                raise InputError(
                     f"agent.{option} is an option of continuous actions, this environment has "
                     f"{spaces.action}. Leave it out or set agent.{option}=null."
                 )
@@ -349,7 +349,7 @@ class OnPolicyAgent(ABC):
     def _prepare(self, rollout: Rollout) -> Batch:
         """Advantages and value targets of a full rollout, as one flat batch."""
         beyond = self._complete(rollout)
-        advantage = rollout.advantages(beyond, self._config.discount, self._gae_lambda)
+        advantage = rollout.advantages(beyond, self._config.gamma, self._gae_lambda)
         value = rollout.flat("value").numpy()
         target = advantage + value
         residual, spread = float(np.var(target - value)), float(np.var(target))

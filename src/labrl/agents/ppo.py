@@ -15,8 +15,8 @@ from labrl.agents.batch import Batch
 from labrl.agents.budget import check_budget
 from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
 from labrl.clock import Clock
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
+from labrl.errors import InputError
 from labrl.memory.rollout import Rollout
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.compute import Compute
@@ -37,9 +37,9 @@ class PPOConfig(OnPolicyConfig):
     """Steps in a minibatch; divides horizon * env.num_envs."""
     gae_lambda: Probability = 0.95
     """Decay of the advantage estimator, lambda, in [0, 1]."""
-    clip: NonNegativeSchedule = 0.2
+    clip_range: NonNegativeSchedule = 0.2
     """Range of the probability ratio, epsilon in eq. 7."""
-    value_clip: NonNegativeSchedule | None = None
+    value_clip_range: NonNegativeSchedule | None = None
     """Largest change of a value in one update; null: not clipped."""
     value_coef: NonNegativeFloat = 0.5
     """Weight of the value loss, c1 in eq. 9."""
@@ -74,7 +74,7 @@ class Coefficients(NamedTuple):
     """What the schedules say at the frame of an update."""
 
     clip: float
-    value_clip: float | None
+    value_clip_range: float | None
     entropy: float
 
 
@@ -95,12 +95,12 @@ class PPO(OnPolicyAgent):
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
-        """Raises ConfigError where rollout, minibatch and budget contradict each other."""
+        """Raises InputError where rollout, minibatch and budget contradict each other."""
         rollout = config.horizon * env.num_envs
         if rollout % config.batch_size:
             small = [d for d in range(1, math.isqrt(rollout) + 1) if rollout % d == 0]
             best = min(small + [rollout // d for d in small], key=lambda n: abs(n - config.batch_size))
-            raise ConfigError(
+            raise InputError(
                 f"agent.batch_size must divide the rollout of {rollout} (agent.horizon {config.horizon} x "
                 f"env.num_envs {env.num_envs}), got {config.batch_size} "
                 f"(the nearest that fits: agent.batch_size={best})."
@@ -111,8 +111,8 @@ class PPO(OnPolicyAgent):
         """Epochs of minibatch updates. Returns how many updates were made."""
         config, frame = self._config, self._clock.frame
         coefficients = Coefficients(
-            value_at(config.clip, frame),
-            None if config.value_clip is None else value_at(config.value_clip, frame),
+            value_at(config.clip_range, frame),
+            None if config.value_clip_range is None else value_at(config.value_clip_range, frame),
             value_at(config.entropy_coef, frame),
         )
         lr = value_at(config.lr, frame)
@@ -169,7 +169,7 @@ class PPO(OnPolicyAgent):
         log_ratio = log_prob - old_log_prob
         ratio = log_ratio.exp()
         policy = -clipped_surrogate(ratio, advantage, coefficients.clip)
-        value_error = value_loss(value, old_value, target, coefficients.value_clip)
+        value_error = value_loss(value, old_value, target, coefficients.value_clip_range)
         entropy = entropies.mean()
         loss = policy + self._config.value_coef * value_error
         if coefficients.entropy:  # a term of weight zero would still be differentiated
@@ -182,4 +182,4 @@ class PPO(OnPolicyAgent):
             return loss, torch.stack([policy, value_error, entropy, kl, clipped])
 
     def _coefficients(self, frame: int) -> dict[str, float]:
-        return {**super()._coefficients(frame), "clip": value_at(self._config.clip, frame)}
+        return {**super()._coefficients(frame), "clip_range": value_at(self._config.clip_range, frame)}

@@ -13,7 +13,7 @@ from torch import nn
 
 from labrl.agents.exploration import uniform_valid
 from labrl.clock import Clock
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces, has_bounds
 from labrl.seeding import Streams
@@ -38,7 +38,7 @@ class RandomAgent:
 
     @classmethod
     def check(cls, config: RandomConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for a space that has no uniform distribution."""
+        """Raises InputError for a space that has no uniform distribution."""
         check_uniform(spaces.action, "agent=random")
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
@@ -80,7 +80,7 @@ class RandomAgent:
 def uniform_actions(
     space: gym.Space[Any], n: int, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
 ) -> NDArray:
-    """`n` independent uniform actions, [n, ...]. Raises ConfigError for unbounded or unknown spaces.
+    """`n` independent uniform actions, [n, ...]. Raises InputError for unbounded or unknown spaces.
 
     mask: which are valid, those of several choices side by side, [n, flags].
     """
@@ -96,18 +96,18 @@ def uniform_actions(
         if not np.issubdtype(space.dtype, np.floating):
             return generator.integers(space.low, space.high, (n, *space.shape), space.dtype, endpoint=True)
         return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)
-    raise ConfigError(
+    raise InputError(
         "random actions are drawn from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, not from "
         f"{space}"
     )
 
 
 def check_uniform(space: gym.Space[Any], key: str) -> None:
-    """Raises ConfigError, which names the `key` that asks for random actions, where `space` has none."""
+    """Raises InputError, which names the `key` that asks for random actions, where `space` has none."""
     try:
         uniform_actions(space, 1, np.random.default_rng(0))
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
+    except LabrlError as error:
+        raise InputError(f"{key}: {error}") from None
 
 
 def _uniform_valid_actions(

@@ -6,7 +6,7 @@ from typing import Any
 
 from labrl.agents.a2c import A2C, A2CConfig
 from labrl.agents.recurrent_policy import RecurrentPolicy
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 
 class RecurrentA2C(RecurrentPolicy, A2C):
@@ -19,9 +19,9 @@ class RecurrentA2C(RecurrentPolicy, A2C):
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raises ConfigError where it is not said when to learn, or that would be after the budget."""
+        """Raises InputError where it is not said when to learn, or that would be after the budget."""
         if config.episodes is not None:
-            raise ConfigError(
+            raise InputError(
                 "agent.episodes: a recurrent agent learns from sequences of agent.horizon steps, whatever "
                 f"ends in them, got {config.episodes} (set agent.episodes=null agent.horizon=16)."
             )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labrl.agents.dqn import DQN, DQNConfig
 from labrl.agents.value_learning import chosen
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.sequence_replay import Rows, SequenceSample
 from labrl.networks.gradient import joined
 from labrl.networks.q_network import QNetwork
@@ -35,10 +35,10 @@ class RecurrentDQN(DQN):
 
     @classmethod
     def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """What one of several ranks learns with. Raises ConfigError where it has no whole sequences."""
+        """What one of several ranks learns with. Raises InputError where it has no whole sequences."""
         unit = config.memory.config.learned * ranks
         if config.batch_size % unit:
-            raise ConfigError(
+            raise InputError(
                 f"agent.batch_size={config.batch_size} is of all ranks together and must be a multiple of "
                 f"their number, {ranks}, times the {unit // ranks} steps that a sequence is learned from: "
                 f"set agent.batch_size={-(-config.batch_size // unit) * unit}."

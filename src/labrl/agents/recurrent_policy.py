@@ -18,7 +18,7 @@ from torch import Tensor
 
 from labrl.agents.batch import Batch, Sequences
 from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.rollout import Rollout
 from labrl.memory.sequences import SequenceRollout
 from labrl.networks.actor_critic import ActorCritic
@@ -44,10 +44,10 @@ class RecurrentPolicy(OnPolicyAgent):
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for options that the spaces, or sequences, leave without a meaning."""
+        """Raises InputError for options that the spaces, or sequences, leave without a meaning."""
         super().check(config, spaces)
         if config.self_imitation is not None:
-            raise ConfigError(
+            raise InputError(
                 "agent.self_imitation learns from single steps, and a recurrent agent from sequences (set "
                 "agent/self_imitation=none)."
             )

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from labrl.agents.ppo import PPO, PPOConfig
 from labrl.agents.recurrent_policy import RecurrentPolicy
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
+from labrl.errors import InputError
 
 
 @dataclass(kw_only=True)
@@ -36,17 +36,17 @@ class RecurrentPPO(RecurrentPolicy, PPO):
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
-        """Raises ConfigError where rollout, sequence, minibatch and budget contradict each other."""
+        """Raises InputError where rollout, sequence, minibatch and budget contradict each other."""
         assert isinstance(config, RecurrentPPOConfig)
         length = config.sequence_length
         if config.horizon % length:
             best = nearest([d for d in range(1, config.horizon + 1) if config.horizon % d == 0], length)
-            raise ConfigError(
+            raise InputError(
                 f"agent.sequence_length must divide agent.horizon {config.horizon}, got {length} (the "
                 f"nearest that fits: agent.sequence_length={best})."
             )
         if config.batch_size % length:
-            raise ConfigError(
+            raise InputError(
                 f"agent.batch_size counts steps and must be a multiple of agent.sequence_length {length}, "
                 f"got {config.batch_size} (set agent.batch_size={-(-config.batch_size // length) * length}, "
                 "or an agent.sequence_length that divides both it and agent.horizon)."

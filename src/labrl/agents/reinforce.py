@@ -13,8 +13,8 @@ from labrl.agents.batch import Batch, normalized
 from labrl.agents.learns_once import LearnsOnce
 from labrl.agents.on_policy import OnPolicyConfig
 from labrl.clock import Clock
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeFloat, PositiveInt
+from labrl.errors import InputError
 from labrl.memory.episodes import Episodes
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
@@ -58,23 +58,23 @@ class Reinforce(LearnsOnce):
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for options that have no meaning in the environment's spaces, or together."""
+        """Raises InputError for options that have no meaning in the environment's spaces, or together."""
         super().check(config, spaces)
         assert isinstance(config, ReinforceConfig)
         for name in ("value_head", "shared"):
             if getattr(config.network, name) and config.baseline != "value":
-                raise ConfigError(
+                raise InputError(
                     f"agent.network.{name} is for learned values, and agent.baseline is {config.baseline} "
                     "(set agent.baseline=value)."
                 )
         if config.value_coef != ReinforceConfig.value_coef and config.baseline != "value":
-            raise ConfigError(
+            raise InputError(
                 f"agent.value_coef={config.value_coef:g} is for learned values, and agent.baseline is "
                 f"{config.baseline} (set agent.baseline=value or agent.value_coef="
                 f"{ReinforceConfig.value_coef:g})."
             )
         if config.self_imitation is not None and config.baseline != "value":
-            raise ConfigError(
+            raise InputError(
                 "agent.self_imitation compares returns with learned values, and agent.baseline is "
                 f"{config.baseline} (set agent.baseline=value)."
             )

@@ -21,8 +21,8 @@ from labrl.agents.share import experience_share
 from labrl.agents.target_network import Delayed
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
+from labrl.errors import InputError, LabrlError
 from labrl.memory.replay import Sample
 from labrl.networks.box_actions import BoxActions
 from labrl.networks.building import built, num_workers, precise
@@ -144,12 +144,12 @@ class ReplayActorCritic(ABC):
 
     @classmethod
     def check_config(cls, config: ReplayActorCriticConfig, env: Any) -> None:
-        """Raises ConfigError where memory, minibatch and budget contradict each other."""
+        """Raises InputError where memory, minibatch and budget contradict each other."""
         check_experience(config, env)
 
     @classmethod
     def check_spaces(cls, agent: str, config: ReplayActorCriticConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for spaces in which `agent` cannot act or that its networks cannot read."""
+        """Raises InputError for spaces in which `agent` cannot act or that its networks cannot read."""
         check_actions(agent, spaces.action)
         check_memory(config, spaces)
         if isinstance(spaces.action, gym.spaces.Box):
@@ -159,18 +159,18 @@ class ReplayActorCritic(ABC):
         if other is not None:
             try:
                 check_torso(other, spaces, whole_minibatches=not cls.HALVES)
-            except ConfigError as error:
+            except LabrlError as error:
                 told = str(error).replace("agent.network.torso", "agent.network.critic_torso")
-                raise ConfigError(told) from None
+                raise InputError(told) from None
         if other is not None and other.target != torso.target and sees_images(spaces.observation):
-            raise ConfigError(
+            raise InputError(
                 f"agent.network.critic_torso must be of the kind of agent.network.torso {torso.target}, got "
                 f"{other.target}: images are laid out once for both. Set agent.network.critic_torso=null."
             )
 
     @classmethod
     def share(cls, config: ReplayActorCriticConfig, ranks: int) -> ReplayActorCriticConfig:
-        """What one of several ranks learns with. Raises ConfigError where it has no equal part."""
+        """What one of several ranks learns with. Raises InputError where it has no equal part."""
         return experience_share(config, ranks)
 
     @property

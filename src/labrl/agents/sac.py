@@ -21,8 +21,8 @@ from labrl.agents.target_network import Delayed
 from labrl.agents.value_learning import td_target
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Schedule
+from labrl.errors import InputError
 from labrl.networks.compute import Compute
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.spaces import Spaces
@@ -88,12 +88,12 @@ class SAC(ReplayActorCritic):
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for spaces and entropies that do not fit."""
+        """Raises InputError for spaces and entropies that do not fit."""
         cls.check_spaces(cls.NAME, config, spaces)
         if config.target_entropy is None:
             return
         if config.temperature is not None:
-            raise ConfigError(
+            raise InputError(
                 "agent.target_entropy is what a learned temperature aims at, and agent.temperature is "
                 "given. Set agent.temperature=null or agent.target_entropy=null."
             )
@@ -101,7 +101,7 @@ class SAC(ReplayActorCritic):
         continuous = soft.usual_entropy < 0
         low, high = smallest(config.target_entropy), largest(config.target_entropy)
         if continuous and high > 0:
-            raise ConfigError(
+            raise InputError(
                 f"agent.target_entropy must not be positive for continuous actions, got {high:g}: it is the "
                 f"entropy of actions in (-1, 1), {soft.largest_entropy:.3g} where all are as likely (usual: "
                 f"agent.target_entropy={soft.usual_entropy:g})."
@@ -109,7 +109,7 @@ class SAC(ReplayActorCritic):
         # Of a single action the usual one is the largest, and the only one there is.
         reached = high < soft.largest_entropy or high == soft.usual_entropy
         if not continuous and not (low >= 0 and reached):
-            raise ConfigError(
+            raise InputError(
                 f"agent.target_entropy must lie between 0 and {soft.largest_entropy:.3g}, the entropy of "
                 f"{soft.num_outputs} actions that are all as likely, got {low if low < 0 else high:g} "
                 f"(usual: agent.target_entropy={soft.usual_entropy:.3g})."

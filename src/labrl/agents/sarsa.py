@@ -20,8 +20,8 @@ from labrl.agents.exploration import KnownExploration
 from labrl.agents.share import rollout_share
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
+from labrl.errors import InputError
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import built, num_workers, precise
 from labrl.networks.compute import Compute
@@ -54,7 +54,7 @@ class SarsaConfig:
     """Steps of all the rollout's values towards their targets, which stay as they were, >= 1."""
     trace_decay: Probability = 0.9
     """Lambda, in [0, 1]; 0: targets of one step, 1: of all that is left of the rollout."""
-    discount: Probability = 0.99
+    gamma: Probability = 0.99
     """Weight of the next step's value, gamma, in [0, 1]."""
     lr: NonNegativeSchedule = 1e-3
     """Learning rate."""
@@ -104,16 +104,16 @@ class Sarsa:
 
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:
-        """Raises ConfigError for a budget that ends before the first update, and for noise of a network."""
+        """Raises InputError for a budget that ends before the first update, and for noise of a network."""
         check_budget(config.horizon, env)
         if not hasattr(config.exploration.load(), "probabilities"):
-            raise ConfigError(
+            raise InputError(
                 f"agent.exploration: {config.exploration.target} does not say how likely it takes an "
                 "action, and Sarsa learns about that policy (set agent/exploration=epsilon_greedy or "
                 "boltzmann)."
             )
         if config.network.noisy is not None:
-            raise ConfigError(
+            raise InputError(
                 "agent.network.noisy: Sarsa acts by agent.exploration alone, its network has no noise "
                 "(set agent.network.noisy=null)."
             )
@@ -125,7 +125,7 @@ class Sarsa:
 
     @classmethod
     def check(cls, config: SarsaConfig, spaces: Spaces) -> None:
-        """Raises ConfigError for spaces in which it cannot act or that its network cannot read."""
+        """Raises InputError for spaces in which it cannot act or that its network cannot read."""
         check_actions("sarsa", spaces.action)
         check_torso(config.network.torso, spaces)
         check_room(config.horizon, spaces.observation, spaces.num_envs)
@@ -267,7 +267,7 @@ class Sarsa:
             masks = np.stack(list(rollout.cut_mask.values())) if rollout.masked else None
             final = self._beyond(np.stack(list(rollout.cut.values())), masks)[1]
             beyond = np.concatenate([beyond, final])
-        return rollout.advantages(beyond, self._config.discount, self._config.trace_decay) + worth
+        return rollout.advantages(beyond, self._config.gamma, self._config.trace_decay) + worth
 
     def _update(self, rollout: Rollout) -> None:
         """Steps down the gradient of (G - Q(s, a))^2 / 2. Raises NonFiniteError."""

@@ -95,13 +95,13 @@ class SelfImitation:
         *,
         spaces: Spaces,
         distribution: ActionDistribution,
-        discount: float,
+        gamma: float,
         compute: Compute,
         generator: np.random.Generator,
     ) -> None:
         """generator: of the session's streams, which save it."""
         self._config, self._spaces, self._distribution = config, spaces, distribution
-        self._discount = discount
+        self._gamma = gamma
         self._playing: Episodes | None = None
         self._observation: NDArray | None = None
         self._held: list[Any] | None = None
@@ -110,7 +110,7 @@ class SelfImitation:
             action_space=_remembered(spaces.action, distribution),
             num_envs=1,  # episodes come one after the other, whoever played them
             n_step=1,
-            discount=discount,
+            gamma=gamma,
             workspace=compute.workspace,
             generator=generator,
             **({"num_masked": distribution.num_parameters} if spaces.masked else {}),
@@ -227,7 +227,7 @@ class SelfImitation:
         beyond = np.zeros(playing.num_envs + len(cut), np.float32)
         if cut:
             beyond[playing.num_envs :] = values(np.stack(cut))
-        returns = playing.advantages(beyond, self._discount, 1.0)  # of values that are all 0
+        returns = playing.advantages(beyond, self._gamma, 1.0)  # of values that are all 0
         observation, action = playing.rows("observation"), playing.rows("action")
         mask = playing.rows("mask") if playing.masked else None
         over = playing.rows("terminated") | playing.rows("episode_over")

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from labrl.agents.running_moments import RunningMoments
 from labrl.config.component import Component, lacking
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveFloat, PositiveInt, Probability
+from labrl.errors import InputError
 from labrl.networks.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces, is_image
 from labrl.step import Step
@@ -90,7 +90,7 @@ class NormalizeObservation(Identity):
     def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
         shape = spaces.observation.shape
         if shape is None or not _is_real(spaces.observation):
-            raise ConfigError(
+            raise InputError(
                 "transforms.observation: NormalizeObservation needs vectors of real numbers, this "
                 f"environment gives {spaces.observation}. Switch it off with transforms.observation=null."
             )
@@ -139,7 +139,7 @@ class NormalizeInputs(Identity):
             if _is_real(inner)
         }
         if not self.parts:
-            raise ConfigError(
+            raise InputError(
                 "transforms.observation: NormalizeObservation needs vectors of real numbers, none of "
                 f"{', '.join(inputs)} is one. Switch it off with transforms.observation=null."
             )
@@ -176,7 +176,7 @@ def _is_real(space: gym.Space[Any]) -> bool:
 class NormalizeRewardConfig:
     """Rewards divided by the standard deviation of the discounted return."""
 
-    discount: Probability = 0.99
+    gamma: Probability = 0.99
     """Of the running return whose deviation is the scale; normally the agent's."""
     clip: PositiveFloat = 10.0
     """Largest magnitude after scaling."""
@@ -197,7 +197,7 @@ class NormalizeReward(Identity):
 
     def reward(self, step: Step) -> NDArray:
         """Scaled and clipped, float32. [num_envs]"""
-        self._return = self._return * self._config.discount + step.reward
+        self._return = self._return * self._config.gamma + step.reward
         self.moments.update(self._return)
         self._return[step.terminated | step.episode_over] = 0.0
         scale = 1 / np.sqrt(self.moments.variance + self._config.epsilon)
@@ -349,7 +349,7 @@ class Transforms:
         ranks: Ranks = ALONE,
         agent: Component | None = None,
     ) -> Transforms:
-        """Those of a configuration. Raises ConfigError for one that does not fit the spaces.
+        """Those of a configuration. Raises InputError for one that does not fit the spaces.
 
         ranks: over which the statistics of those are taken that have `moments`, or `parts` that do. agent:
         who sees what they make, and gets copies if its class is a user's own.
@@ -360,7 +360,7 @@ class Transforms:
                 continue
             parts[name] = component.build(spaces=spaces)
             if missing := lacking(parts[name], Transform):
-                raise ConfigError(
+                raise InputError(
                     f"transforms.{name}: {component.target} has no {', '.join(missing)}; derive it from "
                     "labrl.agents.transforms.Identity, which changes nothing"
                 )

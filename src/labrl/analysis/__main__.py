@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labrl.config.errors import ConfigError
+from labrl.errors import LabrlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         print(build(words.folder, words.out).path)
-    except ConfigError as error:
+    except LabrlError as error:
         print(f"labrl: {error}", file=sys.stderr)
         return 2
     return 0

@@ -24,7 +24,7 @@ def write_statistics(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Write both files into `folder`, and return what the JSON holds.
 
     Of a run: `trial_statistics`, in the CSV a row for each session. Of an experiment, or any folder with
-    runs below it: `compare` of its groups, in the CSV a row for each group. Raises ConfigError where there
+    runs below it: `compare` of its groups, in the CSV a row for each group. Raises InputError where there
     is no run, OSError where the folder cannot be written.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labrl.analysis.runs import Run, SessionRun, group_config
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 ABSENT = "–"
 
@@ -35,14 +35,14 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     """`runs` as groups in the order of their first run.
 
     by: None: runs that differ only in the seed; `agent`; `env`; or a key of the configuration: runs of
-    one value and one environment are one group. Raises ConfigError where no run has such a key.
+    one value and one environment are one group. Raises InputError where no run has such a key.
     """
     if by is None:
         collected = _collect(runs, lambda run: (run.group_key,))
         names = _names(collected)
     else:
         if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
-            raise ConfigError(f"--by {by}: no run has this key. Give agent, env, or a key such as agent.lr")
+            raise InputError(f"--by {by}: no run has this key. Give agent, env, or a key such as agent.lr")
         collected = _collect(runs, lambda run: (_value(run, by), run.env))
         names = [_by_name(group[0], by) for group in collected]
     return [

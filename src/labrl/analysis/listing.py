@@ -16,7 +16,7 @@ from labrl.analysis.groups import grouped, told, value_at, varied
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
 from labrl.analysis.search import Confirmed, SearchResult, SearchTrial, read_search, runs_of
 from labrl.analysis.statistics import FAR_ENOUGH
-from labrl.config.errors import ConfigError, did_you_mean
+from labrl.errors import InputError, did_you_mean
 from labrl.storage.experiment_folder import is_experiment
 
 KEYS = ("status", "agent", "env", "name")
@@ -99,7 +99,7 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[Entry]:
 
     filters: `<key>=<value>`, where the key is `status`, `agent`, `env`, `name` or one of the configuration
     and the value may have * and ? in it; or a part of the folder's name. An experiment is there with those
-    of its trials that agree. Raises ConfigError where there is no run, or no run has a key.
+    of its trials that agree. Raises InputError where there is no run, or no run has a key.
     """
     runs = find_runs([root])
     _check_filters(filters, runs, root)
@@ -144,7 +144,7 @@ def as_plain(entry: Entry) -> dict[str, Any]:
 
 
 def _check_filters(filters: Sequence[str], runs: Sequence[Run], root: Path) -> None:
-    """Raise ConfigError for a filter that can agree with none of `runs`."""
+    """Raise InputError for a filter that can agree with none of `runs`."""
     for word in filters:
         key, equals, _ = word.partition("=")
         if not equals:
@@ -154,13 +154,13 @@ def _check_filters(filters: Sequence[str], runs: Sequence[Run], root: Path) -> N
             values = (f"{key}={getattr(run, key)}" for run in runs for key in KEYS)
             meant = next((value for value in values if value.endswith(f"={word}")), None)
             hint = f" Did you mean {meant}?" if meant else did_you_mean(word, folders)
-            raise ConfigError(
+            raise InputError(
                 f"{word}: no run in {root} has this in the name of its folder. Filters are parts of that, or "
                 f"pairs such as status=finished.{hint}"
             )
         if key not in KEYS and all(value_at(run, key) is None for run in runs):
             hint = did_you_mean(key, [*KEYS, "seed", *_top_keys(runs)])
-            raise ConfigError(
+            raise InputError(
                 f"{word}: no run has the key {key}. A filter names status, agent, env, name or a key of the "
                 f"configuration, such as agent.lr.{hint}"
             )

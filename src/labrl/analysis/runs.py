@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.analysis.rows import Column, Rows, of_one_source, read_rows
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
@@ -68,7 +68,7 @@ class Run:
     """One trial's folder. What lies in it is read when it is asked for, and then kept; nothing is written."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Raises ConfigError where neither the folder's marker nor a session's result can be read."""
+        """Raises InputError where neither the folder's marker nor a session's result can be read."""
         self.path = folder.path
         self.info = folder.rebuilt_info()
         """What `run.json` holds, and where it is missing or damaged what the sessions' results say."""
@@ -87,7 +87,7 @@ class Run:
         """The resolved configuration that was run, empty where nobody knows it any more."""
         try:
             return recorded_config(self._folder)
-        except ConfigError as error:
+        except LabrlError as error:
             if not self._folder.unrecorded:
                 _log.warning("%s", error)
             return {}
@@ -149,7 +149,7 @@ class Run:
         """What was chosen for `group` on the command line, for where the provenance is lost."""
         try:
             words = read_command(self._folder).overrides
-        except ConfigError:
+        except LabrlError:
             return None
         return next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), None)
 
@@ -274,24 +274,24 @@ class Experiment:
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:
-    """The run that lies at `folder`. Raises ConfigError, which names a better folder if there is one."""
+    """The run that lies at `folder`. Raises InputError, which names a better folder if there is one."""
     path = Path(folder).expanduser()
     if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
         return Run(RunFolder.open(path, rebuilt=True))
     if not path.is_dir():
-        raise ConfigError(f"{path} is {'a file' if path.exists() else 'not there'}: name a run folder")
+        raise InputError(f"{path} is {'a file' if path.exists() else 'not there'}: name a run folder")
     if (path.parent / MARKER).exists():
-        raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
+        raise InputError(f"{path} is part of a run: name the run folder, {path.parent}")
     below = next(_markers(path), None)
     if below is not None:
-        raise ConfigError(f"{path} holds several runs: name one of them, such as {below}")
-    raise ConfigError(_no_run(path))
+        raise InputError(f"{path} holds several runs: name one of them, such as {below}")
+    raise InputError(_no_run(path))
 
 
 def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
     """The experiment that lies at `folder`, or all runs below it as if they were one.
 
-    Where `experiment.json` is damaged, these are its runs, with a warning. Raises ConfigError where there is
+    Where `experiment.json` is damaged, these are its runs, with a warning. Raises InputError where there is
     no run.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
@@ -312,7 +312,7 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
         if name is not None and (path / name / MARKER).exists():
             try:
                 runs.append(load_run(path / name))
-            except ConfigError as damaged:
+            except LabrlError as damaged:
                 warnings.append(f"trial {number}: {damaged}")
         elif status != "waiting":
             warnings.append(f"trial {number} has no run folder" + (f": {reason}" if reason else ""))
@@ -324,7 +324,7 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
 
     In the order of the places, below one of them the oldest first. Of several places those without a run
     are passed over with a warning, as the shell names them where it has a glob; so is a damaged run below a
-    folder. Raises ConfigError where no run is left, and for a place that is not there or part of a run.
+    folder. Raises InputError where no run is left, and for a place that is not there or part of a run.
     """
     found: dict[Path, Run] = {}
     without: list[str] = []
@@ -334,19 +334,17 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         literal = os.path.exists(text) or not glob.has_magic(text)
         paths = [text] if literal else sorted(glob.glob(text))
         if not paths:
-            raise ConfigError(f"{text} matches nothing")
+            raise InputError(f"{text} matches nothing")
         if literal and len(places) > 1 and _without_run(Path(text)):
             without.append(text)
             continue
         runs = [run for path in paths for run in _runs_in(Path(path), alone=literal)]
         if not runs:
-            raise ConfigError(f"{text} matches no run of labrl")
+            raise InputError(f"{text} matches no run of labrl")
         for run in runs:
             found.setdefault(run.path.resolve(), run)
     if without and not found:
-        raise ConfigError(
-            f"no run of labrl in {', '.join(without)}: name folders with a {MARKER} in or below"
-        )
+        raise InputError(f"no run of labrl in {', '.join(without)}: name folders with a {MARKER} in or below")
     if without:
         _log.warning("passed over, because there is no run in it: %s", ", ".join(without))
     return list(found.values())
@@ -375,10 +373,10 @@ def _runs_below(path: Path) -> list[Run]:
     for folder in _markers(path):
         try:
             runs.append(Run(RunFolder.open(folder, rebuilt=True)))
-        except ConfigError as error:
+        except LabrlError as error:
             _log.warning("passed over: %s", error)
     if not runs:
-        raise ConfigError(_no_run(path))
+        raise InputError(_no_run(path))
     return sorted(runs, key=lambda run: (run.created, run.path))
 
 

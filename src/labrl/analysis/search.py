@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from labrl.analysis.intervals import METHOD, Estimate, aggregates
 from labrl.analysis.report.formats import interval_by, number
 from labrl.analysis.runs import Run, load_run
-from labrl.config.errors import ConfigError
+from labrl.errors import LabrlError
 
 State = Literal["complete", "pruned", "fail", "running", "waiting"]
 
@@ -286,7 +286,7 @@ def runs_of(one: Confirmed, path: Path) -> list[Run]:
     for folder in one.folders:
         try:
             found.append(load_run(path / folder))
-        except ConfigError:
+        except LabrlError:
             continue
     return found
 

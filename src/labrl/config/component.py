@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from labrl.config import script
-from labrl.config.errors import ConfigError, did_you_mean
+from labrl import script
 from labrl.config.outline import import_target
+from labrl.errors import InputError, LabrlError, did_you_mean
 
 
 class TargetError(ValueError):
@@ -36,7 +36,7 @@ class Component:
     def parse(cls, node: Mapping[str, Any], key: str = "") -> Component:
         """The component that `node`, found at the full key `key`, describes.
 
-        Raises ConfigError when the target does not exist or a setting is unknown, missing or wrong.
+        Raises InputError when the target does not exist or a setting is unknown, missing or wrong.
         """
         # Imported late: the command line shows help and composes without pydantic.
         from labrl.config.validate import InvalidError, component_of
@@ -44,7 +44,7 @@ class Component:
         try:
             component = component_of(node)
         except InvalidError as invalid:
-            raise ConfigError(invalid.told(key)) from None
+            raise InputError(invalid.told(key)) from None
         tell_keys(component, key)
         return component
 
@@ -59,7 +59,7 @@ class Component:
     def build(self, **runtime: Any) -> Any:
         """Make the part, with what only the running program knows as keyword arguments.
 
-        Raises ConfigError where that fails, but where labrl's own part fails, whatever that raises.
+        Raises InputError where that fails, but where labrl's own part fails, whatever that raises.
         """
         target = self.load()
         arguments = f"its arguments, {self.key}.<name>," if self.key else "its arguments"
@@ -71,7 +71,7 @@ class Component:
 
     def check(self, method: str, *known: Any) -> None:
         """Let the target look at its configuration before it is built, by `method(config, *known)`, if it has
-        that. Raises ConfigError where it refuses."""
+        that. Raises InputError where it refuses."""
         asked = getattr(self.load(), method, None)
         if asked is not None:
             with self._failing(f"has refused, in {method}", "Correct its keys."):
@@ -79,15 +79,15 @@ class Component:
 
     @contextmanager
     def _failing(self, what: str, remedy: str) -> Iterator[None]:
-        """Whatever somebody's own code raises, as a ConfigError; what labrl's own does is seen as it is."""
+        """Whatever somebody's own code raises, as a InputError; what labrl's own does is seen as it is."""
         try:
             yield
-        except ConfigError:
+        except LabrlError:
             raise
         except (Exception, SystemExit) as error:
             if self.target.partition(".")[0] == "labrl":
                 raise
-            raise ConfigError(f"{self.named} {what}: {type(error).__name__}: {error}. {remedy}") from error
+            raise InputError(f"{self.named} {what}: {type(error).__name__}: {error}. {remedy}") from error
 
     @property
     def named(self) -> str:
@@ -95,14 +95,14 @@ class Component:
         return f"{self.key}: {self.target}" if self.key else self.target
 
     def _check_arguments(self, target: Any, given: Mapping[str, Any]) -> None:
-        """Raises ConfigError for arguments that a target needs and nobody gives, or does not take."""
+        """Raises InputError for arguments that a target needs and nobody gives, or does not take."""
         signature = _signature(target)
         if signature is None:
             return
         try:
             signature.bind(**given)
         except TypeError as error:
-            raise ConfigError(
+            raise InputError(
                 f"{self.named}: {error}. It is called with {', '.join(given) or 'nothing'}: let it take "
                 "these. Set whatever else it needs beside this _target_ (with + before a new key), or give "
                 "it a default."

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.errors import ConfigError, nearest
 from labrl.config.folder import config_folder
+from labrl.errors import InputError, LabrlError, nearest
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -30,7 +30,7 @@ def compose(
 
     overrides: as on the command line, e.g. `["env=pong", "agent.lr=1e-4"]`. config_dir: a folder with
     configuration groups of your own. with_hydra: keep Hydra's own node, which names the run folder.
-    Raises ConfigError for unknown keys, groups and options, and for bad syntax.
+    Raises InputError for unknown keys, groups and options, and for bad syntax.
     """
     import hydra
 
@@ -44,7 +44,7 @@ def compose(
 
 def explain(
     error: Exception, overrides: list[str], config_dir: str | os.PathLike[str] | None = None
-) -> ConfigError:
+) -> InputError:
     """What Hydra complained about while it composed `overrides`, told in terms of what to type instead."""
     from hydra.core.global_hydra import GlobalHydra
 
@@ -76,13 +76,13 @@ def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
 def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
     """Register what labrl adds to Hydra and OmegaConf, and let a user's own modules be found.
 
-    Raises ConfigError when `config_dir` is no folder, or what `overrides` choose there cannot be read.
+    Raises InputError when `config_dir` is no folder, or what `overrides` choose there cannot be read.
     """
     from labrl.config.generated import register
     from labrl.config.own_files import check_own_files
 
     if config_dir is not None and not os.path.isdir(config_dir):
-        raise ConfigError(f"--config-dir {config_dir}: there is no such folder")
+        raise InputError(f"--config-dir {config_dir}: there is no such folder")
     check_own_files(config_dir, overrides)
     register()
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
@@ -102,7 +102,7 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
 def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """`cfg` as nested dicts, lists and scalars with nothing left to resolve: what config.yaml records.
 
-    Raises ConfigError for a value that is still missing or an interpolation that leads nowhere.
+    Raises InputError for a value that is still missing or an interpolation that leads nowhere.
     """
     if not isinstance(cfg, DictConfig):
         return dict(cfg)
@@ -110,7 +110,7 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     missing = list(_unset(OmegaConf.to_container(own, resolve=False)))
     if missing:
-        raise ConfigError("\n".join(f"{key} must be given: set {key}=<value>" for key in missing))
+        raise InputError("\n".join(f"{key} must be given: set {key}=<value>" for key in missing))
     try:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
@@ -118,22 +118,22 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         lost = re.search("Interpolation key '([^']*)' not found", str(error))
         if lost and error.full_key:
             key, source = error.full_key, lost[1]
-            raise ConfigError(
+            raise InputError(
                 f"{key}: it is taken from {source}, which has no value: set {source}=<value> or {key}=<value>"
             ) from error
-        raise ConfigError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
 def _check_targets(cfg: DictConfig) -> None:
-    """Raises ConfigError for an agent or environment of which nobody says what it is."""
+    """Raises InputError for an agent or environment of which nobody says what it is."""
     written = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(written, dict)
     for key in ("env", "agent"):
         node = written.get(key)
         if isinstance(node, dict) and "_target_" not in node:
-            raise ConfigError(
+            raise InputError(
                 f"{key}: it has no _target_. A file of your own builds on one of labrl's (defaults: "
                 "[gymnasium, _self_]) or names its class (_target_: package.module.Class)."
             )
@@ -146,7 +146,7 @@ def resolve(
 
     composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
     then not told beside it. complete: refuse a configuration that lacks a key of labrl's; an older version of
-    labrl may have saved it. Raises ConfigError that names every wrong key, its value and what is allowed.
+    labrl may have saved it. Raises InputError that names every wrong key, its value and what is allowed.
     """
     plain = to_plain(cfg)
     check_values(plain, composed or cfg, complete)
@@ -156,7 +156,7 @@ def resolve(
 def check_values(
     plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], complete: bool = True
 ) -> None:
-    """Raise ConfigError as `resolve` does, without loading torch unless a component of the user's does."""
+    """Raise InputError as `resolve` does, without loading torch unless a component of the user's does."""
     from labrl.config.outline import loaded, outlined
 
     if not loaded():
@@ -165,7 +165,7 @@ def check_values(
                 _typed(plain, composed, complete)
             return
         except Exception as error:
-            if isinstance(error, ConfigError) and not loaded():
+            if isinstance(error, LabrlError) and not loaded():
                 raise
     _typed(plain, composed, complete)
 
@@ -182,9 +182,9 @@ def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], c
             raise InvalidError(lacking)
     except InvalidError as invalid:
         _check_verbs(plain)
-        raise ConfigError(invalid.without(_echoes(composed, invalid)).told()) from None
+        raise InputError(invalid.without(_echoes(composed, invalid)).told()) from None
     if isinstance(config.env.config, dict):
-        raise ConfigError(
+        raise InputError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
             "no vector environment of labrl. A Gymnasium environment of your own is given by env=gymnasium "
             f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'"
@@ -195,15 +195,15 @@ def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], c
 
 
 def _check_verbs(plain: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a key that nobody knows and that looks like `+resume` or another of its kind."""
+    """Raises InputError for a key that nobody knows and that looks like `+resume` or another of its kind."""
     from labrl.config.explain import VERBS
     from labrl.config.schema import TrialConfig
 
     known = {field.name for field in dataclasses.fields(TrialConfig)}
     for name, value in plain.items():
-        meant = None if name in known else nearest(name, [*known, *VERBS])
-        if meant in VERBS:
-            raise ConfigError(f"+{name}={value}: no such key. Did you mean +{meant}={value}?")
+        meant = [] if name in known else nearest(name, [*known, *VERBS])
+        if set(meant) & set(VERBS):
+            raise InputError(f"+{name}={value}: no such key. Did you mean +{meant[0]}={value}?")
 
 
 def _echoes(cfg: DictConfig | Mapping[str, Any], invalid: InvalidError) -> set[tuple[str | int, ...]]:

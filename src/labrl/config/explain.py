@@ -18,7 +18,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.errors import ConfigError, did_you_mean, nearest
+from labrl.errors import InputError, did_you_mean, nearest
 
 RECIPES = "experiment"
 """The group whose options lie in folders, and among which users have their own."""
@@ -30,7 +30,7 @@ NAMED_ELSEWHERE = {
     "buffer_size": "agent.memory.capacity",
     "ent_coef": "agent.entropy_coef",
     "evaluation_epsilon": "meta.eval_epsilon",
-    "gamma": "agent.discount",
+    "gamma": "agent.gamma",
     "learning_rate": "agent.lr",
     "max_episode_steps": "env.max_episode_steps",
     "n_steps": "agent.horizon",
@@ -40,9 +40,9 @@ NAMED_ELSEWHERE = {
 """labrl's keys for names that other libraries, or earlier versions of labrl, use."""
 
 
-def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoader) -> InputError:
     """`error`, raised while `overrides` were composed, as one that says what to type instead."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, InputError):
         return error
     if isinstance(error, OverrideParseException):
         return _bad_syntax(str(error.override))
@@ -50,7 +50,7 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
         return _missing_option(error, overrides, loader)
     if isinstance(error, OSError):
         where = f" {os.path.abspath(error.filename)}" if error.filename else ""
-        return ConfigError(
+        return InputError(
             f"the run folder cannot be made ({error.strerror or error}:{where}): "
             "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m"
         )
@@ -61,14 +61,14 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
         key = unknown[1]
         inner = re.search(r"full_key: (\S+)", str(error.__cause__))
         if inner and inner[1].startswith(f"{key}."):
-            return ConfigError(
+            return InputError(
                 f"{inner[1]}: no such key; groups of keys are merged. To add to this one: '+{key}=...'. "
                 f"To put something of another kind there, take the old one away: ~{key} '+{key}=...'"
             )
         return _unknown_key(unknown[1], overrides, loader)
     present = re.match(r"Could not append to config. An item is already at '([^']*)'", message)
     if present:
-        return ConfigError(
+        return InputError(
             f"+{present[1]}: there is such a key; write it without the plus, {present[1]}=<value>"
         )
     absent = re.match(r"Could not delete from config\. '([^']*)' does not exist", message)
@@ -77,14 +77,14 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     differs = re.match(r"Could not delete from config\. The value of '([^']*)' is (.*) and not ", message)
     if differs:
         key, value = differs.groups()
-        return ConfigError(
+        return InputError(
             f"~{key}: its value is {value}, not the one given. {key}=<value> changes it; "
             f"~{key} without a value takes it away, unless the run needs it"
         )
     several = re.match(r"Ambiguous value for argument '([^=]*)=(.*)'", message)
     if several:
         key, values = several.groups()
-        return ConfigError(
+        return InputError(
             f"{key}={values}: several values are an experiment (labrl -m {key}={values}) "
             f"or a list ({key}=[{values}])."
         )
@@ -93,27 +93,27 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
     kinds = re.match(r"Error merging override (.*)", message)
     if kinds and "Cannot merge incompatible container types" in whole:
         key = kinds[1].partition("=")[0]
-        return ConfigError(
+        return InputError(
             f"{kinds[1]}: a list cannot take the place of a group of keys, nor the other way round. To put "
             f"something of another kind there, take the old one away: ~{key} '+{key}=...'"
         )
     if kinds and "is not Optional" in whole:
-        return ConfigError(f"{kinds[1]}: it cannot be null; give it a value, or leave the word out")
+        return InputError(f"{kinds[1]}: it cannot be null; give it a value, or leave the word out")
     if re.match(r"Error resolving interpolation 'auto_", message):
         if "~preset" in overrides:
-            return ConfigError("~preset: the agent asks for it; to leave presets out write preset=none")
+            return InputError("~preset: the agent asks for it; to leave presets out write preset=none")
         part = next((word.lstrip("~") for word in overrides if re.fullmatch(r"~agent/\w+", word)), None)
         if part:
-            return ConfigError(f"~{part}: the agent needs one: {part}=<option>")
-        return ConfigError("agent and env must each be chosen: agent=<option> env=<option>")
+            return InputError(f"~{part}: the agent needs one: {part}=<option>")
+        return InputError("agent and env must each be chosen: agent=<option> env=<option>")
     unset = re.search(r"Missing mandatory value: (\S+)", whole)
     if unset:
         key = unset[1].rstrip(".:,")
-        return ConfigError(f"{key} must be given: set {key}=<value>")
+        return InputError(f"{key} must be given: set {key}=<value>")
     cause = (
         f": {_first_line(error.__cause__)}" if error.__cause__ and str(error.__cause__) not in message else ""
     )
-    return ConfigError(f"{_first_line(message)}{cause}")
+    return InputError(f"{_first_line(message)}{cause}")
 
 
 def _first_line(text: Any) -> str:
@@ -122,39 +122,39 @@ def _first_line(text: Any) -> str:
     return f"{first} {_first_line(rest)}" if first.endswith(":") and rest.strip() else first
 
 
-def _bad_syntax(override: str) -> ConfigError:
+def _bad_syntax(override: str) -> InputError:
     choices = re.fullmatch(r"(.+?)=choice\((.*\bnull\b.*)\)", override)
     if choices:
-        return ConfigError(f"{override}: choice(...) cannot hold null; write '{choices[1]}={choices[2]}'")
-    return ConfigError(
+        return InputError(f"{override}: choice(...) cannot hold null; write '{choices[1]}={choices[2]}'")
+    return InputError(
         f"{override}: cannot be read. "
         "Write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, "
         "and a value with blanks or signs needs quotes, as in 'key=\"a value\"'."
     )
 
 
-def _not_an_option(overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+def _not_an_option(overrides: Sequence[str], loader: ConfigLoader) -> InputError:
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         if not one.key_or_group:
             return _bad_syntax(str(one.input_line))
         options = loader.get_group_options(one.key_or_group)
         if options and not isinstance(one.value(), str | list):
-            return ConfigError(f"{one.input_line}: {one.key_or_group} must be one of {', '.join(options)}")
-    return ConfigError("a group must be given the name of one of its options")
+            return InputError(f"{one.input_line}: {one.key_or_group} must be one of {', '.join(options)}")
+    return InputError("a group must be given the name of one of its options")
 
 
 def _missing_option(
     error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader
-) -> ConfigError:
+) -> InputError:
     path = error.missing_cfg_file
     if not path or "/" not in path:
-        return ConfigError(_first_line(error))
+        return InputError(_first_line(error))
     group, option = _group_and_option(path, overrides)
     options = list(error.options or [])
     if group == RECIPES or "/" in option or not options:
         options += _in_folders(group, loader)
     if not options:
-        return ConfigError(_first_line(error))
+        return InputError(_first_line(error))
     guess = did_you_mean(_name_in(option) if group == "env" else option, options, prefix=f"{group}=")
     if group == "env":
         hint = " labrl-envs lists all; env=gymnasium env.id=<id> takes any id of Gymnasium."
@@ -162,7 +162,7 @@ def _missing_option(
         hint = f" Known: {', '.join(options)}."
     if group == RECIPES:
         hint += f" Your own, <folder>/{group}/{option}.yaml, are found with --config-dir <folder>."
-    return ConfigError(f"{group}={option}: no such option.{guess}{hint}")
+    return InputError(f"{group}={option}: no such option.{guess}{hint}")
 
 
 def _group_and_option(path: str, overrides: Sequence[str]) -> tuple[str, str]:
@@ -191,19 +191,19 @@ def _name_in(env_id: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
 
 
-def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> InputError:
     groups = list(_groups(loader))
     if "/" in key:
         if key in groups:
-            return ConfigError(f"{key}: {_without_part(key, overrides, loader)}")
+            return InputError(f"{key}: {_without_part(key, overrides, loader)}")
         group, _, place = key.partition("@")
         if place and group in groups:
-            return ConfigError(
+            return InputError(
                 f"{key}: nothing is chosen from {group} at {place}. A part is put there whole: "
                 f"'{place}={{_target_: <class>}}', with its keys beside _target_."
             )
         guess = did_you_mean(key, groups)
-        return ConfigError(f"{key}: no such group.{guess or ' Known: ' + ', '.join(groups) + '.'}")
+        return InputError(f"{key}: no such group.{guess or ' Known: ' + ', '.join(groups) + '.'}")
     hydra = key.startswith("hydra.")
     cfg = _chosen(overrides, loader)
     keys = [known for known in _known_keys(cfg) if known.startswith("hydra.") == hydra]
@@ -224,7 +224,7 @@ def _unknown_key(key: str, overrides: Sequence[str], loader: ConfigLoader) -> Co
     else:
         hint = f" Known there: {', '.join(below)}." if below else ""
     node = "hydra" if key.startswith("hydra.") else "job"
-    return ConfigError(f"{key}: no such key.{hint} (labrl --cfg {node} prints every key.)")
+    return InputError(f"{key}: no such key.{hint} (labrl --cfg {node} prints every key.)")
 
 
 def _emptied(key: str, overrides: Sequence[str], loader: ConfigLoader) -> str | None:
@@ -245,13 +245,12 @@ def _nearest_key(key: str, keys: Sequence[str], groups: Sequence[str]) -> str | 
     siblings = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         siblings |= {verb: f"+{verb}" for verb in VERBS}
-    match = nearest(leaf, siblings)
-    if match:
+    for match in nearest(leaf, siblings):
         return siblings[match]
     same_leaf = [name for name in keys if name.rpartition(".")[2] == leaf]
     if same_leaf:
         return same_leaf[0]
-    return None if parent in keys else nearest(key, [*keys, *groups])
+    return None if parent in keys else next(iter(nearest(key, [*keys, *groups])), None)
 
 
 def _without_part(group: str, overrides: Sequence[str], loader: ConfigLoader) -> str:

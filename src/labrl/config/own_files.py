@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 _MUST_SAY = ("agent", "env")
 """Groups in which a file without a key means nothing."""
 
 
 def check_own_files(config_dir: str | os.PathLike[str] | None, words: Sequence[str]) -> None:
-    """Raises ConfigError for a file below `config_dir` that `words` choose and that cannot be read."""
+    """Raises InputError for a file below `config_dir` that `words` choose and that cannot be read."""
     if config_dir is None:
         return
     for word in words:
@@ -33,37 +33,35 @@ def _check(folder: Path, group: str, option: str, above: list[Path]) -> None:
     if not option or not os.path.isfile(path):
         return
     if path in above:
-        raise ConfigError(
-            f"{path}: its defaults lead back to itself: {' -> '.join(map(str, [*above, path]))}"
-        )
+        raise InputError(f"{path}: its defaults lead back to itself: {' -> '.join(map(str, [*above, path]))}")
     content = _read(path)
     if content is None and group not in _MUST_SAY:
         return
     if not isinstance(content, dict):
         held = {list: "a list", type(None): "nothing"}.get(type(content), "a value")
-        raise ConfigError(f"{path}: it holds {held}, and must hold keys, such as `name: value`.")
+        raise InputError(f"{path}: it holds {held}, and must hold keys, such as `name: value`.")
     for group_below, below in _defaults(content, group):
         _check(folder, group_below, below, [*above, path])
 
 
 def _read(path: Path) -> Any:
-    """What a file holds. Raises ConfigError with the line in which it is wrong."""
+    """What a file holds. Raises InputError with the line in which it is wrong."""
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: its byte {error.start} is no UTF-8. Save it as UTF-8 text.") from None
+        raise InputError(f"{path}: its byte {error.start} is no UTF-8. Save it as UTF-8 text.") from None
     try:
         content = yaml.safe_load(text)
         OmegaConf.create(text)  # which knows of keys that are there twice
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(
+        raise InputError(
             f"{path}{line}: {error.problem or error.context}. (YAML: `key: value`, indented by blanks, each "
             "key once.)"
         ) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     return content
 
 

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BeforeValidator, PlainValidator, StrictBool, StrictStr, TypeAdapter, ValidationError
 
 from labrl.config.component import Component, TargetError, accepted_settings, load_target
-from labrl.config.errors import did_you_mean
 from labrl.config.folder import config_folder
 from labrl.config.outline import is_own
 from labrl.config.types import real_number, whole_number
+from labrl.errors import did_you_mean
 
 Path = tuple[str | int, ...]
 

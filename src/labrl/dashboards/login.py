@@ -9,8 +9,8 @@ import urllib.parse
 from pathlib import Path
 from typing import Literal
 
-from labrl.config.errors import ConfigError
 from labrl.config.schema import WandbConfig
+from labrl.errors import InputError
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -29,7 +29,7 @@ _MODES: dict[str, Mode] = {
 def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
     """The mode that a run goes by, and a line for its beginning, if there is something to say.
 
-    Raises ConfigError where `wandb.mode` is online and there is no login: nothing ever asks for one.
+    Raises InputError where `wandb.mode` is online and there is no login: nothing ever asks for one.
     """
     if config.mode == "disabled":
         return "disabled", None
@@ -37,7 +37,7 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
         return "offline", "W&B: offline, `wandb sync` sends it later"
     if config.mode == "online":
         if not has_login():
-            raise ConfigError(
+            raise InputError(
                 f"wandb=online needs a login to {_host()}: {HOW_TO}; or wandb=offline, to send it later"
             )
         return "online", _online(config)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labrl.config.errors import ConfigError
 from labrl.config.schema import WandbConfig
 from labrl.config.validate import InvalidError, dataclass_of
 from labrl.dashboards.login import Mode, chosen
+from labrl.errors import InputError
 from labrl.storage.experiment_folder import is_experiment, is_first_of_experiment, one_of_its_trials
 from labrl.storage.provenance import damages, recorded_config
 from labrl.storage.run_folder import RunFolder
@@ -49,7 +49,7 @@ def shown_on_wandb(
 
     Training meets nothing of it: the rows go from the run folder, by a process of their own, and
     whatever goes wrong there is one line at the end. say: prints a line; of an experiment's trials only the
-    first says whether it is shown at all. Raises ConfigError where
+    first says whether it is shown at all. Raises InputError where
     `wandb=online` has no login.
     """
     mode, line = chosen(config)
@@ -72,11 +72,11 @@ def shown_on_wandb(
 def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
     """Send what W&B lacks of the run in `folder`, which has ended. Returns whether all has arrived.
 
-    changes: options of `WandbConfig` that differ from the run's own. Raises ConfigError where there is no
+    changes: options of `WandbConfig` that differ from the run's own. Raises InputError where there is no
     such run, it still runs, an option is wrong, or there is no login.
     """
     if is_experiment(folder):
-        raise ConfigError(f"{folder} is an experiment: {one_of_its_trials(folder)}")
+        raise InputError(f"{folder} is an experiment: {one_of_its_trials(folder)}")
     run = RunFolder.open(folder)
     for damage in damages(run):
         say(f"{run.path}: {damage}; the other files of the run stand in for it")
@@ -84,7 +84,7 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
     try:
         config = dataclass_of(WandbConfig, options)
     except InvalidError as invalid:
-        raise ConfigError(invalid.told("wandb")) from None
+        raise InputError(invalid.told("wandb")) from None
     with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say) as delivery:
         pass
     return delivery.complete

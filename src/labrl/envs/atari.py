@@ -38,7 +38,7 @@ class AtariConfig:
     """Budget of a session, frames (agent steps of one environment), >= 1."""
     frame_skip: PositiveInt = 4
     """Emulator frames for which an action is held, >= 1."""
-    stack: PositiveInt = 4
+    frame_stack: PositiveInt = 4
     """Latest pictures that make one observation, >= 1; zeros stand for those before the reset."""
     image_size: PositiveInt = 84
     """Height and width of a picture, pixels, >= 1."""
@@ -142,7 +142,7 @@ def vector_env(
             img_height=size[0],
             img_width=size[1],
             grayscale=config.grayscale,
-            stack_num=config.stack,
+            stack_num=config.frame_stack,
             frameskip=config.frame_skip,
             noop_max=config.noop_max,
             use_fire_reset=config.fire_reset,

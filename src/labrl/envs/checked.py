@@ -14,9 +14,9 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, made_valid
 from labrl.envs.single import AnswerError, MakeEnv
+from labrl.errors import InputError
 from labrl.observations import example
 
 LATE = (
@@ -110,7 +110,7 @@ def _shown(given: Any) -> str:
 def gives_masks(make: MakeEnv, name: str) -> bool:
     """Whether an environment says which actions are valid, found out by a reset and a step.
 
-    Raises ConfigError for a mask that does not fit the actions, or that does not come with resets, and for
+    Raises InputError for a mask that does not fit the actions, or that does not come with resets, and for
     all that `Checked` refuses.
     """
     env = Checked(make, name)
@@ -122,16 +122,16 @@ def gives_masks(make: MakeEnv, name: str) -> bool:
         return False
     aside = "set env.action_mask=false to do without"
     if not choices(env.action_space):
-        raise ConfigError(
+        raise InputError(
             f"env.name={name} gives info['{KEY}'], and its actions are {env.action_space}: labrl heeds masks "
             f"of Discrete and MultiDiscrete actions, where each flag stands for a value ({aside})."
         )
     try:
         flags_of(given, sum(choices(env.action_space)))
     except ValueError as error:
-        raise ConfigError(f"env.name={name}: {error} ({aside}).") from None
+        raise InputError(f"env.name={name}: {error} ({aside}).") from None
     if late:
-        raise ConfigError(
+        raise InputError(
             f"env.name={name} gives info['{KEY}'] after steps but not after resets, so that nobody knows "
             f"which first actions are valid: give it in reset(), too ({aside})."
         )
@@ -152,11 +152,11 @@ def _first_mask(env: Checked, name: str) -> tuple[Any, bool]:
         action = made_valid(example(env.action_space)[0], env.action_space, observation, info)
         after = env.step(action)[4].get(KEY)
     except AnswerError as error:
-        raise ConfigError(f"env.name={name}: {error}") from error
+        raise InputError(f"env.name={name}: {error}") from error
     except MisfitError as error:  # begins with the name
-        raise ConfigError(f"env.name={error}") from error
+        raise InputError(f"env.name={error}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(
+        raise InputError(
             f"env.name={name}: its first {doing}() failed: {type(error).__name__}: {error}"
         ) from error
     return (after, True) if given is None else (given, False)

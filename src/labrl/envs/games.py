@@ -6,7 +6,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from labrl.config.errors import ConfigError, did_you_mean
+from labrl.errors import InputError, did_you_mean
 
 TWO_PLAYER_GAMES = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """ROMs that ship with the ALE and have no single-player mode: the ALE ends the process on them."""
@@ -23,14 +23,14 @@ def games() -> list[str]:
 
 
 def check_game(game: str) -> None:
-    """Raise ConfigError with the nearest spelling unless `game` is one that can be played."""
+    """Raise InputError with the nearest spelling unless `game` is one that can be played."""
     known = games()
     if game in known:
         return
     if not known:
-        raise ConfigError('env.game needs the ALE, which is not installed: pip install "ale-py>=0.12.1"')
+        raise InputError('env.game needs the ALE, which is not installed: pip install "ale-py>=0.12.1"')
     reason = "has no single-player mode" if game in TWO_PLAYER_GAMES else "is not a game of the ALE"
-    raise ConfigError(
+    raise InputError(
         f"env.game={game} {reason}.{did_you_mean(game, known, 'env=')}"
         f" {len(known)} games are known, written like ms_pacman (labrl-envs lists them)."
     )

@@ -11,7 +11,7 @@ from gymnasium.spaces import Dict, Space
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.observations import ACHIEVED, DESIRED, example
 
 AnyEnv = gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]
@@ -37,9 +37,9 @@ class GoalEnv:
         self._in_batches: dict[str, bool] = {}
 
     def check(self) -> None:
-        """Raises ConfigError where the environment cannot say what another goal would have given."""
+        """Raises InputError where the environment cannot say what another goal would have given."""
         if self._method("compute_reward") is None:
-            raise ConfigError(
+            raise InputError(
                 f"env.name={self._name}: it has no method compute_reward(achieved_goal, desired_goal, info), "
                 "which hindsight needs. Use agent/memory=uniform, or give the environment one."
             )

@@ -12,7 +12,6 @@ from gymnasium.spaces import Dict, Space, Tuple
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
 from labrl.envs.checked import Checked, gives_masks
 from labrl.envs.goals import GoalEnv, has_goals
@@ -24,6 +23,7 @@ from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
 from labrl.envs.together import Together, VectorFactory
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
+from labrl.errors import InputError
 from labrl.observations import array_dtype, flat_space, packed
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class GymnasiumConfig:
     def vector(self, num_envs: int, longest: int | None = None) -> Together:
         """A vector environment of one's own with `num_envs` members; longest: as of `factory`."""
         if self.fresh_env_per_episode:
-            raise ConfigError(
+            raise InputError(
                 "env.fresh_env_per_episode=true and env.vectorization=vector_entry_point contradict each "
                 "other: members of a vector environment are not made anew. Leave one of them out."
             )
@@ -153,7 +153,7 @@ class GymnasiumEnv:
 
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
-        """Observation and action space of one environment. Raises ConfigError when it cannot be made."""
+        """Observation and action space of one environment. Raises InputError when it cannot be made."""
         if config.natively:
             vector = config.vector(min(config.num_envs, TRIED))
             vector.close()
@@ -163,7 +163,7 @@ class GymnasiumEnv:
         try:
             env.close()
         except Exception as error:
-            raise ConfigError(
+            raise InputError(
                 f"env.name={config.name}: its close() failed: {type(error).__name__}: {error}"
             ) from error
         return flat_space(without_mask(env.observation_space, env.action_space)), env.action_space

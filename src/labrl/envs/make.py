@@ -7,8 +7,8 @@ from typing import Any
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.envs.vector import VectorEnv
+from labrl.errors import InputError
 from labrl.observations import Goals
 
 ARRAYS = (Box, Discrete, MultiDiscrete, MultiBinary)
@@ -27,7 +27,7 @@ def make_env(
 
     seed: of the session. num_threads: cores that the environments may use at once. evaluation: leave
     out what is there for the learner only (the life-loss signal). num_envs: in place of `env.num_envs`;
-    first: number of the first of them in the session. Raises ConfigError when the environment does not exist
+    first: number of the first of them in the session. Raises InputError when the environment does not exist
     or something it needs is not installed.
     """
     if num_envs is None:
@@ -48,7 +48,7 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
 def gives_masks(env: Component) -> bool:
     """Whether an environment says which actions are valid, found out by one made for that.
 
-    Raises ConfigError where it says so in a way that nobody could heed.
+    Raises InputError where it says so in a way that nobody could heed.
     """
     target = env.load()
     return bool(target.gives_masks(env.config)) if hasattr(target, "gives_masks") else False
@@ -57,7 +57,7 @@ def gives_masks(env: Component) -> bool:
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, to check a configuration before a run.
 
-    Raises ConfigError as `make_env` does, for actions that are not one array, and for observations that are
+    Raises InputError as `make_env` does, for actions that are not one array, and for observations that are
     neither that nor made of several.
     """
     target = env.load()
@@ -70,21 +70,21 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     inputs = observation_space.spaces if isinstance(observation_space, Dict) else {"": observation_space}
     for name, space in inputs.items():
         if not isinstance(space, ARRAYS):
-            raise ConfigError(
+            raise InputError(
                 f"env.name={env.config.name}: its observations{f' at {name}' if name else ''} are {space}; "
                 "labrl takes one array or number (Box, Discrete, MultiDiscrete, MultiBinary), and a Dict or "
                 "Tuple of these. Wrap the environment and give the wrapped one as env.make."
             )
     if not inputs:
-        raise ConfigError(f"env.name={env.config.name}: its observations are empty: {observation_space}.")
+        raise InputError(f"env.name={env.config.name}: its observations are empty: {observation_space}.")
     if not isinstance(action_space, ARRAYS):
-        raise ConfigError(
+        raise InputError(
             f"env.name={env.config.name}: its actions are {action_space}; labrl takes one array or number "
             "(Box, Discrete, MultiDiscrete, MultiBinary). Wrap the environment and give the wrapped one as "
             "env.make."
         )
     if 0 in (action_space.shape or ()):
-        raise ConfigError(
+        raise InputError(
             f"env.name={env.config.name}: its actions are {action_space}, of no numbers: give at least one."
         )
     return observation_space, action_space

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 KEY = "action_mask"
 OBSERVATION = "observation"
@@ -36,12 +36,12 @@ def choices(space: Space[Any]) -> list[int]:
 def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:
     """Whether observations are a dict of `action_mask` and something to see, and actions have choices.
 
-    Raises ConfigError where there is nothing to see.
+    Raises InputError where there is nothing to see.
     """
     if not isinstance(space, Dict) or KEY not in space.spaces or not choices(actions):
         return False
     if len(space.spaces) == 1:
-        raise ConfigError(
+        raise InputError(
             f"env: observations are {space}, so that nothing is left to see beside the mask of "
             f"valid actions: add what is to be seen as the entry {OBSERVATION}."
         )
@@ -49,7 +49,7 @@ def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:
 
 
 def without_mask(space: Space[Any], actions: Space[Any]) -> Space[Any]:
-    """The space of what is to be seen. Raises ConfigError where that is nothing."""
+    """The space of what is to be seen. Raises InputError where that is nothing."""
     if not isinstance(space, Dict) or not carries_mask(space, actions):
         return space
     seen = {name: inner for name, inner in space.spaces.items() if name != KEY}

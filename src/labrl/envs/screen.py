@@ -14,11 +14,11 @@ from ale_py import roms
 from numpy.typing import NDArray
 
 from labrl.config.component import accepted_settings
-from labrl.config.errors import ConfigError
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
 from labrl.envs.together import Together
+from labrl.errors import InputError
 
 # What Gymnasium draws with greets when it is imported, and complains where there is no screen and no sound.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -36,7 +36,7 @@ class WatchedAtari(AtariEnv):
     def __init__(self, config: AtariConfig) -> None:
         super().__init__(config, num_envs=1, num_threads=1, evaluation=True)
         height, width = _screen_size(config.game)
-        colours = dataclasses.replace(config, grayscale=False, stack=1)
+        colours = dataclasses.replace(config, grayscale=False, frame_stack=1)
         self._colours: ale_py.AtariVectorEnv | None = vector_env(colours, 1, 1, (height, width))
         self._picture = np.zeros((height, width, 3), np.uint8)
         self.frames_per_second = 60 / config.frame_skip
@@ -72,7 +72,7 @@ class WatchedGymnasium(GymnasiumEnv):
         mode = getattr(self._drawn(), "render_mode", None)
         if not _takes_render_mode(config) and mode not in MODES:
             self.close()
-            raise ConfigError(
+            raise InputError(
                 f"env.name={config.name} takes no render_mode, so it has no pictures: let the environment "
                 "take that argument, and return a picture from render() where it is rgb_array"
             )
@@ -103,8 +103,8 @@ class WatchedGymnasium(GymnasiumEnv):
         picture = np.broadcast_to(self._bytes(grey), (*grey.shape[:2], 3))
         return picture.copy()  # the environment may draw the next one over it
 
-    def _no_picture(self, why: str) -> ConfigError:
-        return ConfigError(f"env.name={self.name} gives no pictures: its render() {why}")
+    def _no_picture(self, why: str) -> InputError:
+        return InputError(f"env.name={self.name} gives no pictures: its render() {why}")
 
     def _bytes(self, values: NDArray) -> NDArray[np.uint8]:
         """Any numbers as bytes. Real ones are in [0, 1] until one of them is larger, then in [0, 255]."""

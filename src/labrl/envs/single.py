@@ -14,9 +14,9 @@ import gymnasium
 from gymnasium import error
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError, did_you_mean
-from labrl.config.script import importing
 from labrl.envs.games import games
+from labrl.errors import InputError, LabrlError, did_you_mean
+from labrl.script import importing
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class EnvFactory:
     ) -> None:
         """longest: steps after which an episode is truncated where nothing else limits it; None: never."""
         if (env_id is None) == (make is None):
-            raise ConfigError(
+            raise InputError(
                 "env needs either env.id (an id that Gymnasium knows) or your own class, as in env.id=null "
                 "env.name=<name> 'env.make={_target_: my_module.MyEnv}', got "
                 f"{'both' if make else 'neither'}"
@@ -148,7 +148,7 @@ class EnvFactory:
         self.longest = longest
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """One new environment. Raises ConfigError when it is unknown or a package is missing."""
+        """One new environment. Raises InputError when it is unknown or a package is missing."""
         env = _answering(self.build())
         if not isinstance(env.metadata, Mapping):
             env.metadata = {}  # Gymnasium's worker processes fail without a dictionary
@@ -157,7 +157,7 @@ class EnvFactory:
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
                 named = f"env.id={self.env_id}" if self.make is None else self.make.named
-                raise ConfigError(
+                raise InputError(
                     f"{named}: the environment has no {space} that is a gymnasium.Space. Set one in its "
                     "__init__."
                 )
@@ -179,12 +179,12 @@ class EnvFactory:
         several = several or (takes(target, "num_envs", needed=True) and "num_envs" not in settings)
         env = None if several else make.build(**self.kwargs)
         if several or isinstance(env, gymnasium.vector.VectorEnv):
-            raise ConfigError(
+            raise InputError(
                 f"env.make._target_={make.target} makes a vector environment: set "
                 "env.vectorization=vector_entry_point, and labrl makes it with env.num_envs environments"
             )
         if not isinstance(env, gymnasium.Env):
-            raise ConfigError(
+            raise InputError(
                 f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}"
             )
         return env
@@ -197,19 +197,19 @@ class EnvFactory:
 
     def _registered(self, env_id: str) -> Any:
         if not _ID.fullmatch(env_id):
-            raise ConfigError(
+            raise InputError(
                 f"env.id={env_id}: this is no id. Ids are written <name>-v<version>, such as"
                 " env.id=CartPole-v1, some with a namespace before the name, such as env.id=ALE/Pong-v5"
             )
         try:
             with warnings.catch_warnings(record=True) as heard:
                 env = self._gymnasium_makes(env_id)
-        except ConfigError:
+        except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-            raise ConfigError(_unknown(env_id, problem)) from problem
+            raise InputError(_unknown(env_id, problem)) from problem
         except (error.DependencyNotInstalled, ImportError) as problem:
-            raise ConfigError(_missing(env_id, self.extra, problem)) from problem
+            raise InputError(_missing(env_id, self.extra, problem)) from problem
         except (Exception, SystemExit) as problem:  # it says in its own way that it cannot take something
             reason = f"{type(problem).__name__}: {problem}"
             if self.kwargs:
@@ -217,7 +217,7 @@ class EnvFactory:
                 told = f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}"
             else:
                 told = f"env.id={env_id}: this environment cannot be made: {reason}"
-            raise ConfigError(told) from problem
+            raise InputError(told) from problem
         for warning in heard:  # where it is refused, the message says it all
             if str(warning.message) not in _told:
                 _told.add(str(warning.message))
@@ -299,12 +299,12 @@ def _import(module: str) -> None:
         with importing(module):
             importlib.import_module(module)
     except ImportError as problem:
-        raise ConfigError(
+        raise InputError(
             f"env.import_module={module} cannot be imported: {problem}."
             " Install the package that registers env.id, or correct the name."
         ) from problem
     except (Exception, SystemExit) as problem:  # whatever a package of somebody's does when it is imported
-        raise ConfigError(
+        raise InputError(
             f"env.import_module={module}: importing it failed: {type(problem).__name__}: {problem}"
         ) from problem
 

@@ -18,11 +18,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.envs.checked import LATE, expected
 from labrl.envs.masks import KEY, carries_mask, choices, first_valid, flags_of
 from labrl.envs.repeatability import same
 from labrl.envs.single import AnswerError, EnvFactory, answered, takes
+from labrl.errors import InputError, LabrlError
 
 STEPS = 50
 """Steps of each of the two longest episodes that are compared before a vector environment is accepted."""
@@ -46,11 +46,11 @@ class VectorFactory(EnvFactory):
         self.num_envs = num_envs
 
     def vector(self) -> Any:
-        """A new one. Raises ConfigError where it cannot be made, or does not promise what is needed."""
+        """A new one. Raises InputError where it cannot be made, or does not promise what is needed."""
         env: Any = self.build()
         try:
             self._check(env)
-        except ConfigError:
+        except LabrlError:
             close = getattr(env, "close", None)
             if callable(close):
                 close()
@@ -61,7 +61,7 @@ class VectorFactory(EnvFactory):
         target = make.load()
         settings = {**(make.config if isinstance(make.config, dict) else {}), **self.kwargs}
         if "num_envs" in settings:
-            raise ConfigError(
+            raise InputError(
                 f"{make.named}: num_envs={settings['num_envs']} is set for it alone. Leave that out: labrl "
                 "makes it with env.num_envs environments, and with other numbers for evaluation and videos."
             )
@@ -72,8 +72,8 @@ class VectorFactory(EnvFactory):
             return make.build(**asked)
         try:
             return make.build(**asked, autoreset_mode=AutoresetMode.DISABLED)
-        except ConfigError as error:
-            raise ConfigError(f"{error} It was asked for AutoresetMode.DISABLED. {NEEDED}.") from error
+        except LabrlError as error:
+            raise InputError(f"{error} It was asked for AutoresetMode.DISABLED. {NEEDED}.") from error
 
     def _gymnasium_makes(self, env_id: str) -> Any:
         asked = dict(self.kwargs)
@@ -83,7 +83,7 @@ class VectorFactory(EnvFactory):
         if isinstance(entry, str):
             entry = gymnasium.envs.registration.load_env_creator(entry)
         if entry is None:
-            raise ConfigError(f"env.id={env_id} is registered without a vector_entry_point: set {ONE_BY_ONE}")
+            raise InputError(f"env.id={env_id} is registered without a vector_entry_point: set {ONE_BY_ONE}")
         if "autoreset_mode" not in asked and takes(entry, "autoreset_mode"):
             asked["autoreset_mode"] = AutoresetMode.DISABLED
         return gymnasium.make_vec(
@@ -135,7 +135,7 @@ class VectorFactory(EnvFactory):
 
     def _refuse(self, why: str) -> Never:
         named = f"env.id={self.env_id}" if self.make is None else self.make.named
-        raise ConfigError(f"env.vectorization=vector_entry_point: {named}: {why}.")
+        raise InputError(f"env.vectorization=vector_entry_point: {named}: {why}.")
 
 
 class Together:
@@ -149,7 +149,7 @@ class Together:
         """name: of the environment; masked: valid actions are asked for, where it says which are.
 
         longest: steps after which an episode is truncated where nothing else limits it; None: never. Raises
-        ConfigError for one that does not give what is needed.
+        InputError for one that does not give what is needed.
         """
         self._env: Any = make.vector()
         self._name, self.closed = name, False
@@ -276,7 +276,7 @@ class Together:
         return {KEY: flags, f"_{KEY}": own}
 
     def _try(self, make: VectorFactory) -> None:
-        """Raises ConfigError unless members can be reset alone, by a seed that determines their episode."""
+        """Raises InputError unless members can be reset alone, by a seed that determines their episode."""
         n, half = self.num_envs, STEPS // 2
         every = batch_space(self.single_action_space, n)
         every.seed(0)
@@ -290,7 +290,7 @@ class Together:
             mixed = other[:half].copy()
             mixed[:, 0] = own[half:, 0]
             alone = self._played([0, *range(102 + n, 101 + 2 * n)], mixed)
-        except ConfigError:
+        except LabrlError:
             raise
         except AnswerError as error:
             make._refuse(str(error))

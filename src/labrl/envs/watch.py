@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.envs.protocol import Backend
+from labrl.errors import InputError
 
 
 class Watched(Backend, Protocol):
@@ -19,17 +19,17 @@ class Watched(Backend, Protocol):
     """Agent steps in a second, as people play it."""
 
     def picture(self) -> NDArray[np.uint8]:
-        """RGB of the present state, [height, width, 3]. Raises ConfigError where there is none."""
+        """RGB of the present state, [height, width, 3]. Raises InputError where there is none."""
 
 
 def watch(env: Component) -> Watched:
     """One environment of those that `env` describes, which plays as they do.
 
-    A backend's class makes it: `watched(config)`. Raises ConfigError where it has none.
+    A backend's class makes it: `watched(config)`. Raises InputError where it has none.
     """
     target: Any = env.load()
     if not hasattr(target, "watched"):
-        raise ConfigError(
+        raise InputError(
             f"env._target_={env.target} cannot be shown: it has no class method `watched(config)` that "
             "makes a labrl.envs.watch.Watched"
         )

@@ -15,10 +15,10 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
-from labrl.config.errors import ConfigError
-from labrl.config.script import Carried
 from labrl.envs.single import EnvFactory, MakeEnv
+from labrl.errors import InputError
 from labrl.processes import find_place_for_sockets, heed_no_signals, how_it_ended, signals_wait_in_children
+from labrl.script import Carried
 
 LEAVE_SECONDS = 5.0
 """That workers have to end the step that they are in and close their environments."""
@@ -165,12 +165,12 @@ class _WorkerFactory:
 
 
 def _check_semaphores() -> None:
-    """Raises ConfigError where this machine has no room for what worker processes share."""
+    """Raises InputError where this machine has no room for what worker processes share."""
     try:
         context = multiprocessing.get_context("spawn")
         _ = [context.Lock() for _ in range(8)]  # a few more than Gymnasium makes
     except (OSError, ImportError) as error:
-        raise ConfigError(
+        raise InputError(
             f"env.vectorization=async: worker processes share memory, and this machine gives none ({error}). "
             "Mount /dev/shm, with room and so that it can be written, or set env.vectorization=sync."
         ) from error

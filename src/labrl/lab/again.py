@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import ABSENT, changes, quoted, split_word, word
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.lab.past import Past, find, tell_damages
 from labrl.lab.request import Request, request_of
 
@@ -32,7 +32,7 @@ class Edits:
 
     @classmethod
     def of(cls, past: Past, config_dir: str | os.PathLike[str] | None) -> Edits:
-        """Raises ConfigError, naming the file, where it is damaged or what was changed is wrong.
+        """Raises InputError, naming the file, where it is damaged or what was changed is wrong.
 
         Keys that follow a changed one, as schedules follow `env.max_frame`, keep the value that the file has.
         """
@@ -50,8 +50,8 @@ class Edits:
                     words.append(word(change.key, change.new))
             cfg = compose([*past.words, *words], config_dir)
             resolve(to_plain(cfg), cfg)
-        except ConfigError as error:
-            raise ConfigError(f"{past.folder.config} was edited, and cannot be used: {error}") from error
+        except LabrlError as error:
+            raise InputError(f"{past.folder.config} was edited, and cannot be used: {error}") from error
         return cls(words, frozenset(change.key for change in found))
 
 
@@ -66,7 +66,7 @@ class Again:
     def asked_for(
         cls, words: Sequence[str], multirun: bool = False, config_dir: str | os.PathLike[str] | None = None
     ) -> Again | None:
-        """What `words` go back to, or None. Raises ConfigError where they contradict, or no run is there.
+        """What `words` go back to, or None. Raises InputError where they contradict, or no run is there.
 
         config_dir: with a user's own groups, where it is not the run's own.
         """
@@ -113,7 +113,7 @@ class Again:
     ) -> TrialResult:
         """Do what was asked, with what `words` have composed to: `cfg`, and from it `config` and `plain`.
 
-        Raises ConfigError, with a table, where the run's past would have been another one.
+        Raises InputError, with a table, where the run's past would have been another one.
         """
         from labrl.lab.resume import resume_trial
         from labrl.lab.trial import run_trial

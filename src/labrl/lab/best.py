@@ -10,7 +10,7 @@ from pathlib import Path
 from labrl.analysis.listing import final_returns
 from labrl.analysis.runs import Run, load_experiment
 from labrl.analysis.search import SearchResult, SearchTrial, read_search
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 SHOWN = 20
 """Trials that a message lists."""
@@ -31,7 +31,7 @@ class Standing:
 
 
 def standings(experiment: Path) -> list[Standing]:
-    """The trials that have begun, by environment, the best first. Raises ConfigError for a damaged folder.
+    """The trials that have begun, by environment, the best first. Raises InputError for a damaged folder.
 
     Trials of a grid are ranked by their mean return over the last episodes of their sessions. Of a search
     those that fresh seeds have confirmed come first, by their mean there, then the others by its objective.
@@ -51,14 +51,14 @@ def standings(experiment: Path) -> list[Standing]:
 def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> Standing | None:
     """The best of the trials that agree; None where none of them has a result yet.
 
-    Raises ConfigError where they learned in several environments, whose returns cannot be compared.
+    Raises InputError where they learned in several environments, whose returns cannot be compared.
     """
     found = [one for one in standings(experiment) if agrees(one.path)]
     envs = dict.fromkeys(one.env for one in found)
     if len(envs) > 1:
         firsts = [next(one for one in found if one.env == env) for env in envs]
         listed = "\n".join(f"  {_line(one)}   {one.env}" for one in firsts)
-        raise ConfigError(
+        raise InputError(
             f"{os.path.relpath(experiment)} has trials in {len(envs)} environments, whose returns cannot be "
             f"compared. Name one, of which these are the best:\n{listed}"
         )

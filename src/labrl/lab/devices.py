@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 NUM_CPUS = "LABRL_NUM_CPUS"
 """Environment variable: the most cores that a process and those it starts may keep busy."""
@@ -53,7 +53,7 @@ def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
 
 
 def check_compiler(device: str) -> None:
-    """Raises ConfigError where nothing can be compiled for `device`, cpu or cuda."""
+    """Raises InputError where nothing can be compiled for `device`, cpu or cuda."""
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:
             raise _missing(
@@ -68,8 +68,8 @@ def check_compiler(device: str) -> None:
         )
 
 
-def _missing(what: str, way_out: str) -> ConfigError:
-    return ConfigError(f"meta.compile=true: {what}. Install it ({way_out}), or set meta.compile=false.")
+def _missing(what: str, way_out: str) -> InputError:
+    return InputError(f"meta.compile=true: {what}. Install it ({way_out}), or set meta.compile=false.")
 
 
 @functools.cache

@@ -18,11 +18,11 @@ import torch
 
 from labrl.agents.random import check_uniform
 from labrl.config.compose import prepare, resolve
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.envs.watch import Watched, watch
+from labrl.errors import InputError, LabrlError
 from labrl.lab.devices import available_cpus, keep_freed_memory
 from labrl.lab.past import Past, choices, chosen, find, tell_damages
 from labrl.lab.replay import to_video
@@ -43,7 +43,7 @@ AT_ONCE = 16
 def enjoy(request: EnjoyRequest) -> int:
     """Play, print returns and lengths, write videos and `result.json` below `enjoy/` of the run folder.
 
-    Returns the exit code. Raises ConfigError for a run, session, checkpoint or display that is not there.
+    Returns the exit code. Raises InputError for a run, session, checkpoint or display that is not there.
     """
     window = Window() if request.render == "human" else None
     run = find(request.which, request.choices, "enjoy")
@@ -97,7 +97,7 @@ def _play(
     shown: Watched | None = None
     try:
         shown = watch(config.env) if window is not None else None
-    except ConfigError as error:
+    except LabrlError as error:
         say(f"no pictures: {error}")
     if shown is not None:
         env = VectorEnv(shown, 0)
@@ -110,7 +110,7 @@ def _play(
             return
         try:
             window.show(shown.picture(), shown.frames_per_second)
-        except ConfigError as error:
+        except LabrlError as error:
             shown = None
             say(f"no pictures: {error}")
 
@@ -135,28 +135,28 @@ def _play(
 
 
 def _check_agreement(past: Past, request: EnjoyRequest) -> None:
-    """Raises ConfigError where a run that was named is not the one that the other words describe."""
+    """Raises InputError where a run that was named is not the one that the other words describe."""
     made = chosen(past.command)
     for group, option in choices(request.choices).items():
         if made.get(group) != option:
-            raise ConfigError(
+            raise InputError(
                 f"{group}={option}: {past.folder.path} has {group}={made.get(group)}, and a run is enjoyed "
                 "as it is"
             )
 
 
 def _session(run: RunFolder, wanted: int | None) -> SessionFolder:
-    """The one that is wanted, or that with the highest evaluation score. Raises ConfigError."""
+    """The one that is wanted, or that with the highest evaluation score. Raises InputError."""
     sessions = run.sessions()
     if not sessions:
-        raise ConfigError(f"{run.path} has no session yet: nothing was learned")
+        raise InputError(f"{run.path} has no session yet: nothing was learned")
     if wanted is None:
         return max(sessions, key=lambda session: (_best_score(session), -session.index))
     for session in sessions:
         if session.index == wanted:
             return session
     numbers = ", ".join(str(session.index) for session in sessions)
-    raise ConfigError(f"session={wanted}: {run.path} has the sessions {numbers}")
+    raise InputError(f"session={wanted}: {run.path} has the sessions {numbers}")
 
 
 def _best_score(session: SessionFolder) -> float:
@@ -176,7 +176,7 @@ def _best_score(session: SessionFolder) -> float:
 
 
 def _checkpoint(session: SessionFolder, wanted: str) -> tuple[Checkpoint, str]:
-    """The checkpoint and what to call it. Raises ConfigError with those that there are."""
+    """The checkpoint and what to call it. Raises InputError with those that there are."""
     kinds = {"default": ("best", "latest")}.get(wanted, (wanted,))
     store = CheckpointStore(session.checkpoints, keep_last=1)
     for _ in range(3):  # a running session may replace them while they are read
@@ -189,13 +189,13 @@ def _checkpoint(session: SessionFolder, wanted: str) -> tuple[Checkpoint, str]:
     frames, best = store.frames(), store.best_frame()
     there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
     if store.broken:
-        raise ConfigError(f"session {session.index} has no whole checkpoint: {store.told_broken}")
+        raise InputError(f"session {session.index} has no whole checkpoint: {store.told_broken}")
     if not there:
-        raise ConfigError(
+        raise InputError(
             f"session {session.index} of {session.path.parent} has no checkpoint yet: the first is written "
             "after meta.log_frequency frames"
         )
-    raise ConfigError(
+    raise InputError(
         f"checkpoint={wanted}: session {session.index} of {session.path.parent} has those of the frames "
         f"{', '.join(there)} (meta.keep_last keeps more)"
     )
@@ -283,7 +283,7 @@ def _videos(folder: Path, played: Sequence[RecordedEpisode]) -> dict[int, str]:
         name = f"episode_{number}.mp4"
         try:
             difference = to_video(episode, folder / name)
-        except ConfigError as error:
+        except LabrlError as error:
             say(f"no videos: {error}")
             break
         if difference is not None:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labrl.config.errors import ConfigError
+from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
 from labrl.lab import reporting
 from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.experiment_summary import how_to_resume_experiment, print_experiment, said_of
-from labrl.lab.outcome import DONE, FAILED, INTERRUPTED, Outcome, recorded
+from labrl.lab.outcome import Outcome, recorded
 from labrl.lab.summary import say
 from labrl.processes import signals_raise
 from labrl.storage.experiment_folder import (
@@ -35,12 +35,12 @@ LOOK_SECONDS = 1.0
 def recording_end(folder: ExperimentFolder) -> Iterator[None]:
     """Record as the experiment's status what ends it early: a failure or an interruption.
 
-    An interruption gets a note that says how to go on. The caller handles ConfigError.
+    An interruption gets a note that says how to go on. The caller handles InputError.
     """
     try:
         with signals_raise():
             yield
-    except ConfigError:
+    except LabrlError:
         raise
     except KeyboardInterrupt as stop:
         folder.set_status("interrupted")
@@ -76,7 +76,7 @@ class Experiment:
         """An experiment in a new folder, or with `again` on in its own, kept from others meanwhile.
 
         records: of all trials; command: as it was typed; facts: what else `experiment.json` keeps. A new
-        folder is taken away again where the launcher refuses its work with a ConfigError. Raises ConfigError
+        folder is taken away again where the launcher refuses its work with a InputError. Raises InputError
         where the folder is taken.
         """
         before = names_in(path)
@@ -93,7 +93,7 @@ class Experiment:
             try:
                 with recording_end(folder):
                     yield experiment
-            except ConfigError:  # of a launcher that took no trial
+            except LabrlError:  # of a launcher that took no trial
                 if resumed or experiment.outcomes or any(path.glob(f"*/{MARKER}")):
                     folder.set_status("failed")
                 else:
@@ -165,7 +165,7 @@ class Experiment:
         try:
             info = RunFolder.open(self.folder.trial_path(record)).info()
             return info["status"], info["updated"]
-        except (ConfigError, KeyError):
+        except (LabrlError, KeyError):
             return None
 
     def close(self, interrupted: int | None) -> int:
@@ -204,5 +204,5 @@ def _mend(path: Path, outcome: Outcome) -> None:
         run = RunFolder.open(path)
         if run.status == "running":
             run.set_status(outcome.status, error=outcome.error)
-    except (ConfigError, OSError):
+    except (LabrlError, OSError):
         return  # it never began

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.consistency import quoted, split_word
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.lab.past import RUNS, is_hydras, near
 from labrl.lab.request import request_of
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, is_experiment
@@ -38,14 +38,14 @@ class ExperimentAgain:
 
     @classmethod
     def asked_for(cls, words: Sequence[str]) -> ExperimentAgain | None:
-        """What `words` go back to, or None. Raises ConfigError where no experiment is there."""
+        """What `words` go back to, or None. Raises InputError where no experiment is there."""
         request = request_of(words, multirun=True)
         if request is None:
             return None
         folder = _latest() if request.which == "latest" else _named(Path(os.path.expanduser(request.which)))
         info = folder.info()
         if request.pin and info.get("kind") == "search":
-            raise ConfigError(f"+pin=true: {folder.path} is a search; it goes with a grid")
+            raise InputError(f"+pin=true: {folder.path} is a search; it goes with a grid")
         own = [str(word) for word in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
         edits = list({split_word(word)[0]: word for word in request.edits}.values())
@@ -105,10 +105,10 @@ def _latest() -> ExperimentFolder:
         try:
             folder = ExperimentFolder.open(marker.parent)
             found.append((str(folder.info().get("created")), folder.path, folder))
-        except ConfigError:
+        except LabrlError:
             continue  # damaged ones are nobody's latest
     if not found:
-        raise ConfigError(
+        raise InputError(
             f"there is no experiment under {RUNS.absolute()}: name a folder, as labrl -m +resume=<folder>"
         )
     return max(found)[2]
@@ -118,12 +118,12 @@ def _named(path: Path) -> ExperimentFolder:
     if is_experiment(path):
         return ExperimentFolder.open(path)
     if is_experiment(path.parent):
-        raise ConfigError(f"{path} is one trial of an experiment: name the experiment, {path.parent}")
+        raise InputError(f"{path} is one trial of an experiment: name the experiment, {path.parent}")
     if (path / MARKER).exists():
-        raise ConfigError(f"{path} is a run of its own: leave out -m to go on with it: labrl +resume={path}")
+        raise InputError(f"{path} is a run of its own: leave out -m to go on with it: labrl +resume={path}")
     folders = [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")]
     guess = near(path, folders) or f" Experiments lie in {RUNS}/; `latest` is the newest there."
-    raise ConfigError(f"{path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it).{guess}")
+    raise InputError(f"{path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it).{guess}")
 
 
 def _text(value: Any) -> str | None:

@@ -29,7 +29,7 @@ from labrl.config.consistency import (
     ways_out,
 )
 from labrl.config.consistency import word as word_of
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.lab.experiment_again import ExperimentAgain, replaced, swept_keys
 from labrl.lab.past import Past, is_hydras
 from labrl.lab.shares import Machine, Need
@@ -79,19 +79,19 @@ class _Trial:
         try:
             finished = self.past is not None and self.past.folder.status == "finished"
             return finished and not (self.edited and self.changed())
-        except ConfigError:
+        except LabrlError:
             return False
 
 
 def combinations(words: Sequence[str]) -> list[list[str]]:
     """The words of each trial: one for each combination of the values that are swept over.
 
-    Raises ConfigError for a range, which has no values to go through.
+    Raises InputError for a range, which has no values to go through.
     """
     parsed = OverridesParser.create().parse_overrides(list(words))
     for one in parsed:
         if one.is_sweep_override() and not one.is_discrete_sweep():
-            raise ConfigError(
+            raise InputError(
                 f"{one.input_line}: a range is for a search (hydra/sweeper=optuna); a grid goes through "
                 f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)"
             )
@@ -104,7 +104,7 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
 def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
     """Number the trials of a new experiment.
 
-    machine: that runs them, None where others do. Raises ConfigError for what cannot be composed, for a wrong
+    machine: that runs them, None where others do. Raises InputError for what cannot be composed, for a wrong
     value, for two trials that are the same or have one folder, and for more GPUs than there are.
     """
     own = combinations(words)
@@ -128,7 +128,7 @@ def plan_again(
 
     Edits are for all trials, or where they give values to keys that tell trials apart, as seed=0 does, for
     the trials with these values; the others go on as they are. words: of the whole experiment, edits
-    included. Raises ConfigError as `plan_grid` does, and where a trial would have had another past.
+    included. Raises InputError as `plan_grid` does, and where a trial would have had another past.
     """
     records, wanted = before.trials(), combinations(words)
     swept = again.swept | swept_keys(words)
@@ -307,12 +307,12 @@ def _typed(key: str, edits: Sequence[str]) -> bool:
 
 
 def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> None:
-    """Raises ConfigError for a trial like another: it would run twice, and count as two seeds."""
+    """Raises InputError for a trial like another: it would run twice, and count as two seeds."""
     seen = [_values(words) for words in others]
     for trial in trials:
         words = trial.record.overrides
         if _values(words) in seen and trial.cfg.seed is not None:
-            raise ConfigError(
+            raise InputError(
                 f"two trials are the same, with seed={trial.cfg.seed} and all other values: "
                 f"{' '.join(words)}. Give each value once. Without a seed, or with seed=null,null, each "
                 "trial draws one of its own."
@@ -348,7 +348,7 @@ def _orders(
 
 
 def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
-    """Raise ConfigError for what is wrong with the trial, as far as its values tell.
+    """Raise InputError for what is wrong with the trial, as far as its values tell.
 
     trials: the overrides of each trial of the experiment; those that all have are left out of the message.
     Whether agent and environment fit each other the trial finds out itself: of a grid over several, those
@@ -356,18 +356,18 @@ def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
     """
     try:
         check_values(trial.plain, trial.cfg)
-    except ConfigError as error:
+    except LabrlError as error:
         shared = set.intersection(*map(set, trials))
         own = " ".join(word for word in trial.record.overrides if word not in shared)
-        raise ConfigError(f"trial {own}: {error}" if own else str(error)) from error
+        raise InputError(f"trial {own}: {error}" if own else str(error)) from error
 
 
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
-    """Raises ConfigError, with a table, where trials that are `left` to do would have had another past, and
+    """Raises InputError, with a table, where trials that are `left` to do would have had another past, and
     for a budget that one of them has spent already."""
     found = {trial.record.number: contradictions(trial.changed()) for trial in left}
     if any(found.values()) and not again.force:
-        raise ConfigError(_refusal([one for one in left if found[one.record.number]], trials, again))
+        raise InputError(_refusal([one for one in left if found[one.record.number]], trials, again))
     from labrl.lab.resume import check_budget, frames_reached
 
     for trial in left:
@@ -376,8 +376,8 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
                 check_budget(
                     trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past.folder)
                 )
-            except ConfigError as error:
-                raise ConfigError(f"trial {trial.record.number}, {trial.record.folder}: {error}") from error
+            except LabrlError as error:
+                raise InputError(f"trial {trial.record.number}, {trial.record.folder}: {error}") from error
 
 
 def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
@@ -431,7 +431,7 @@ def _meta(cfg: DictConfig) -> Mapping[str, Any]:
 def _past_of(before: ExperimentFolder, record: TrialRecord) -> Past | None:
     """Return what was asked of the trial so far, None where it has not begun.
 
-    Raises ConfigError where it has begun and its folder is damaged.
+    Raises InputError where it has begun and its folder is damaged.
     """
     path = before.trial_path(record)
     if not path.exists() or RunFolder(path).unrecorded:
@@ -444,7 +444,7 @@ def _check_folders(records: Sequence[TrialRecord]) -> None:
     for record in records:
         other = folders.setdefault(record.folder, record)
         if other is not record:
-            raise ConfigError(
+            raise InputError(
                 f"hydra.sweep.subdir gives trials {other.number} and {record.number} the same folder, "
                 f"{record.folder}: put ${{hydra.job.num}} into it"
             )

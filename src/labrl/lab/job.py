@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import prepare, resolve, to_plain
-from labrl.config.errors import ConfigError
+from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
 from labrl.lab.experiment_again import ExperimentAgain
-from labrl.lab.outcome import DONE, FAILED, WRONG_INPUT, Outcome, recorded
+from labrl.lab.outcome import Outcome, recorded
 from labrl.storage.marker import place
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.session_log import print_without_modules
@@ -74,7 +74,7 @@ class Job:
         try:
             prepare(self.config_dir)
             return self._run(cfg, job, folder)
-        except ConfigError as error:
+        except LabrlError as error:
             if self._speaks(error):
                 refused(error, full_error=False)
             return Outcome(status="failed", exit_code=WRONG_INPUT, error=str(error))
@@ -139,9 +139,9 @@ def _broken_off(folder: str, force: bool, words: list[str]) -> Again | None:
     return Again.on_trial(run, force, words)
 
 
-def refused(error: ConfigError, full_error: bool) -> int:
-    """Tell what is wrong with the input. Returns the exit code for that."""
+def refused(error: LabrlError, full_error: bool) -> int:
+    """Print what is wrong. Returns the exit code for that."""
     if full_error:
         traceback.print_exception(error)
     print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
-    return WRONG_INPUT
+    return error.exit_code

@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from labrl.config.errors import ConfigError
+from labrl.errors import FAILED, InputError
 from labrl.lab.devices import NUM_CPUS
 from labrl.lab.hydra_trial import HydraTrial
-from labrl.lab.outcome import FAILED, Outcome
+from labrl.lab.outcome import Outcome
 from labrl.lab.workers import Order
 from labrl.session.interruption import Interruption
 
@@ -29,7 +29,7 @@ def run_tasks(launcher: Any, orders: Sequence[Order], on_end: Callable[[int, Out
     """Hand each trial to Ray and tell of each end by its number.
 
     launcher: the plugin's, with its settings. A cluster that this started ends with it. Returns None, or
-    the exit code where a signal ended it: then the trials have saved. Raises ConfigError for settings that
+    the exit code where a signal ended it: then the trials have saved. Raises InputError for settings that
     Ray does not take.
     """
     import ray
@@ -42,7 +42,7 @@ def run_tasks(launcher: Any, orders: Sequence[Order], on_end: Callable[[int, Out
             ray.init(**settings["init"])
         task = ray.remote(**settings["remote"])(run_trial) if settings["remote"] else ray.remote(run_trial)
     except (ValueError, TypeError, ConnectionError, RuntimeError) as error:
-        raise ConfigError(f"hydra.launcher.ray: {str(error).splitlines()[0]}") from error
+        raise InputError(f"hydra.launcher.ray: {str(error).splitlines()[0]}") from error
     try:
         return _look_after(ray, task, launcher, orders, on_end)
     finally:

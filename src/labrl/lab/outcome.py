@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from labrl.lab.result import TrialResult
-
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes; 143 is an interruption by any other signal than Ctrl-C."""
-
 
 Ending = Literal["finished", "failed", "interrupted"]
 
@@ -57,7 +54,7 @@ class Outcome:
 
 def recorded(run: RunFolder) -> Outcome | None:
     """What the run folder says that its trial came to; None where it does not know, or not yet."""
-    codes: dict[str, int] = {"finished": DONE, "failed": FAILED, "interrupted": 143}
+    codes: dict[str, int] = {"finished": DONE, "failed": FAILED, "interrupted": TERMINATED}
     info = run.info()
     status = info["status"]
     if status not in codes:

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches, refusal
-from labrl.config.errors import ConfigError, nearest
 from labrl.config.folder import config_folder
+from labrl.errors import InputError, LabrlError, nearest
 from labrl.storage.experiment_folder import experiment_of, is_experiment
 from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
@@ -37,7 +37,7 @@ class Past:
 
     @classmethod
     def of(cls, folder: RunFolder) -> Past:
-        """Read it. Raises ConfigError where the folder was left before it was complete."""
+        """Read it. Raises InputError where the folder was left before it was complete."""
         return cls(folder, read_command(folder), recorded_config(folder))
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
@@ -47,7 +47,7 @@ class Past:
 
     def edited(self) -> dict[str, Any]:
         """The configuration as `config.yaml` has it now, which somebody may have edited; where there is none,
-        the one that was run. Raises ConfigError where it cannot be read or keys are missing from it."""
+        the one that was run. Raises InputError where it cannot be read or keys are missing from it."""
         path = self.folder.config
         try:
             text = path.read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ class Past:
             told = " ".join(str(error).split())
             if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
                 told = f"line {error.problem_mark.line + 1}: {error.problem}"
-            raise ConfigError(f"{path} cannot be read: {told}. {_MEND}") from None
+            raise InputError(f"{path} cannot be read: {told}. {_MEND}") from None
         plain = {str(key): value for key, value in edited.items()}
         found = self.changes(plain)
         gone = [change.key for change in found if change.new is ABSENT]
@@ -70,7 +70,7 @@ class Past:
             more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
             new = [change.key for change in found if change.old is ABSENT]
             has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
-            raise ConfigError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}")
+            raise InputError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}")
         return plain
 
     def usable(self) -> dict[str, Any]:
@@ -79,14 +79,14 @@ class Past:
 
         try:
             return self.edited()
-        except ConfigError as damage:
+        except LabrlError as damage:
             say(str(damage))
             return self.config
 
     def check(
         self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
     ) -> None:
-        """Raises ConfigError, with a table, where the run would have another past with other values.
+        """Raises InputError, with a table, where the run would have another past with other values.
 
         cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it;
         edited: keys that were changed in `config.yaml`.
@@ -96,7 +96,7 @@ class Past:
             unresolved = OmegaConf.to_container(cfg, resolve=False)
             assert isinstance(unresolved, dict)
             told = refusal(contradicting, {str(key): value for key, value in unresolved.items()}, edited)
-            raise ConfigError(f"{asked}: {told}")
+            raise InputError(f"{asked}: {told}")
 
     @property
     def words(self) -> list[str]:
@@ -124,7 +124,7 @@ def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
 
     Of the edits only choices of a group count, such as env=pong. Where the newest is a trial of an
     experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
-    command of its own. Raises ConfigError if there is none.
+    command of its own. Raises InputError if there is none.
     """
     if which != "latest":
         return _named(Path(os.path.expanduser(which)), verb)
@@ -141,7 +141,7 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
 
     place = os.path.relpath(experiment)
     if verb == "resume":
-        raise ConfigError(
+        raise InputError(
             f"the newest is an experiment, {place}: to go on with all of it labrl -m +resume={place}, or "
             + _trials_of(experiment, verb)
         )
@@ -155,7 +155,7 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
 
 
 def newest_folder() -> Path:
-    """The newest run under ./runs; of a trial its whole experiment. Raises ConfigError if there is none."""
+    """The newest run under ./runs; of a trial its whole experiment. Raises InputError if there is none."""
     run = _latest({})
     return experiment_of(run.path) or run.path
 
@@ -170,11 +170,9 @@ def _trials_of(experiment: Path, verb: Verb) -> str:
 def near(path: Path, folders: Iterable[Path]) -> str:
     """` Did you mean <folder>?` with that of `folders` whose path or name is like `path`'s, if any is."""
     typed = {os.path.relpath(folder): folder.name for folder in folders}
-    match = nearest(os.path.relpath(path), typed)
-    if match is None:
-        by_name = {name: folder for folder, name in typed.items()}
-        match = by_name.get(nearest(path.name, by_name) or "")
-    return f" Did you mean {match}?" if match else ""
+    by_name = {name: folder for folder, name in typed.items()}
+    matches = nearest(os.path.relpath(path), typed) or [by_name[name] for name in nearest(path.name, by_name)]
+    return "".join(f" Did you mean {match}?" for match in matches)
 
 
 def _latest(wanted: dict[str, str]) -> RunFolder:
@@ -184,7 +182,7 @@ def _latest(wanted: dict[str, str]) -> RunFolder:
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
     agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
-    raise ConfigError(f"there is no run under {RUNS.absolute()}{agrees}: name a run folder")
+    raise InputError(f"there is no run under {RUNS.absolute()}{agrees}: name a run folder")
 
 
 def _told(wanted: Mapping[str, str]) -> str:
@@ -202,7 +200,7 @@ def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
         return True
     try:
         return wanted.items() <= chosen(read_command(run)).items()
-    except ConfigError:
+    except LabrlError:
         return False
 
 
@@ -211,7 +209,7 @@ def _runs() -> Iterable[RunFolder]:
     for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
         try:
             yield RunFolder.open(marker.parent)
-        except ConfigError:
+        except LabrlError:
             continue
 
 
@@ -219,19 +217,19 @@ def _named(path: Path, verb: Verb) -> RunFolder:
     if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
         return RunFolder.open(path, rebuilt=verb != "resume")
     if (path.parent / MARKER).exists():
-        raise ConfigError(f"{path} is part of a run: name the run folder, {path.parent}")
+        raise InputError(f"{path} is part of a run: name the run folder, {path.parent}")
     if is_experiment(path):
         whole = f"go on with all of it by labrl -m +resume={path}, or " if verb == "resume" else ""
-        raise ConfigError(f"{path} is an experiment: {whole}{_trials_of(path, verb)}")
+        raise InputError(f"{path} is an experiment: {whole}{_trials_of(path, verb)}")
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if trials:
         listed = "\n".join(f"  {trial}" for trial in trials)
-        raise ConfigError(f"{path} holds several runs: name one of them\n{listed}")
+        raise InputError(f"{path} holds several runs: name one of them\n{listed}")
     guess = (
         near(path, [run.path for run in _runs()])
         or f" Runs lie in {RUNS}/, and `latest` is the newest there."
     )
-    raise ConfigError(f"{path} holds no run of labrl (no {MARKER} in it).{guess}")
+    raise InputError(f"{path} holds no run of labrl (no {MARKER} in it).{guess}")
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:

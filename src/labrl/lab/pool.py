@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from labrl.config.script import Carried
 from labrl.processes import (
     children_ignore_ctrl_c,
     exit_code_of,
@@ -24,6 +23,7 @@ from labrl.processes import (
     signals_leave,
     stop_with_the_parent,
 )
+from labrl.script import Carried
 
 Job = TypeVar("Job")
 """What the caller knows a task by."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from labrl.config.component import Component
 from labrl.config.compose import prepare
-from labrl.config.errors import ConfigError
 from labrl.envs.actions import action_dtype
 from labrl.envs.protocol import Backend
 from labrl.envs.watch import watch
+from labrl.errors import InputError, LabrlError
 from labrl.lab.past import find, tell_damages
 from labrl.lab.showing import ReplayRequest
 from labrl.lab.summary import say
@@ -27,7 +27,7 @@ from labrl.storage.video import EncoderError, write_mp4
 def check(episode: RecordedEpisode) -> str | None:
     """Play the episode without pictures. Returns where it came out otherwise than recorded, or None.
 
-    Raises ConfigError where its environment cannot be made.
+    Raises InputError where its environment cannot be made.
     """
     node = Component.parse(episode.env, "env")
     env: Backend = node.build(num_envs=1, num_threads=1, evaluation=episode.source == "evaluation")
@@ -37,7 +37,7 @@ def check(episode: RecordedEpisode) -> str | None:
 def to_video(episode: RecordedEpisode, path: Path, longest: int | None = None) -> str | None:
     """Write the episode as an MP4 file. Returns where it came out otherwise than recorded, or None.
 
-    longest: pictures after which it stops unchecked; None: it is played to its end. Raises ConfigError where
+    longest: pictures after which it stops unchecked; None: it is played to its end. Raises InputError where
     the environment gives no pictures or nothing here can write a video, OSError where the disk refuses.
     """
     env = watch(Component.parse(episode.env, "env"))
@@ -45,9 +45,9 @@ def to_video(episode: RecordedEpisode, path: Path, longest: int | None = None) -
         with write_mp4(path, env.frames_per_second) as video:
             return _played(episode, env, lambda: video.add(env.picture()), longest)
     except ImportError as error:
-        raise ConfigError(f"videos need PyAV, which cannot be imported ({error}): pip install av") from error
+        raise InputError(f"videos need PyAV, which cannot be imported ({error}): pip install av") from error
     except EncoderError as error:
-        raise ConfigError(f"the pictures of {env.name} cannot be encoded: {error}") from error
+        raise InputError(f"the pictures of {env.name} cannot be encoded: {error}") from error
     finally:
         env.close()
 
@@ -55,7 +55,7 @@ def to_video(episode: RecordedEpisode, path: Path, longest: int | None = None) -
 def to_window(episode: RecordedEpisode, window: Window) -> str | None:
     """Show the episode at the speed at which people play it. Returns the same.
 
-    Raises ConfigError where the environment gives no pictures, WindowClosedError.
+    Raises InputError where the environment gives no pictures, WindowClosedError.
     """
     env = watch(Component.parse(episode.env, "env"))
     return _played(episode, env, lambda: window.show(env.picture(), env.frames_per_second))
@@ -67,14 +67,14 @@ def _played(
     """Play the episode, `look` before its first action and after each, and close the environment.
 
     longest: looks after which it stops unchecked. Returns where the episode came out otherwise than recorded.
-    Raises ConfigError where the environment cannot be reset.
+    Raises InputError where the environment cannot be reset.
     """
     total, steps, over = 0.0, 0, False
     try:
         try:
             observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
         except (Exception, SystemExit) as error:  # an environment may fail in any way
-            raise ConfigError(f"{env.name}: its reset failed: {type(error).__name__}: {error}") from error
+            raise InputError(f"{env.name}: its reset failed: {type(error).__name__}: {error}") from error
         look()
         for action in episode.actions.astype(action_dtype(env.action_space)):
             if steps + 1 == longest:
@@ -105,7 +105,7 @@ def replay(request: ReplayRequest) -> int:
     """Show a recorded episode, and say whether it came out as recorded.
 
     Where it cannot be shown, one line says why, and the episode is checked all the same. Returns the exit
-    code, 1 where it did not. Raises ConfigError where there is no such run or episode.
+    code, 1 where it did not. Raises InputError where there is no such run or episode.
     """
     window = Window() if request.render == "human" else None
     run = find(request.which, [], "replay")
@@ -128,8 +128,8 @@ def replay(request: ReplayRequest) -> int:
     except WindowClosedError:
         return 0
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error.strerror or error})") from error
-    except ConfigError as error:
+        raise InputError(f"{target} cannot be written ({error.strerror or error})") from error
+    except LabrlError as error:
         say(f"no {'video' if window is None else 'pictures'}: {error}")
         difference = check(episode)
     finally:
@@ -146,26 +146,26 @@ def _config_dir(run: RunFolder) -> str | None:
     """Where modules of the user's own may lie. An environment of labrl or of a package needs none."""
     try:
         folder = read_command(run).config_dir
-    except ConfigError:
+    except LabrlError:
         return None
     return folder if folder is not None and Path(folder).is_dir() else None
 
 
 def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) -> SessionFolder:
-    """The session that has the episode. Raises ConfigError with those that there are."""
+    """The session that has the episode. Raises InputError with those that there are."""
     wanted = [session for session in sessions if request.session in (None, session.index)]
     if not wanted:
         numbers = ", ".join(str(session.index) for session in sessions) or "none"
         asked = "" if request.session is None else f"session={request.session}: "
-        raise ConfigError(f"{asked}{run} has the sessions {numbers}")
+        raise InputError(f"{asked}{run} has the sessions {numbers}")
     for session in wanted:
         if (session.episodes / f"{request.episode}.npz").exists():
             return session
     names = list(dict.fromkeys(name for session in wanted for name in recorded_names(session.episodes)))
     if not names:
-        raise ConfigError(
+        raise InputError(
             f"{run} has no recorded episode: they are written at evaluations, every meta.eval_frequency "
             "frames, unless meta.record_episodes=none"
         )
     more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each keeps more"
-    raise ConfigError(f"episode={request.episode}: {run} has recorded {', '.join(names)}{more}")
+    raise InputError(f"episode={request.episode}: {run} has recorded {', '.join(names)}{more}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.consistency import ABSENT, changes
-from labrl.config.errors import ConfigError
+from labrl.errors import LabrlError
 from labrl.lab.past import newest_folder
 from labrl.storage.atomic import write_json
 from labrl.storage.provenance import read_command, recorded_config
@@ -83,7 +83,7 @@ def record_changes(folder: RunFolder) -> None:
     try:
         command, config = read_command(folder), recorded_config(folder)
         defaults = _defaults(command.choices, command.config_dir)
-    except ConfigError as error:
+    except LabrlError as error:
         logging.getLogger(__name__).info("%s: no defaults to compare with: %s", folder.path, error)
         return
     entries = [
@@ -117,7 +117,7 @@ def wants_report(folder: Path) -> bool:
         try:
             if recorded_config(RunFolder.open(path.parent))["meta"].get("report", True):
                 return True
-        except (ConfigError, KeyError, TypeError, AttributeError):
+        except (LabrlError, KeyError, TypeError, AttributeError):
             continue  # of which nobody knows what was wanted
     return False
 
@@ -126,7 +126,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     """What `labrl-report` does: build, print the table, and say where the report is.
 
     places: folders, globs, or `latest`; out: folder for the files; by: see `grouped`; form: of the table:
-    `md`, `csv` or `latex`, which then is all that goes to the standard output. Raises ConfigError.
+    `md`, `csv` or `latex`, which then is all that goes to the standard output. Raises InputError.
     """
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.runs import find_runs
@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             record_changes(RunFolder.open(folder))
             ensure_baseline(folder)
         print(build(folder).path)
-    except ConfigError as error:
+    except LabrlError as error:
         print(error, file=sys.stderr)
         return 2
     return 0

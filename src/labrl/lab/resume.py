@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from labrl.config.consistency import ABSENT, Change
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
+from labrl.errors import InputError
 from labrl.lab.past import Past
 from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
@@ -22,7 +22,7 @@ from labrl.storage.provenance import Command, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
 
 
-class FinishedError(ConfigError):
+class FinishedError(InputError):
     """There is nothing left to do in a run that is to go on."""
 
 
@@ -39,7 +39,7 @@ def resume_trial(
 
     changed: the keys of the resolved configuration that differ from the run's own; what contradicts its
     past has been refused or forced by now. edited: those of them that were changed in `config.yaml`. Raises,
-    with nothing run, ConfigError where the run is still alive and FinishedError where there is nothing left
+    with nothing run, InputError where the run is still alive and FinishedError where there is nothing left
     to do.
     """
     check(config)
@@ -86,14 +86,14 @@ def frames_reached(run: RunFolder) -> dict[int, int]:
 
 
 def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raises ConfigError where a saved session has lost all its checkpoints, for its rows would be lost too,
+    """Raises InputError where a saved session has lost all its checkpoints, for its rows would be lost too,
     and where the only one that is left has none that is whole."""
     for session in run.sessions():
         if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
             store = CheckpointStore(session.checkpoints, keep_last=1)
             store.refuse_broken(store.latest())
         if session.index in left and not session.checkpoint_frames() and _was_saved(session):
-            raise ConfigError(
+            raise InputError(
                 f"session {session.index} was saved, and there is nothing any more in {session.checkpoints}: "
                 "bring its checkpoints back. To begin that session again, from frame 0, delete "
                 f"{session.path}."
@@ -101,7 +101,7 @@ def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]
 
 
 def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raises ConfigError where a session cannot take its state up again with what was forced upon it: the run
+    """Raises InputError where a session cannot take its state up again with what was forced upon it: the run
     would be left with a configuration by which nothing of it can be loaded."""
     saved = [session for session in run.sessions() if session.index in left and session.index in reached]
     if saved and not config.meta.distributed and Launch.here() is None:
@@ -114,19 +114,19 @@ def _was_saved(session: SessionFolder) -> bool:
 
 
 def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[int, int]]) -> None:
-    """Raises ConfigError for a budget or a number of sessions below what has been done already.
+    """Raises InputError for a budget or a number of sessions below what has been done already.
 
     reached: gives the frames of each session, where they are asked for.
     """
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
     if sessions < then:
-        raise ConfigError(f"meta.max_session={sessions}: the run has {then} sessions, it can only get more")
+        raise InputError(f"meta.max_session={sessions}: the run has {then} sessions, it can only get more")
     if budget < past.config["env"]["max_frame"]:
         frames = reached()
         furthest = max(frames, key=lambda index: frames[index], default=None)
         if furthest is not None and frames[furthest] >= budget:
-            raise ConfigError(
+            raise InputError(
                 f"env.max_frame={budget} must be more than the {frames[furthest]} frames that session "
                 f"{furthest} has played already"
             )

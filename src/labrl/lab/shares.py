@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab.devices import NUM_CPUS, available_cpus
 
 
@@ -65,10 +65,10 @@ class Machine:
         self._trials = dict.fromkeys(visible, 0)
 
     def check(self, need: Need) -> None:
-        """Raises ConfigError where `need` can never be met."""
+        """Raises InputError where `need` can never be met."""
         if need.gpus is not None and need.gpus > len(self._free):
             there = len(self._free)
-            raise ConfigError(
+            raise InputError(
                 f"meta.num_gpus={need.gpus:g}: there are {there} GPUs here. Use at most {there}, or null for "
                 "one that trials share."
             )

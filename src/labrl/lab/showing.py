@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from labrl.config.errors import ConfigError, did_you_mean
+from labrl.errors import InputError, did_you_mean
 from labrl.lab.past import choices
 from labrl.lab.request import unquoted
 
@@ -53,19 +53,19 @@ class ReplayRequest:
 
 
 def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest | None:
-    """What `words` ask for, or None without `+enjoy` among them. Raises ConfigError for what does not fit."""
+    """What `words` ask for, or None without `+enjoy` among them. Raises InputError for what does not fit."""
     asked = [word for word in words if word.lstrip("+").partition("=")[0] == "enjoy"]
     if not asked:
         return None
     name, _, which = asked[0].partition("=")
     if not which:
-        raise ConfigError(f"{asked[0]}: needs a run, as in +enjoy=latest or +enjoy=<run folder>")
+        raise InputError(f"{asked[0]}: needs a run, as in +enjoy=latest or +enjoy=<run folder>")
     if name != "+enjoy":
-        raise ConfigError(f"{asked[0]}: write +enjoy={which}")
+        raise InputError(f"{asked[0]}: write +enjoy={which}")
     if len(asked) > 1:
-        raise ConfigError(f"+enjoy is given twice: {asked[0]} and {asked[1]}")
+        raise InputError(f"+enjoy is given twice: {asked[0]} and {asked[1]}")
     if multirun:
-        raise ConfigError("+enjoy takes one run, so it cannot be part of an experiment: leave out -m")
+        raise InputError("+enjoy takes one run, so it cannot be part of an experiment: leave out -m")
     others = [word for word in words if word is not asked[0]]
     chosen = [word for word in others if choices([word])]
     given = _options(
@@ -90,28 +90,28 @@ def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest 
 
 
 def replay_request(which: str, words: Sequence[str]) -> ReplayRequest:
-    """which: the first word of `labrl-replay`; words: the others. Raises ConfigError for what is wrong."""
+    """which: the first word of `labrl-replay`; words: the others. Raises InputError for what is wrong."""
     given = _options(words, ("episode", "session", "render"), "labrl-replay <run folder> takes")
     episode = given.get("episode", "best")
     if episode not in ("best", "last") and not episode.isdigit():
-        raise ConfigError(f"episode={episode}: must be best, last or the frame of an evaluation")
+        raise InputError(f"episode={episode}: must be best, last or the frame of an evaluation")
     return ReplayRequest(
         which=which, episode=episode, session=_number(given, "session", 0), render=_render(given)
     )
 
 
 def _options(words: Sequence[str], known: Sequence[str], takes: str) -> dict[str, str]:
-    """Value by name. Raises ConfigError for a word that is none of the `known` ones."""
+    """Value by name. Raises InputError for a word that is none of the `known` ones."""
     given: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if name.lstrip("+") not in known:
-            raise ConfigError(f"{word}: {takes} {', '.join(known)}.{did_you_mean(name, known)}")
+            raise InputError(f"{word}: {takes} {', '.join(known)}.{did_you_mean(name, known)}")
         name = name.lstrip("+")
         if not equals or not value:
-            raise ConfigError(f"{word}: needs a value, as in {name}=<value>")
+            raise InputError(f"{word}: needs a value, as in {name}=<value>")
         if name in given:
-            raise ConfigError(f"{name} is given twice: {name}={given[name]} and {word}")
+            raise InputError(f"{name} is given twice: {name}={given[name]} and {word}")
         given[name] = value
     return given
 
@@ -123,7 +123,7 @@ def _number(given: Mapping[str, str], name: str, least: int) -> int | None:
     number = _whole(value)
     if number is None or number < least:
         none = " (0: none)" if least == 0 else ""
-        raise ConfigError(f"{name}={value}: must be a whole number of at least {least}{none}")
+        raise InputError(f"{name}={value}: must be a whole number of at least {least}{none}")
     return number
 
 
@@ -135,7 +135,7 @@ def _probability(given: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         number = math.nan
     if not 0 <= number <= 1:
-        raise ConfigError(f"{name}={given[name]}: must be a number between 0 and 1")
+        raise InputError(f"{name}={given[name]}: must be a number between 0 and 1")
     return number
 
 
@@ -154,14 +154,14 @@ def _checkpoint(given: Mapping[str, str]) -> str:
         return value
     frame = _whole(value)
     if frame is None or frame < 0:
-        raise ConfigError(f"checkpoint={value}: must be best, latest or the frame of a checkpoint")
+        raise InputError(f"checkpoint={value}: must be best, latest or the frame of a checkpoint")
     return str(frame)
 
 
 def _one_of(given: Mapping[str, str], name: str, allowed: Sequence[str], default: str) -> str:
     value = given.get(name, default)
     if value not in allowed:
-        raise ConfigError(f"{name}={value}: must be {' or '.join(allowed)}")
+        raise InputError(f"{name}={value}: must be {' or '.join(allowed)}")
     return value
 
 

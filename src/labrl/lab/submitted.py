@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal
 
-from labrl.config.errors import ConfigError
+from labrl.errors import FAILED, InputError
 from labrl.lab.hydra_trial import HydraTrial
-from labrl.lab.outcome import FAILED, Outcome
+from labrl.lab.outcome import Outcome
 from labrl.lab.workers import Order
 from labrl.processes import children_ignore_ctrl_c
 from labrl.session.interruption import Interruption
@@ -88,7 +88,7 @@ def run_jobs(
     """Submit a job for each trial and tell of each end by its number.
 
     launcher: the plugin's, with its settings. Returns None, or the exit code where a signal ended it: then
-    the jobs have been told to save and end. Raises ConfigError where the cluster takes none of them.
+    the jobs have been told to save and end. Raises InputError where the cluster takes none of them.
     """
     jobs = _submit(launcher, cluster, orders)
     pending = dict(zip((order.number for order in orders), jobs, strict=True))
@@ -131,7 +131,7 @@ def _submit(launcher: Any, cluster: Literal["local", "slurm"], orders: Sequence[
         try:
             jobs: list[Any] = executor.map_array(trial, numbers, words)
         except FailedJobError as error:
-            raise ConfigError(
+            raise InputError(
                 f"hydra/launcher=submitit_{cluster}: the jobs were refused: {_last_line(error)}. What is "
                 "asked for them stands below hydra.launcher (labrl --cfg hydra)"
             ) from error

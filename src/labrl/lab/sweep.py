@@ -9,11 +9,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from labrl.errors import FAILED, INTERRUPTED
 from labrl.lab.experiment import Experiment
 from labrl.lab.experiment_again import replaced, swept_keys
 from labrl.lab.grid import plan_again, plan_grid
 from labrl.lab.job import Job
-from labrl.lab.outcome import FAILED, INTERRUPTED, Outcome
+from labrl.lab.outcome import Outcome
 from labrl.lab.shares import Machine
 from labrl.lab.summary import say
 from labrl.lab.workers import Order
@@ -26,7 +27,7 @@ def sweep_grid(
 ) -> None:
     """Run every combination of the values that `job` was given; the exit code is left in it.
 
-    params: words that need not be typed; config: of the experiment, with Hydra's node. Raises ConfigError for
+    params: words that need not be typed; config: of the experiment, with Hydra's node. Raises InputError for
     wrong input before any trial starts, as far as it can be seen without building one.
     """
     again = job.experiment

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.processes import signals_raise, stop_when_orphaned
 from labrl.storage.provenance import Typed, as_typed
 
@@ -62,16 +62,16 @@ def typed_command() -> Typed:
 
 
 def refuse_torchrun(what: str) -> None:
-    """Raises ConfigError where torchrun has started this process: `what` is for one that is alone."""
+    """Raises InputError where torchrun has started this process: `what` is for one that is alone."""
     if (launch := Launch.here()) is not None:
-        raise ConfigError(
+        raise InputError(
             f"{what} and torchrun contradict each other: its {launch.size} processes train one session "
             "together. Start labrl without torchrun."
         )
 
 
 def check_launch(config: TrialConfig) -> None:
-    """Raises ConfigError where the configuration cannot be trained by as many ranks as there are."""
+    """Raises InputError where the configuration cannot be trained by as many ranks as there are."""
     launch = Launch.here()
     if launch is None:
         return
@@ -84,7 +84,7 @@ def check_launch(config: TrialConfig) -> None:
         refuse_torchrun("meta.async_unroll")
     if num_envs % launch.size:
         near = max(num_envs // launch.size, 1) * launch.size
-        raise ConfigError(
+        raise InputError(
             f"env.num_envs={num_envs} is of all ranks together and must be a multiple of their number, "
             f"{launch.size} (torchrun's --nproc-per-node times --nnodes): set env.num_envs={near}."
         )
@@ -94,12 +94,12 @@ def check_launch(config: TrialConfig) -> None:
 
 
 def check_resume(run: RunFolder) -> None:
-    """Raises ConfigError where a run is to go on with another number of ranks than it was begun with."""
+    """Raises InputError where a run is to go on with another number of ranks than it was begun with."""
     launch, then = Launch.here(), run.info().get("ranks", 1)
     now = 1 if launch is None else launch.size
     if then != now:
         how = f"by torchrun with {then} processes" if then > 1 else "without torchrun"
-        raise ConfigError(
+        raise InputError(
             f"{run.path} was begun with {_counted(then)}, whose environments cannot be divided anew, and "
             f"this is {_counted(now)}. Go on with it {how}."
         )
@@ -234,7 +234,7 @@ def follow(launch: Launch) -> int:
 
         if group is None or isinstance(error, RankLostError):
             return 1
-        if not isinstance(error, ConfigError):
+        if not isinstance(error, LabrlError):
             traceback.print_exc()
         print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
         group.fail(error)

@@ -21,12 +21,11 @@ from labrl.agents.agent import heeds_masks
 from labrl.agents.random import check_uniform
 from labrl.agents.transforms import Transforms
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
-from labrl.config.script import Carried
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
+from labrl.errors import InputError, LabrlError
 from labrl.lab import reporting, videos
 from labrl.lab.devices import check_compiler, threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
@@ -37,6 +36,7 @@ from labrl.lab.worker import run_session
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.processes import SIGNALS, children_ignore_ctrl_c, exit_code_of, how_it_ended, signals_raise
+from labrl.script import Carried
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.display import SessionProgress
@@ -55,10 +55,10 @@ SESSION_BYTES = 150 << 20
 def check(config: TrialConfig) -> None:
     """Refuse what contradicts the environment's spaces or the machine, before any session is built.
 
-    Raises ConfigError.
+    Raises InputError.
     """
     if config.search.space:
-        raise ConfigError(
+        raise InputError(
             "search=<space> belongs to a search, and this is a single trial: "
             "labrl -m hydra/sweeper=optuna search=<space> ..., or search=none"
         )
@@ -66,7 +66,7 @@ def check(config: TrialConfig) -> None:
     compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
     if meta.compile:
         if getattr(config.agent.load(), "REMEMBERS", False):
-            raise ConfigError(
+            raise InputError(
                 "meta.compile=true: networks with a memory are not compiled, their cells are torch's own "
                 "kernels. Set meta.compile=false."
             )
@@ -79,14 +79,14 @@ def check(config: TrialConfig) -> None:
     if gives_masks(config.env) and not heeds_masks(agent):
         refuse_masks(getattr(agent, "NAME", config.agent.target), action_space, config.env.config.name)
     if config.meta.eval_greedy and not hasattr(agent, "greedy_action"):
-        raise ConfigError(
+        raise InputError(
             f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
             "Set meta.eval_greedy=false."
         )
     if meta.eval_epsilon:
         check_uniform(action_space, f"meta.eval_epsilon={meta.eval_epsilon:g}")
     if meta.gradient_noise and not getattr(agent, "HALVES", True):
-        raise ConfigError(
+        raise InputError(
             f"meta.gradient_noise=true compares gradients of half a minibatch and of all of it, and agent "
             f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false."
         )
@@ -95,7 +95,7 @@ def check(config: TrialConfig) -> None:
     if meta.distributed:
         _check_distributed(config)
     if meta.async_unroll is not None and not hasattr(agent, "adopt"):
-        raise ConfigError(
+        raise InputError(
             f"meta.async_unroll: agent._target_ {config.agent.target} learns only from what it has just "
             "played by its own weights (it has no method `adopt`). Set meta.async_unroll=null, or take an "
             "agent with a replay memory: agent=dqn, sac, crossq, td3 or ddpg."
@@ -109,27 +109,27 @@ def check(config: TrialConfig) -> None:
 
 
 def _check_collecting(config: TrialConfig) -> None:
-    """Raises ConfigError where nothing is played at times, and something needs that it is."""
+    """Raises InputError where nothing is played at times, and something needs that it is."""
     begin, until = (getattr(config.agent.config, name, None) for name in ("collect_from", "collect_until"))
     if config.meta.async_unroll is not None and (begin or until is not None):
         key = "collect_until" if until is not None else "collect_from"
-        raise ConfigError(
+        raise InputError(
             f"meta.async_unroll and agent.{key} contradict each other: the actor process never stops "
             f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}."
         )
     if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
-        raise ConfigError(
+        raise InputError(
             f"agent.collect_until={until}: after it no training episodes are played, and the score would be "
             "of these. Set meta.rigorous_eval=4 (environments for evaluation), or agent.collect_until=null."
         )
 
 
 def _check_goals(config: TrialConfig) -> None:
-    """Raises ConfigError where a memory reads goals that a transform has changed."""
+    """Raises InputError where a memory reads goals that a transform has changed."""
     memory = getattr(config.agent.config, "memory", None)
     given = [name for name, transform in config.transforms.items() if transform is not None]
     if given and memory is not None and getattr(memory.load(), "reads_goals", False):
-        raise ConfigError(
+        raise InputError(
             f"transforms.{given[0]} and agent.memory={memory.target} contradict each other: goals and "
             f"their rewards are those of the environment itself. Set "
             f"transforms.{given[0]}=null or agent/memory=uniform."
@@ -137,7 +137,7 @@ def _check_goals(config: TrialConfig) -> None:
 
 
 def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
-    """Raises ConfigError where what others have stored looks otherwise than what is played.
+    """Raises InputError where what others have stored looks otherwise than what is played.
 
     actions: of the environment.
     """
@@ -150,7 +150,7 @@ def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
     for name in sorted(now | then):
         if now.get(name) != then.get(name):
             held = then[name].target if name in then else "null"
-            raise ConfigError(
+            raise InputError(
                 f"transforms.{name}: what agent.offline gives has gone through {held}, and what is played "
                 f"would go through {now[name].target if name in now else 'null'}, so that one agent would "
                 f"learn from both. Set transforms.{name} as it is there."
@@ -160,17 +160,17 @@ def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
 
 
 def _compare_actions(offline: Component, actions: Space[Any]) -> None:
-    """Raises ConfigError where those of the source mean something else: memories keep them without bounds."""
+    """Raises InputError where those of the source mean something else: memories keep them without bounds."""
     try:
         source = offline.load().environment(offline.config)
         theirs = describe(source)[1]
-    except ConfigError:  # it cannot be made here
+    except LabrlError:  # it cannot be made here
         return
     same = theirs == actions
     if isinstance(theirs, Box) and isinstance(actions, Box) and theirs.shape == actions.shape:
         same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
     if not same:
-        raise ConfigError(
+        raise InputError(
             f"agent.offline: actions of its source, {source.config.name}, are {theirs}, and those of this "
             f"environment are {actions}: the same number would mean another action. Name a run in the same "
             "action space."
@@ -178,10 +178,10 @@ def _compare_actions(offline: Component, actions: Space[Any]) -> None:
 
 
 def _check_room(num_sessions: int) -> None:
-    """Raises ConfigError for more sessions than memory holds: the system would end them, or others."""
+    """Raises InputError for more sessions than memory holds: the system would end them, or others."""
     room = memory_available()
     if num_sessions > 1 and room is not None and num_sessions * SESSION_BYTES > room:
-        raise ConfigError(
+        raise InputError(
             f"meta.max_session={num_sessions}: the sessions of a trial run at once, each as a process of "
             f"{SESSION_BYTES >> 20} MB and more, and {room / 2**30:.1f} GB are free here. Set it to at most "
             f"{max(room // SESSION_BYTES, 1)}, or run seeds one after the other: labrl -m seed=0,1,2"
@@ -189,18 +189,18 @@ def _check_room(num_sessions: int) -> None:
 
 
 def _check_distributed(config: TrialConfig) -> None:
-    """Raises ConfigError where sessions cannot train the same weights."""
+    """Raises InputError where sessions cannot train the same weights."""
     meta = config.meta
     asked = f"meta.distributed={meta.distributed}"
     if meta.max_session < 2:
-        raise ConfigError(f"{asked} is for sessions that train together: set meta.max_session=2 or more")
+        raise InputError(f"{asked} is for sessions that train together: set meta.max_session=2 or more")
     if not hasattr(config.agent.load(), "weights"):
-        raise ConfigError(
+        raise InputError(
             f"{asked}: {config.agent.target} cannot train weights together with other sessions; agents that "
             "learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false."
         )
     if Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus).device.type != "cpu":
-        raise ConfigError(f"{asked} shares the memory of processors: set meta.device=cpu")
+        raise InputError(f"{asked} shares the memory of processors: set meta.device=cpu")
 
 
 def run_trial(
@@ -209,7 +209,7 @@ def run_trial(
     """Run all sessions in a new run folder and record what they came to.
 
     plain: the configuration as it is saved and handed to processes; command: what was typed. Raises
-    ConfigError for wrong input, and leaves no folder then, but among the trials of an experiment.
+    InputError for wrong input, and leaves no folder then, but among the trials of an experiment.
     """
     check(config)
     run = RunFolder.create(folder)
@@ -219,7 +219,7 @@ def run_trial(
         with run.lock(), recording_failure(run):
             write_provenance(run, plain, command)
             return run_sessions(config, plain, run, list(range(config.meta.max_session)))
-    except ConfigError:
+    except LabrlError:
         if experiment_of(run.path) is None:
             run.discard_unplayed()
         raise

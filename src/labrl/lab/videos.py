@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from labrl.config.errors import ConfigError
+from labrl.errors import LabrlError
 from labrl.lab.result import SessionResult
 from labrl.storage.run_folder import RunFolder
 
@@ -36,7 +36,7 @@ def render(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Path]:
             continue
         try:
             to_video(read_episode(source), target, LONGEST)
-        except (ConfigError, OSError) as error:
+        except (LabrlError, OSError) as error:
             say(f"no videos: {error}")
             return written
         except Exception as error:  # a user's environment may fail in any way, and the trial is done

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 SMALLEST = 480
 """Smaller pictures are enlarged until one of their sides has so many pixels."""
@@ -24,7 +24,7 @@ class WindowClosedError(Exception):
 
 
 class Window:
-    """Shows pictures one after the other. Raises ConfigError where there is no display."""
+    """Shows pictures one after the other. Raises InputError where there is no display."""
 
     def __init__(self) -> None:
         displays = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -34,7 +34,7 @@ class Window:
         try:
             import pygame
         except ImportError as error:
-            raise ConfigError(
+            raise InputError(
                 f'render=human needs pygame ({error}): pip install "gymnasium[classic-control]"'
             ) from error
         try:
@@ -70,5 +70,5 @@ class Window:
         self._pygame.display.quit()
 
 
-def _no_display(why: str) -> ConfigError:
-    return ConfigError(f"render=human needs a display, and there is none ({why}): leave it out for videos")
+def _no_display(why: str) -> InputError:
+    return InputError(f"render=human needs a display, and there is none ({why}): leave it out for videos")

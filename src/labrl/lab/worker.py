@@ -14,15 +14,15 @@ import torch
 
 from labrl.agents.errors import NonFiniteError
 from labrl.config.compose import resolve
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
-from labrl.config.script import Carried
+from labrl.errors import LabrlError
 from labrl.lab.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.lab.result import SessionResult
 from labrl.lab.torchrun import why_lost
 from labrl.networks.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent
+from labrl.script import Carried
 from labrl.seeding import session_seed
 from labrl.session.callbacks.checkpoint import DiskRefusesError
 from labrl.session.session import Session
@@ -49,7 +49,7 @@ def run_session(
 
     num_threads: cores for a session that begins; aloud: whether warnings are also printed; begin: lets the
     other ranks begin, where torchrun has started some. Returns an exit code: 0, 1 where it failed, 130 or 143
-    where a signal ended it. Raises ConfigError for wrong input that building or the first step finds, and for
+    where a signal ended it. Raises InputError for wrong input that building or the first step finds, and for
     checkpoints none of which is whole.
     """
     assert config.seed is not None
@@ -74,7 +74,7 @@ def run_session(
             result.status, code = "interrupted", session.interruption.exit_code
         else:
             result.status, code = "finished", 0
-    except ConfigError as error:
+    except LabrlError as error:
         if session is None or session.clock.frame == 0:
             raise
         result.error = str(error)  # an environment that cannot be made once more, say
@@ -134,7 +134,7 @@ def restored_session(
     """A session as its newest whole checkpoint has it, and a new one where nothing was ever saved.
 
     It keeps the number of threads with which it was begun where the machine has them, because the last
-    bits of its numbers depend on it. begin: lets the other ranks begin from it. Raises ConfigError where
+    bits of its numbers depend on it. begin: lets the other ranks begin from it. Raises InputError where
     there are checkpoints and none is whole.
     """
     store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
@@ -214,7 +214,7 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
         with session.lock():
             # A panel would be written across: the trial prints what stands in the logs.
             code = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
-    except ConfigError as error:
+    except LabrlError as error:
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
         write_json(session.result, dataclasses.asdict(result))

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from labrl.errors import FAILED
 from labrl.lab.labelled import label_output
-from labrl.lab.outcome import FAILED, Outcome
+from labrl.lab.outcome import Outcome
 from labrl.lab.pool import Lost, Pool
 from labrl.lab.shares import Machine, Need, Share
 from labrl.session.interruption import Interruption

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
 from labrl.config.types import Probability
+from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, Sample
 from labrl.observations import ACHIEVED, DESIRED, Goals
 from labrl.step import Step
@@ -42,10 +42,10 @@ class HindsightReplay(Replay):
     ) -> None:
         """goals: of the environment; all else as Replay."""
         if goals is None and not runtime["workspace"].acting_only:
-            raise ConfigError(NO_GOALS)
+            raise InputError(NO_GOALS)
         super().__init__(config, n_step=n_step, **runtime)
         self._strategy, self._share, self._goals = config.strategy, config.relabelled, goals
-        self._discount = np.float32(runtime["discount"])
+        self._gamma = np.float32(runtime["gamma"])
         shape = self._transitions.num_envs, self._transitions.slots
         self._first = np.zeros(shape, np.int64)
         self._last = np.full(shape, -1, np.int64)
@@ -54,12 +54,12 @@ class HindsightReplay(Replay):
 
     @classmethod
     def check(cls, config: HindsightReplayConfig, goals: Goals | None, n_step: int) -> None:
-        """Raises ConfigError where there are no goals, and for windows of several steps."""
+        """Raises InputError where there are no goals, and for windows of several steps."""
         if goals is None:
-            raise ConfigError(NO_GOALS)
+            raise InputError(NO_GOALS)
         goals.check()
         if n_step > 1:
-            raise ConfigError(
+            raise InputError(
                 f"agent.n_step must be 1 with agent/memory=hindsight, got {n_step}: another goal changes the "
                 "reward of every step of a window. Set agent.n_step=1."
             )
@@ -111,7 +111,7 @@ class HindsightReplay(Replay):
         sample.reward[rows] = self._goals.reward(achieved, goal)
         terminated = self._goals.terminated(achieved, goal)
         if terminated is not None:
-            sample.discount[rows] = np.where(terminated, np.float32(0), self._discount)
+            sample.discount[rows] = np.where(terminated, np.float32(0), self._gamma)
         return sample
 
     def _restore(self, state: Mapping[str, Any]) -> None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt, Probability
+from labrl.errors import InputError
 from labrl.memory.piece import Piece
 from labrl.memory.replay import Replay, ReplayConfig, Sample
 from labrl.workspace import Workspace
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
     """As the environment takes them."""
     stored: gym.Space[Any]
     """As the agent remembers them."""
-    discount: float
+    gamma: float
     n_step: int
     num_masked: int = 0
     """Actions that masks have a flag for, 0 where the agent heeds none."""
@@ -56,18 +56,18 @@ class OfflineData:
         generator: np.random.Generator,
     ) -> None:
         """pieces: read one after the other, never all at once; total: transitions in all of them;
-        generator: of the session's streams, which save it. Raises ConfigError where there is nothing."""
+        generator: of the session's streams, which save it. Raises InputError where there is nothing."""
         self._config = config
         total = min(total, config.max_transitions or total)
         if total <= wanted.n_step:
-            raise ConfigError(f"agent.offline: its source holds {total} transitions, too few to learn from.")
+            raise InputError(f"agent.offline: its source holds {total} transitions, too few to learn from.")
         self._memory = Replay(
             ReplayConfig(capacity=total + wanted.n_step),
             observation_space=wanted.observation,
             action_space=wanted.stored,
             num_envs=1,
             n_step=wanted.n_step,
-            discount=wanted.discount,
+            gamma=wanted.gamma,
             workspace=Workspace(),
             generator=generator,
             num_masked=wanted.num_masked,
@@ -104,9 +104,9 @@ class OfflineData:
         return {"transitions": len(self), "checksum": self._checksum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where the source has other transitions than when the state was saved."""
+        """Raises InputError where the source has other transitions than when the state was saved."""
         if dict(state) != self.state_dict():
-            raise ConfigError(
+            raise InputError(
                 "agent.offline: its source holds other transitions than when the checkpoint was written: a "
                 "run that goes on must find them as they were. Bring them back, or start afresh."
             )

@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt, Probability
+from labrl.errors import InputError
 from labrl.memory.extent import Extent
 from labrl.memory.piece import Piece
 from labrl.memory.transitions import Sample, Transitions
@@ -46,10 +46,10 @@ class ReplayConfig(StorageConfig):
 
 
 def check_capacity(config: ReplayConfig, num_envs: int, n_step: int) -> None:
-    """Raises ConfigError where the memory could not keep a whole window of every environment."""
+    """Raises InputError where the memory could not keep a whole window of every environment."""
     least = num_envs * (n_step + 1)
     if config.capacity < least:
-        raise ConfigError(
+        raise InputError(
             f"agent.memory.capacity must be at least {least} (env.num_envs {num_envs} x (agent.n_step "
             f"{n_step} + 1)), got {config.capacity} (set agent.memory.capacity={least} or more)."
         )
@@ -68,7 +68,7 @@ class Replay:
         action_space: gym.Space[Any],
         num_envs: int,
         n_step: int,
-        discount: float,
+        gamma: float,
         workspace: Workspace,
         generator: np.random.Generator,
         num_masked: int = 0,
@@ -76,7 +76,7 @@ class Replay:
         """Spaces: of one environment; generator: of the session's streams, which save it; num_masked: actions
         that masks have a flag for, 0 without masks.
 
-        Raises ConfigError for a capacity that is too small, and where there is no room for it.
+        Raises InputError for a capacity that is too small, and where there is no room for it.
         """
         self._acting_only = workspace.acting_only
         if self._acting_only:
@@ -85,7 +85,7 @@ class Replay:
         self._newest_share, self._generator = config.newest_share, generator
         extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace)
         arrays = arrays_of(config, extent.layouts(action_space, num_masked), workspace, mapped)
-        self._transitions = transitions_in(arrays, extent, n_step, discount, workspace)
+        self._transitions = transitions_in(arrays, extent, n_step, gamma, workspace)
         self._num_bytes = arrays.num_bytes
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class Replay:
         return {"transitions": self._transitions.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state. Raises ConfigError when it does not fit, or files are gone."""
+        """Go on with a saved state. Raises InputError when it does not fit, or files are gone."""
         if not self._acting_only:
             self._restore(state)
 
@@ -179,11 +179,11 @@ def extent_of(
 def arrays_of(
     config: StorageConfig, layouts: dict[str, Layout], workspace: Workspace, mapped: bool
 ) -> Arrays:
-    """Room for all that is kept. Raises ConfigError where there is none."""
+    """Room for all that is kept. Raises InputError where there is none."""
     try:
         return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
     except UnfitFileError as unfit:
-        raise ConfigError(
+        raise InputError(
             f"agent.memory: {unfit}: it is of another configuration, or broken. Set agent.memory.capacity, "
             f"env.num_envs and agent.n_step as they were, or remove {workspace.folder} to start afresh."
         ) from None
@@ -192,7 +192,7 @@ def arrays_of(
         each = f" for each of {workspace.sharers} sessions" if not mapped and workspace.sharers > 1 else ""
         other = "ram" if mapped else "mmap, which needs the room on the disk"
         fits = _two_digits(config.capacity * full.available // full.needed)
-        raise ConfigError(
+        raise InputError(
             f"agent.memory.capacity={config.capacity} needs {gigabytes(full.needed)} GB {place}, "
             f"{gigabytes(full.available)} GB are available{each} (set agent.memory.capacity={fits}, or "
             f"agent.memory.storage={other})."
@@ -200,10 +200,10 @@ def arrays_of(
 
 
 def transitions_in(
-    arrays: Arrays, extent: Extent, n_step: int, discount: float, workspace: Workspace
+    arrays: Arrays, extent: Extent, n_step: int, gamma: float, workspace: Workspace
 ) -> Transitions:
     """What `arrays` hold, or are to hold; the workspace watches over the room of those in files."""
-    transitions = Transitions(arrays, extent, n_step, discount)
+    transitions = Transitions(arrays, extent, n_step, gamma)
     if arrays.folder is not None:
         workspace.rooms.append(transitions)
     return transitions

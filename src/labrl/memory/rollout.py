@@ -12,7 +12,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.stacks import pack_stacks, unpack_stacks
 from labrl.observations import array_dtype
 from labrl.step import Step
@@ -25,7 +25,7 @@ def generalized_advantages(
     next_value: NDArray,
     terminated: NDArray,
     episode_over: NDArray,
-    discount: float,
+    gamma: float,
     gae_lambda: float,
 ) -> NDArray[np.float32]:
     """Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438, eq. 16).
@@ -36,8 +36,8 @@ def generalized_advantages(
     a lost life, which ends the problem the learner sees.
     """
     advantage = np.zeros_like(reward, dtype=np.float32)
-    error = reward + discount * next_value * ~terminated - value
-    decay = (discount * gae_lambda) * ~(terminated | episode_over)
+    error = reward + gamma * next_value * ~terminated - value
+    decay = (gamma * gae_lambda) * ~(terminated | episode_over)
     following = np.zeros(reward.shape[1], np.float32)
     for t in range(len(reward) - 1, -1, -1):
         following = error[t] + decay[t] * following
@@ -46,11 +46,11 @@ def generalized_advantages(
 
 
 def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
-    """Raises ConfigError where memory has no room for the observations of a rollout; space: of one."""
+    """Raises InputError where memory has no room for the observations of a rollout; space: of one."""
     needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
     available = memory_available()
     if available is not None and needed > available:
-        raise ConfigError(
+        raise InputError(
             f"agent.horizon={horizon} x env.num_envs={num_envs}: the observations of a rollout need "
             f"{gigabytes(needed)} GB of memory, {gigabytes(available)} GB are available. Set "
             f"agent.horizon to {horizon * available // needed} or less."
@@ -139,7 +139,7 @@ class Rollout:
         """Fill in the values of all rows that are learned from, in the order of `flat`. [n]"""
         self._arrays["value"][:] = value.reshape(self.horizon, self.num_envs)
 
-    def advantages(self, beyond: NDArray, discount: float, gae_lambda: float) -> NDArray[np.float32]:
+    def advantages(self, beyond: NDArray, gamma: float, gae_lambda: float) -> NDArray[np.float32]:
         """Advantages of a full rollout whose values are filled in, in the order of `flat`. [n]
 
         beyond: values of the states that are not in the rows: what the last row led to, then each of `cut`.
@@ -156,7 +156,7 @@ class Rollout:
             next_value,
             rows["terminated"],
             rows["episode_over"],
-            discount,
+            gamma,
             gae_lambda,
         )
         return self._learned_from(advantage)

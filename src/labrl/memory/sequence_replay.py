@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
 from labrl.config.types import NonNegativeInt, PositiveInt
+from labrl.errors import InputError
 from labrl.memory.replay import StorageConfig, arrays_of, extent_of, transitions_in
 from labrl.step import Step
 from labrl.workspace import Layout, Workspace
@@ -59,16 +59,16 @@ class SequenceReplayConfig(StorageConfig):
         return num_envs * self.steps_kept(n_step)
 
     def check(self, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raises ConfigError where no sequence would fit, or a minibatch would not be of whole ones."""
+        """Raises InputError where no sequence would fit, or a minibatch would not be of whole ones."""
         least = self.least_capacity(num_envs, n_step)
         if self.capacity < least:
-            raise ConfigError(
+            raise InputError(
                 f"agent.memory.capacity must be at least {least}, so that each of {num_envs} environments "
                 f"keeps a whole sequence (agent.memory.sequence_length {self.sequence_length}, agent.n_step "
                 f"{n_step}), got {self.capacity} (set agent.memory.capacity={least} or more)."
             )
         if batch_size % self.learned:
-            raise ConfigError(
+            raise InputError(
                 f"agent.batch_size counts steps and must be a multiple of the {self.learned} that each "
                 f"sequence is learned from (agent.memory.sequence_length {self.sequence_length} less "
                 f"agent.memory.burn_in {self.burn_in}), got {batch_size} (set "
@@ -141,7 +141,7 @@ class SequenceReplay:
         action_space: gym.Space[Any],
         num_envs: int,
         n_step: int,
-        discount: float,
+        gamma: float,
         workspace: Workspace,
         generator: np.random.Generator,
         state_size: int,
@@ -163,7 +163,7 @@ class SequenceReplay:
         states = Layout((num_envs, places, state_size), np.dtype(np.float32), least)
         arrays = arrays_of(config, {"states": states, **layouts}, workspace, mapped)
         self._arrays, self._states = arrays, arrays["states"]
-        self._transitions = transitions_in(arrays, extent, n_step, discount, workspace)
+        self._transitions = transitions_in(arrays, extent, n_step, gamma, workspace)
 
     def __len__(self) -> int:
         """Sequences that can be sampled now."""
@@ -214,7 +214,7 @@ class SequenceReplay:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state. Raises ConfigError when it does not fit, or files are gone."""
+        """Go on with a saved state. Raises InputError when it does not fit, or files are gone."""
         if not self._acting_only:
             self._restore(state)
 
@@ -225,7 +225,7 @@ class SequenceReplay:
     def _restore(self, state: Mapping[str, Any]) -> None:
         for name in ("sequence_length", "burn_in"):
             if state[name] != getattr(self._config, name):
-                raise ConfigError(
+                raise InputError(
                     f"agent.memory.{name} must stay {state[name]}, as it was when the checkpoint was "
                     f"written, got {getattr(self._config, name)}."
                 )

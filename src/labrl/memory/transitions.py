@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.extent import Extent
 from labrl.memory.frames import FrameRing
 from labrl.memory.piece import Piece
@@ -69,7 +69,7 @@ class Transitions:
     so a checkpoint of rings in files needs no copy of them.
     """
 
-    def __init__(self, arrays: Arrays, extent: Extent, n_step: int, discount: float) -> None:
+    def __init__(self, arrays: Arrays, extent: Extent, n_step: int, gamma: float) -> None:
         self.num_envs, self.slots = arrays["transitions"].shape
         self.live = extent.live
         """Transitions of each environment that may be sampled, when full."""
@@ -91,7 +91,7 @@ class Transitions:
         self._marked = np.zeros(self.num_envs, np.int64)  # frames pushed when `mark` was called last
         self._envs = np.arange(self.num_envs)
         self._ahead = np.arange(n_step)
-        self._powers = discount ** np.arange(n_step + 1)  # float64 [n_step + 1]
+        self._powers = gamma ** np.arange(n_step + 1)  # float64 [n_step + 1]
         self._current: NDArray | None = None  # the observation that is to be acted on
         self._told = False
         # Vectors have frames for episodes of one step, but not for what was broken off besides.
@@ -288,7 +288,7 @@ class Transitions:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state.
 
-        Raises ConfigError when it is of a memory of another size, or counts on files that are not
+        Raises InputError when it is of a memory of another size, or counts on files that are not
         there or are no longer as it needs them.
         """
         self._check_size(state)
@@ -315,7 +315,7 @@ class Transitions:
             return
         dtype = self._extent.shape.dtype
         if not np.can_cast(observation.dtype, dtype, "same_kind"):
-            raise ConfigError(
+            raise InputError(
                 f"transforms: observations have become {observation.dtype}, agent.memory has reserved room "
                 f"for {dtype}, which the environment gives. Leave the transform out or let it keep the type."
             )
@@ -347,13 +347,13 @@ class Transitions:
     def _check_size(self, state: Mapping[str, Any]) -> None:
         if (state["content"] is None) != (self._arrays.folder is not None):
             storage = "mmap" if state["content"] is None else "ram"
-            raise ConfigError(
+            raise InputError(
                 "agent.memory.storage must stay as it was when the checkpoint was written "
                 f"(set agent.memory.storage={storage})."
             )
         saved, own = list(state["extent"]), self._lengths()
         if saved != own:
-            raise ConfigError(
+            raise InputError(
                 "agent.memory: the checkpoint's memory has {} environments, {} transitions and {} frames of "
                 "each, this one {}, {} and {} (set agent.memory.capacity, env.num_envs and agent.n_step as "
                 "they were).".format(*saved, *own)
@@ -363,18 +363,18 @@ class Transitions:
         return [self.num_envs, self.slots, self._ring.length]
 
     def _check_files(self) -> None:
-        """Raises ConfigError unless the files still hold all that the counters say."""
+        """Raises InputError unless the files still hold all that the counters say."""
         if self.steps == 0:
             return
         written, steps = self._written[:-1], int(self._written[-1])
         folder, way_out = self._arrays.folder, "Resume from a newer checkpoint, or start afresh."
         if (written < self._ring.head).any() or steps < self.steps:
-            raise ConfigError(
+            raise InputError(
                 f"agent.memory: the files in {folder} hold less than the checkpoint counts on: they are new, "
                 "or those of another run. Bring back the ones that were there, or start afresh."
             )
         if steps > int(self.oldest.min()) + self.slots:
-            raise ConfigError(f"agent.memory: {folder} has lost transitions of this checkpoint. {way_out}")
+            raise InputError(f"agent.memory: {folder} has lost transitions of this checkpoint. {way_out}")
         first = self._columns["frame"][self._envs, self.oldest % self.slots] - self._extent.shape.stack + 1
         if (written > first + self._ring.length).any():
-            raise ConfigError(f"agent.memory: {folder} has lost frames of this checkpoint. {way_out}")
+            raise InputError(f"agent.memory: {folder} has lost frames of this checkpoint. {way_out}")

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.spaces import has_bounds
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -31,9 +31,9 @@ class BoxActions:
 
     @classmethod
     def check(cls, space: gym.spaces.Box, agent: str) -> None:
-        """Raises ConfigError for a box without bounds, or of whole numbers."""
+        """Raises InputError for a box without bounds, or of whole numbers."""
         if not has_bounds(space) or not np.issubdtype(space.dtype, np.floating):
-            raise ConfigError(
+            raise InputError(
                 f"agent: {agent} rescales its actions from (-1, 1) to the bounds of a box of real numbers; "
                 f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds."
             )

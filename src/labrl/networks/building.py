@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import BY_THE_MINIBATCH
@@ -28,7 +28,7 @@ def built(
 ) -> Built:
     """What `make` builds, its weights drawn from `seed` alone, laid out for the observations.
 
-    whole_minibatches: as for `check_torso`. Raises ConfigError for layers with which a run would not repeat.
+    whole_minibatches: as for `check_torso`. Raises InputError for layers with which a run would not repeat.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -46,27 +46,27 @@ def built(
 
 
 def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
-    """Raises ConfigError for layers of a user's network that draw numbers, mix the rows of a batch or keep
+    """Raises InputError for layers of a user's network that draw numbers, mix the rows of a batch or keep
     something of it: copies of the network, for other threads and as a target, would not have the same."""
     for name, layer in network.named_modules():
         told = f"agent.network: {name} of {type(network).__name__} is a {type(layer).__name__}"
         if isinstance(layer, DRAWS) and layer.p > 0:
-            raise ConfigError(f"{told}, whose draws no seed of a run fixes. Leave it out, or set its p to 0.")
+            raise InputError(f"{told}, whose draws no seed of a run fixes. Leave it out, or set its p to 0.")
         if isinstance(layer, DROPS) and layer.dropout > 0:
-            raise ConfigError(f"{told} with dropout, whose draws no seed of a run fixes. Set dropout to 0.")
+            raise InputError(f"{told} with dropout, whose draws no seed of a run fixes. Set dropout to 0.")
         if isinstance(layer, nn.RReLU):
-            raise ConfigError(f"{told}, whose draws no seed of a run fixes. Take nn.LeakyReLU.")
+            raise InputError(f"{told}, whose draws no seed of a run fixes. Take nn.LeakyReLU.")
         if isinstance(layer, _BatchNorm) and not whole_minibatches:
-            raise ConfigError(
+            raise InputError(
                 f"{told}: it {BY_THE_MINIBATCH}. Take nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
             )
     for torso in network.modules():
         habits = getattr(torso, "habits", None)
         told = f"agent.network.torso: the forward pass of {type(torso).__name__}"
         if habits is not None and habits.draws:
-            raise ConfigError(f"{told} draws random numbers, which no seed of a run fixes. Leave them out.")
+            raise InputError(f"{told} draws random numbers, which no seed of a run fixes. Leave them out.")
         if habits is not None and habits.changes and not whole_minibatches:
-            raise ConfigError(
+            raise InputError(
                 f"{told} changes its buffer {habits.changes[0]}, and each thread that learns, and a target "
                 "network, would come to another one. Compute by weights and constants alone, such as "
                 "weight_norm or LayerNorm in place of spectral_norm."

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.noise_scale import NoiseScales
 from labrl.networks.ranks import ALONE, Ranks
 from labrl.workspace import Workspace
@@ -25,14 +25,14 @@ def _cpu_has(*capabilities: str) -> bool:
 
 
 def _check_gpus(device: str, num_gpus: float) -> None:
-    """Raises ConfigError for more GPUs than there are, and for one that is wanted and not granted."""
+    """Raises InputError for more GPUs than there are, and for one that is wanted and not granted."""
     there = torch.cuda.device_count()
     if num_gpus > there:
-        raise ConfigError(
+        raise InputError(
             f"meta.num_gpus={num_gpus:g}: torch sees {there} GPUs here. Use at most {there}, or null for all."
         )
     if device == "cuda" and num_gpus == 0:
-        raise ConfigError("meta.device=cuda needs a GPU: set meta.num_gpus to more than 0, or null for all")
+        raise InputError("meta.device=cuda needs a GPU: set meta.num_gpus to more than 0, or null for all")
 
 
 def in_float32(last: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
@@ -73,13 +73,13 @@ class Compute:
     ) -> Compute:
         """Resolve `auto` for this machine; sessions take turns on several GPUs.
 
-        num_gpus: granted to the trial, None for all. Raises ConfigError where more are asked for than there
+        num_gpus: granted to the trial, None for all. Raises InputError where more are asked for than there
         are.
         """
         if num_gpus is not None:
             _check_gpus(device, num_gpus)
         if device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
+            raise InputError(
                 "meta.device: cuda was asked for, but torch sees no GPU here. Use meta.device=auto or cpu, "
                 "or install a torch build for your GPU."
             )

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.networks.box_actions import log_tanh_slope
 from labrl.networks.spaces import has_bounds
 
@@ -315,7 +315,7 @@ _GAUSSIANS: dict[ActionBounds, type[DiagonalGaussian]] = {
 def distribution_for(
     space: gym.Space[Any], agent: str, bounds: ActionBounds | None = None
 ) -> ActionDistribution:
-    """The distribution over an action space. Raises ConfigError for a space that `agent` cannot act in.
+    """The distribution over an action space. Raises InputError for a space that `agent` cannot act in.
 
     bounds: of a box; None: clip.
     """
@@ -326,12 +326,12 @@ def distribution_for(
     if isinstance(space, gym.spaces.MultiBinary):
         return Bernoulli(space)
     if not isinstance(space, gym.spaces.Box):
-        raise ConfigError(
+        raise InputError(
             f"agent: {agent} acts in Discrete, MultiDiscrete, MultiBinary and Box spaces; this environment's "
             f"actions are {space}."
         )
     if bounds in ("rescale", "squash") and not has_bounds(space):
-        raise ConfigError(
+        raise InputError(
             f"agent.action_bounds={bounds} needs bounds on every side, this environment's actions are "
             f"{space} (set agent.action_bounds=clip)."
         )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component, accepted_settings
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.networks.spaces import choices_of, is_image, range_of, sees_images
 from labrl.observations import example
 
@@ -34,19 +34,19 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
     try:
         built: nn.Module = torso.build(observation_space=space if layout is None else layout.space)
         weights = list(built.parameters()) if isinstance(built, nn.Module) else []
-    except ConfigError:
+    except LabrlError:
         raise
     except Exception as error:  # whatever a user's own code may raise
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {torso.target} cannot be made: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(built, nn.Module):
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {torso.target} is no torch.nn.Module; derive it from that class."
         )
     for weight in weights:
         if weight.dtype != torch.float32:
-            raise ConfigError(
+            raise InputError(
                 f"agent.network.torso: {torso.target} has weights in {weight.dtype}, and labrl trains "
                 "those in torch.float32. Make them so; meta.precision=bf16 computes in bfloat16 by them."
             )
@@ -79,7 +79,7 @@ class Habits:
 def num_features(torso: nn.Module, space: gym.Space[Any]) -> int:
     """How many features the torso makes of an observation, which leaves statistics that it keeps as they are.
 
-    Notes the torso's `habits`. Raises ConfigError for one that fails or gives anything but [batch, features].
+    Notes the torso's `habits`. Raises InputError for one that fails or gives anything but [batch, features].
     """
     seen = layout_of(torso)(example(space))
     one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
@@ -101,16 +101,16 @@ def _num_features(torso: nn.Module, batch: Tensor) -> int:
     version = batch._version
     features = _features(torso, batch)
     if batch._version != version:
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {type(torso).__name__} changes the observations that it is given, which "
             "are stored to be learned from. Clone them first in its forward()."
         )
     told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ConfigError(f"{told}, of {list(batch.shape)} it made {given}.")
+        raise InputError(f"{told}, of {list(batch.shape)} it made {given}.")
     if features.dtype not in (torch.float32, torch.bfloat16):
-        raise ConfigError(f"{told} as float32, it made {features.dtype}.")
+        raise InputError(f"{told} as float32, it made {features.dtype}.")
     return int(features.shape[1])
 
 
@@ -118,7 +118,7 @@ def _features(torso: nn.Module, batch: Tensor) -> Any:
     try:
         return torso(batch)
     except Exception as error:  # whatever a user's own code may raise
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations, and "
             f"fails on {list(batch.shape)}: {type(error).__name__}: {error}"
         ) from error
@@ -141,17 +141,17 @@ def _habits(torso: nn.Module, batch: Tensor) -> Habits:
 
 
 def check_reads(torso: Component, space: gym.Space[Any]) -> None:
-    """Raises ConfigError for observations that the torso cannot read."""
+    """Raises InputError for observations that the torso cannot read."""
     target = torso.load()
     several_images = isinstance(space, gym.spaces.Dict) and sees_images(space)
     if several_images and not getattr(target, "several_inputs", False):
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {target.__name__} reads one array, this environment's observations are "
             f"{space}. Use agent/network=auto or agent/network=inputs."
         )
     taken = accepted_settings(target)
     if taken is not None and "observation_space" not in taken:
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {torso.target} cannot be built for an environment, for it takes no "
             "observation_space. Derive from it a class whose __init__ does, and name that one."
         )
@@ -244,16 +244,16 @@ class Inputs(nn.Module):
 
     @classmethod
     def check(cls, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises ConfigError for observations that are no Dict, and torsos that cannot read their input."""
+        """Raises InputError for observations that are no Dict, and torsos that cannot read their input."""
         if not isinstance(observation_space, gym.spaces.Dict) or not sees_images(observation_space):
-            raise ConfigError(
+            raise InputError(
                 "agent.network.torso: Inputs is for several inputs with images among them, got "
                 f"{observation_space}. Use agent/network=auto."
             )
         names = [name for name, inner in observation_space.spaces.items() if is_image(inner)]
         for name in config.own:
             if name not in names:
-                raise ConfigError(
+                raise InputError(
                     f"agent.network.torso.own.{name}: there is no such image; there are {', '.join(names)}"
                 )
         for name in names:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
+from labrl.errors import InputError
 from labrl.networks.inputs import build_torso, check_reads, layout_of, num_features
 
 
@@ -116,9 +116,9 @@ class Recurrent(nn.Module):
 
     @classmethod
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises ConfigError where the torso cannot read the observations, or has a memory of its own."""
+        """Raises InputError where the torso cannot read the observations, or has a memory of its own."""
         if hasattr(config.torso.load(), "unroll"):
-            raise ConfigError(
+            raise InputError(
                 f"agent.network.torso.torso: {config.torso.target} has a memory of its own, which would be "
                 "empty at every step. Set another one, or agent.network.torso.layers=2 for two layers."
             )

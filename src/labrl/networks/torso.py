@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.types import PositiveInt
+from labrl.errors import InputError
 from labrl.networks.in_numpy import ACTIVATIONS, Affine
 from labrl.networks.inputs import Inputs, InputsConfig, check_reads
 from labrl.networks.kept import Kept, along
@@ -153,7 +153,7 @@ class ImageTorso(nn.Module):
     """Whether autocast rounds whatever its layers compute with, so that large weights may be kept rounded."""
 
     def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raises ConfigError as `check` does."""
+        """Raises InputError as `check` does."""
         super().__init__()
         self.check(config, observation_space)
         self.image_shape = image_shape(observation_space)[:3]
@@ -169,15 +169,15 @@ class ImageTorso(nn.Module):
 
     @classmethod
     def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raises ConfigError for what is no image, or too small a one."""
+        """Raises InputError for what is no image, or too small a one."""
         if not is_image(observation_space):
-            raise ConfigError(
+            raise InputError(
                 f"agent.network.torso: {cls.__name__} needs images (three axes of bytes), "
                 f"got {observation_space}. Use agent/network=auto or agent/network=mlp."
             )
         height, width, _, _ = image_shape(observation_space)
         if min(height, width) < cls.smallest:
-            raise ConfigError(
+            raise InputError(
                 f"agent.network.torso: {cls.__name__} needs images of at least {cls.smallest} pixels each "
                 f"way, got {height} x {width}. Use agent/network=mlp or a torso of your own."
             )
@@ -308,7 +308,7 @@ BY_THE_MINIBATCH = (
 def check_torso(
     torso: Component, spaces: Spaces, remembers: bool = False, whole_minibatches: bool = False
 ) -> None:
-    """Raises ConfigError for observations that `torso` cannot read, where it knows of such.
+    """Raises InputError for observations that `torso` cannot read, where it knows of such.
 
     remembers: whether the agent carries a state from step to step; then the torso must have one;
     whole_minibatches: whether it learns from each as a whole, and acts by what its network keeps of them.
@@ -316,18 +316,18 @@ def check_torso(
     target = torso.load()
     for part in () if whole_minibatches else _components(torso):
         if getattr(part.load(), "batch_statistics", False):
-            raise ConfigError(
+            raise InputError(
                 f"agent.network.torso: {part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or "
                 "agent/network=wide or another one (agent.network.torso.mlp.layer_norm=true normalizes each "
                 "sample by itself)."
             )
     if hasattr(target, "unroll") and not remembers:
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {torso.target} has a memory, and this agent carries none from step to "
             "step. Set agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
         )
     if remembers and not hasattr(target, "unroll"):
-        raise ConfigError(
+        raise InputError(
             f"agent.network.torso: {torso.target} has no memory, and a recurrent agent needs one. Set "
             "agent/network=gru or lstm, or take the agent that remembers nothing (agent=ppo, a2c, dqn)."
         )
@@ -368,10 +368,10 @@ class AutoTorso:
 
     @classmethod
     def check(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises ConfigError for stacked pictures in colour, which are neither of the two."""
+        """Raises InputError for stacked pictures in colour, which are neither of the two."""
         is_bytes = isinstance(observation_space, gym.spaces.Box) and observation_space.dtype == np.uint8
         if is_bytes and len(observation_space.shape or ()) == 4:
-            raise ConfigError(
+            raise InputError(
                 f"agent.network.torso: {cls.__name__} reads vectors and images of three axes, and these are "
                 f"stacks of pictures in colour, {observation_space.shape}. Set env.grayscale=true for a game "
                 "of the ALE, or take a torso of your own: ~agent.network.torso "

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError, did_you_mean
+from labrl.errors import InputError, did_you_mean
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
 from labrl.observations import array_dtype, flat_space, packed
@@ -34,7 +34,7 @@ class OfflineMinari(OfflineData):
     def __init__(
         self, config: OfflineMinariConfig, *, wanted: Wanted, generator: np.random.Generator
     ) -> None:
-        """wanted: what the agent needs. Raises ConfigError where the dataset cannot give it."""
+        """wanted: what the agent needs. Raises InputError where the dataset cannot give it."""
         self.check(config)
         import minari
 
@@ -45,7 +45,7 @@ class OfflineMinari(OfflineData):
             ("actions", wanted.action, done),
         ):
             if not _alike(own, theirs):
-                raise ConfigError(
+                raise InputError(
                     f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, this environment's "
                     f"are {own}. Name a dataset of this environment (`minari list local`)."
                 )
@@ -53,16 +53,16 @@ class OfflineMinari(OfflineData):
 
     @classmethod
     def check(cls, config: OfflineMinariConfig) -> None:
-        """Raises ConfigError without Minari, and for a dataset that is not there."""
+        """Raises InputError without Minari, and for a dataset that is not there."""
         if importlib.util.find_spec("minari") is None:
-            raise ConfigError(
+            raise InputError(
                 'agent/offline=minari needs Minari, which is not installed: pip install "labrl[offline]"'
             )
         import minari
 
         local = list(minari.list_local_datasets())
         if config.dataset not in local:
-            raise ConfigError(
+            raise InputError(
                 f"agent.offline.dataset={config.dataset} is not among the local datasets"
                 f"{': ' + ', '.join(local) if local else ', of which there are none'}."
                 f"{did_you_mean(config.dataset, local)} `minari download <id>` fetches one."

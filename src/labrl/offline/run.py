@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.memory.extent import Extent
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.piece import Piece
@@ -39,7 +39,7 @@ class OfflineRun(OfflineData):
     Config = OfflineRunConfig
 
     def __init__(self, config: OfflineRunConfig, *, wanted: Wanted, generator: np.random.Generator) -> None:
-        """wanted: what the agent needs. Raises ConfigError where the run cannot give it."""
+        """wanted: what the agent needs. Raises InputError where the run cannot give it."""
         self.check(config)
         memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
         total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
@@ -48,21 +48,21 @@ class OfflineRun(OfflineData):
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
-        """Raises ConfigError for what is no run, or one without a replay memory."""
+        """Raises InputError for what is no run, or one without a replay memory."""
         path = Path(config.folder).expanduser()
         told = f"agent.offline.folder={config.folder}"
         if not (path / MARKER).exists():
-            raise ConfigError(f"{told} is no run of labrl (it has no {MARKER}): name a run folder.")
+            raise InputError(f"{told} is no run of labrl (it has no {MARKER}): name a run folder.")
         plain = read_config(RunFolder.open(path))
         if "memory" not in plain["agent"]:
-            raise ConfigError(f"{told}: its agent has no replay memory: name a run of DQN, SAC or the like.")
+            raise InputError(f"{told}: its agent has no replay memory: name a run of DQN, SAC or the like.")
         seen = [
             name
             for name, part in (plain.get("transforms") or {}).items()
             if part is not None and "Normalize" in str(part)
         ]
         if seen:
-            raise ConfigError(
+            raise InputError(
                 f"{told}: transforms.{seen[0]} changed what it stored while it went on, so that its "
                 "transitions mean nothing here: name a run without it."
             )
@@ -84,7 +84,7 @@ class OfflineRun(OfflineData):
 
 
 def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
-    """Of each session that has a checkpoint. Raises ConfigError where there is none, or one is unfit."""
+    """Of each session that has a checkpoint. Raises InputError where there is none, or one is unfit."""
     found = []
     for folder in run.sessions():
         checkpoint = CheckpointStore(folder.checkpoints, 1).latest()
@@ -95,12 +95,12 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
             if int(state["steps"]):
                 found.append(_transitions(state, folder, wanted))
         except (KeyError, ValueError) as error:
-            raise ConfigError(
+            raise InputError(
                 f"agent.offline.folder={run.path}: what it stored does not fit this environment and agent "
                 f"(observations {wanted.observation}, actions {wanted.stored}): {error}"
             ) from None
     if not found:
-        raise ConfigError(
+        raise InputError(
             f"agent.offline.folder={run.path}: it has no checkpoint yet, or none in which its memory holds "
             "anything."
         )

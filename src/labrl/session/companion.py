@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.config.script import Carried
 from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children, when_the_parent_ends
+from labrl.script import Carried
 from labrl.storage.session_log import warnings_kept
 
 LEAVE_SECONDS = 5.0

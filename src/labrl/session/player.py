@@ -10,9 +10,9 @@ import numpy as np
 from labrl.agents.agent import Agent, Greedy
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.envs.vector import VectorEnv
+from labrl.errors import InputError
 from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, derived_seed, session_seed
@@ -38,7 +38,7 @@ class Player:
     ) -> None:
         """env: where it is to play; epsilon: probability of a random action instead, in [0, 1].
 
-        Raises ConfigError where greedy actions are wanted and there are none.
+        Raises InputError where greedy actions are wanted and there are none.
         """
         assert config.seed is not None
         self.seed, self.frame = session_seed(config.seed, session), checkpoint.frame
@@ -60,7 +60,7 @@ class Player:
         )
         try:
             if greedy and not isinstance(self.agent, Greedy):
-                raise ConfigError(
+                raise InputError(
                     f"greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`): "
                     "leave it out"
                 )

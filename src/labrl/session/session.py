@@ -15,11 +15,11 @@ from labrl.agents.agent import Agent, Collecting, check_agent, heeded
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.types import frames_between
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
+from labrl.errors import InputError
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import FlatParameters
 from labrl.networks.noise_scale import NoiseScales
@@ -60,12 +60,12 @@ class PhaseTimers:
 
 
 def share(agent: Component, ranks: int) -> Component:
-    """The agent of one of several ranks. Raises ConfigError where it cannot learn together with others."""
+    """The agent of one of several ranks. Raises InputError where it cannot learn together with others."""
     if ranks == 1:
         return agent
     target = agent.load()
     if not hasattr(target, "share"):
-        raise ConfigError(
+        raise InputError(
             f"torchrun: {agent.target} cannot learn on several ranks (it has no method `share`). Take "
             "agent=ppo, a2c, sarsa, dqn, sac, td3 or ddpg, or start labrl without torchrun."
         )
@@ -93,7 +93,7 @@ class Session:
 
         config: resolved, with a seed; index: number of the session in its trial; num_threads: cores
         that it may keep busy; ranks: the processes that train it together, each with an equal share of the
-        environments. Raises ConfigError for what only the built parts can find out.
+        environments. Raises InputError for what only the built parts can find out.
         """
         assert config.seed is not None, "the trial draws a seed before it starts sessions"
         self.config, self.index, self.folder = config, index, folder

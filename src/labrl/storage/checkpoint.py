@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.storage.atomic import HashedFile, sync_folder, write_atomic, write_synced
 from labrl.storage.tree import flatten, restore
 
@@ -57,17 +57,17 @@ class Checkpoint:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """While a state is taken up again: raises ConfigError where it is that of something else.
+    """While a state is taken up again: raises InputError where it is that of something else.
 
     what: the checkpoint, as the message names it.
     """
     try:
         yield
-    except ConfigError:
+    except LabrlError:
         raise
     except Exception as error:  # by whatever part does not find what it saved
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(
+        raise InputError(
             f"{what} does not fit the configuration: {why[:300]}. Networks, optimizer, memory and transforms "
             "must be those that were saved: take back what was changed."
         ) from error
@@ -173,7 +173,7 @@ class CheckpointStore:
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None; broken ones are reported and skipped.
 
-        Raises ConfigError if the newest one comes from a newer labrl.
+        Raises InputError if the newest one comes from a newer labrl.
         """
         return self._first_whole(self._newest_first())
 
@@ -199,7 +199,7 @@ class CheckpointStore:
     def load(self, path: Path) -> Checkpoint:
         """The checkpoint in folder `path`.
 
-        Raises BrokenCheckpointError if it is not whole, ConfigError if a newer labrl wrote it.
+        Raises BrokenCheckpointError if it is not whole, InputError if a newer labrl wrote it.
         """
         return _whole(_read, path)
 
@@ -218,9 +218,9 @@ class CheckpointStore:
         return None
 
     def refuse_broken(self, latest: Checkpoint | None) -> None:
-        """Raises ConfigError where there are checkpoints and `latest` found none whole."""
+        """Raises InputError where there are checkpoints and `latest` found none whole."""
         if latest is None and self.broken:
-            raise ConfigError(
+            raise InputError(
                 f"{self.told_broken}, and none is whole. Bring one back from a copy; to begin the session "
                 f"again, delete {self.folder.parent}."
             )
@@ -371,10 +371,10 @@ def _claimed_frame(path: Path) -> int:
 
 
 def _whole(read: Callable[[Path], Found], path: Path) -> Found:
-    """What `read` finds in a checkpoint. Raises BrokenCheckpointError, ConfigError if it is too new."""
+    """What `read` finds in a checkpoint. Raises BrokenCheckpointError, InputError if it is too new."""
     try:
         return read(path)
-    except ConfigError:
+    except LabrlError:
         raise
     except Exception as error:  # what lies there may be anything, and fail in any way
         raise BrokenCheckpointError(f"{path}: {error}") from error
@@ -384,7 +384,7 @@ def _checked(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Manifest and contents of a checkpoint whose files are as they were written."""
     manifest = _read_manifest(path)
     if manifest["format_version"] > FORMAT_VERSION:
-        raise ConfigError(
+        raise InputError(
             f"{path} has checkpoint format {manifest['format_version']}, this labrl reads up to "
             f"{FORMAT_VERSION}: update labrl to the version that wrote it"
         )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.atomic import write_atomic
 
 FORMAT_VERSION = 1
@@ -75,13 +75,13 @@ def write_episode(folder: Path, name: str, episode: RecordedEpisode) -> None:
 
 
 def read_episode(path: Path) -> RecordedEpisode:
-    """What `write_episode` wrote. Raises ConfigError where the file is damaged or a newer labrl wrote it."""
+    """What `write_episode` wrote. Raises InputError where the file is damaged or a newer labrl wrote it."""
     try:
         with np.load(path, allow_pickle=False) as content:
             actions, facts = content["actions"], json.loads(str(content["facts"]))
         version = facts.pop("format_version")
         if version > FORMAT_VERSION:
-            raise ConfigError(
+            raise InputError(
                 f"{path} has format {version}, this labrl reads up to {FORMAT_VERSION}: update labrl to the "
                 "version that wrote it"
             )
@@ -89,7 +89,7 @@ def read_episode(path: Path) -> RecordedEpisode:
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         # NumPy's own advice is to load it unsafely.
         reason = "it is no archive of NumPy's" if "allow_pickle" in str(error) else str(error)
-        raise ConfigError(f"{path} is damaged: {reason}") from error
+        raise InputError(f"{path} is damaged: {reason}") from error
 
 
 def recorded_names(folder: Path) -> list[str]:

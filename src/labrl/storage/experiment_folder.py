@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import LOCK, FolderLock, HeldError
 from labrl.storage.marker import check_free, claim, now, place
@@ -115,7 +115,7 @@ class ExperimentFolder:
     ) -> ExperimentFolder:
         """Claim `path` for a new experiment; of several processes that try, exactly one succeeds.
 
-        facts: plain data that stands beside the rest: overrides, command, search. Raises ConfigError if
+        facts: plain data that stands beside the rest: overrides, command, search. Raises InputError if
         the folder holds an experiment or a run already, or files of others, or cannot be written.
         """
         folder = cls(place(path, "hydra.sweep.dir"))
@@ -132,32 +132,32 @@ class ExperimentFolder:
         way_out = "give another folder with hydra.sweep.dir=<folder>"
         try:
             if (folder.path / RUN_MARKER).exists():
-                raise ConfigError(f"{folder.path} already holds a run: {way_out}")
+                raise InputError(f"{folder.path} already holds a run: {way_out}")
             if not folder.marker.exists():
                 check_free(folder.path, REPORT_FILES, way_out)
             claim(folder.marker, content)
         except FileExistsError as error:
-            raise ConfigError(
+            raise InputError(
                 f"{folder.path} already holds an experiment: {way_out}, "
                 f"or go on with it: labrl -m +resume={folder.path}"
             ) from error
         except OSError as error:
             reason = error.strerror or error
-            raise ConfigError(f"{folder.path} cannot be written ({reason}): {way_out}") from error
+            raise InputError(f"{folder.path} cannot be written ({reason}): {way_out}") from error
         return folder
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ExperimentFolder:
         """The experiment at `path`.
 
-        Raises ConfigError if there is none, its marker is damaged, or a newer labrl wrote it.
+        Raises InputError if there is none, its marker is damaged, or a newer labrl wrote it.
         """
         experiment = cls(Path(os.path.abspath(path)))
         version = experiment.info().get("format_version")
         if not isinstance(version, int):
-            raise ConfigError(f"{experiment.marker} has no format_version: this is no experiment of labrl")
+            raise InputError(f"{experiment.marker} has no format_version: this is no experiment of labrl")
         if version > FORMAT_VERSION:
-            raise ConfigError(
+            raise InputError(
                 f"{experiment.path} has format {version}, this labrl reads up to {FORMAT_VERSION}: "
                 "update labrl"
             )
@@ -174,25 +174,25 @@ class ExperimentFolder:
         return self.info()["status"]
 
     def info(self) -> dict[str, Any]:
-        """The content of `experiment.json`; ConfigError where it is missing or damaged."""
+        """The content of `experiment.json`; InputError where it is missing or damaged."""
         try:
             content = json.loads(self.marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise ConfigError(
+            raise InputError(
                 f"{self.path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it)"
             ) from error
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.marker} cannot be read: {error}") from error
+            raise InputError(f"{self.marker} cannot be read: {error}") from error
         if not isinstance(content, dict):
-            raise ConfigError(f"{self.marker} is not what labrl writes there: name another folder")
+            raise InputError(f"{self.marker} is not what labrl writes there: name another folder")
         return content
 
     def trials(self) -> list[TrialRecord]:
-        """All trials, in order of their number; ConfigError where the file is damaged."""
+        """All trials, in order of their number; InputError where the file is damaged."""
         try:
             return [TrialRecord.from_json(content) for content in self.info().get("trials", [])]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{self.marker} is damaged: a trial without {error}") from error
+            raise InputError(f"{self.marker} is damaged: a trial without {error}") from error
 
     def set_trials(self, changed: Iterable[TrialRecord]) -> None:
         """Put in, or replace by number, the records of `changed`; the others stay."""
@@ -230,15 +230,15 @@ class ExperimentFolder:
     def lock(self) -> Iterator[None]:
         """Keep other processes from working on the experiment for as long as this lasts.
 
-        Raises ConfigError, naming the process, where one does.
+        Raises InputError, naming the process, where one does.
         """
         with ExitStack() as held:
             try:
                 held.enter_context(FolderLock(self.path))
             except OSError as error:
-                raise ConfigError(f"{self.path} cannot be written ({error.strerror or error})") from error
+                raise InputError(f"{self.path} cannot be written ({error.strerror or error})") from error
             except HeldError as holder:
-                raise ConfigError(
+                raise InputError(
                     f"{self.path} is still running ({holder}). Let it end, or interrupt it there with Ctrl-C "
                     "or here with kill <process>; its trials save their state, and then it can be resumed."
                 ) from holder

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 
 def now() -> str:
@@ -19,20 +19,20 @@ def now() -> str:
 
 
 def place(value: Any, key: str) -> Path:
-    """The folder that `key` names, absolute. Raises ConfigError where it names none."""
+    """The folder that `key` names, absolute. Raises InputError where it names none."""
     if not str(value or "").strip():
-        raise ConfigError(f"{key} is empty (perhaps a variable of the shell that is not set): name a folder")
+        raise InputError(f"{key} is empty (perhaps a variable of the shell that is not set): name a folder")
     return Path(os.path.abspath(str(value)))
 
 
 def check_free(folder: Path, written: Iterable[str], way_out: str) -> None:
-    """Raises ConfigError where `folder` has files that would be written over.
+    """Raises InputError where `folder` has files that would be written over.
 
     written: patterns of the names of all that is to be written there.
     """
     there = sorted({path.name for pattern in written for path in folder.glob(pattern)})
     if there:
-        raise ConfigError(
+        raise InputError(
             f"{folder} has files that are not labrl's and would be written over: {', '.join(there)}. "
             f"Move them, or {way_out}"
         )

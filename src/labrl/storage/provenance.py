@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.storage.atomic import write_atomic, write_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
@@ -122,7 +122,7 @@ def write_provenance(
 def read_provenance(folder: RunFolder) -> dict[str, Any]:
     """What the newest `provenance.json` of a run holds: of its last resume, or of its start.
 
-    Raises ConfigError where it is missing or damaged.
+    Raises InputError where it is missing or damaged.
     """
     facts: dict[str, Any] = _read(folder, _newest(folder), json.loads, dict)
     return facts
@@ -131,7 +131,7 @@ def read_provenance(folder: RunFolder) -> dict[str, Any]:
 def read_command(folder: RunFolder) -> Command:
     """What a run was started, and later resumed, with: by its provenance, else by `overrides.yaml`.
 
-    Raises ConfigError where both are missing or damaged.
+    Raises InputError where both are missing or damaged.
     """
     facts = known_provenance(folder)
     overrides = facts.get("overrides")
@@ -143,7 +143,7 @@ def read_command(folder: RunFolder) -> Command:
 def recorded_config(folder: RunFolder) -> dict[str, Any]:
     """The resolved configuration that was run, as plain data: by its provenance, else by `config.yaml`.
 
-    Raises ConfigError where both are missing or damaged.
+    Raises InputError where both are missing or damaged.
     """
     config = known_provenance(folder).get("config")  # former versions had none
     return config if isinstance(config, dict) and not _lacking(config) else _config_file(folder)
@@ -151,10 +151,10 @@ def recorded_config(folder: RunFolder) -> dict[str, Any]:
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
     """The resolved configuration as `config.yaml` has it, edited or not; where that is missing or damaged,
-    the one that was run. Raises ConfigError where neither can be read."""
+    the one that was run. Raises InputError where neither can be read."""
     try:
         return _config_file(folder)
-    except ConfigError:
+    except LabrlError:
         config = known_provenance(folder).get("config")
         if not isinstance(config, dict) or _lacking(config):
             raise
@@ -171,7 +171,7 @@ def damages(folder: RunFolder) -> list[str]:
     ):
         try:
             _read(folder, path, parse, kind)
-        except ConfigError:
+        except LabrlError:
             found.append(f"{path.relative_to(folder.path)} is missing or damaged")
     return found
 
@@ -179,7 +179,7 @@ def damages(folder: RunFolder) -> list[str]:
 def _config_file(folder: RunFolder) -> dict[str, Any]:
     config: dict[str, Any] = _read(folder, folder.config, _yaml, dict)
     for part in _lacking(config):
-        raise ConfigError(
+        raise InputError(
             f"{folder.config} cannot be read, so nobody knows what the run was: it has no {part}. "
             f"Known all the same: {folder.known}"
         )
@@ -194,7 +194,7 @@ def known_provenance(folder: RunFolder) -> dict[str, Any]:
     """Return what `read_provenance` does, or an empty dict where the file is missing or damaged."""
     try:
         return read_provenance(folder)
-    except ConfigError:
+    except LabrlError:
         return {}
 
 
@@ -212,14 +212,14 @@ def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type
             raise ValueError(f"it holds {str(content)[:40] or 'nothing'}, not what labrl writes there")
         return content
     except FileNotFoundError as error:
-        raise ConfigError(
+        raise InputError(
             f"{path} is missing: the run was killed before it began, so there is nothing to go back to"
             if folder.unrecorded
             else f"{path} is missing: put it back. Known all the same: {folder.known}"
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         told = " ".join(str(error).split())
-        raise ConfigError(
+        raise InputError(
             f"{path} cannot be read, so nobody knows what the run was: {told}. Known all the same: "
             f"{folder.known}"
         ) from error

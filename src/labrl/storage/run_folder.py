@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import LOCK, FolderLock, HeldError
 from labrl.storage.marker import check_free, claim, now, place
@@ -144,7 +144,7 @@ class RunFolder:
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Claim `path` for a new run; of several processes that try, exactly one succeeds.
 
-        Raises ConfigError if the folder holds a run already, or files of others, or cannot be written.
+        Raises InputError if the folder holds a run already, or files of others, or cannot be written.
         """
         folder = place(path, "hydra.run.dir")
         if not (folder / MARKER).exists():
@@ -154,7 +154,7 @@ class RunFolder:
         try:
             claim(folder / MARKER, marker)
         except OSError as error:
-            raise ConfigError(_why_not(folder, error)) from error
+            raise InputError(_why_not(folder, error)) from error
         return cls(folder)
 
     @classmethod
@@ -162,14 +162,14 @@ class RunFolder:
         """The run that lies at `path`.
 
         rebuilt: whether `run.json` may be missing or damaged, as `rebuilt_info` can do without. Raises
-        ConfigError if there is no run, its marker is damaged, or a newer labrl wrote it.
+        InputError if there is no run, its marker is damaged, or a newer labrl wrote it.
         """
         run = cls(Path(os.path.abspath(path)))
         version = (run.rebuilt_info() if rebuilt else run.info()).get("format_version")
         if not isinstance(version, int):
-            raise ConfigError(f"{run.path / MARKER} has no format_version: this is not a run of labrl")
+            raise InputError(f"{run.path / MARKER} has no format_version: this is not a run of labrl")
         if version > FORMAT_VERSION:
-            raise ConfigError(
+            raise InputError(
                 f"{run.path} has format {version}, this labrl reads up to {FORMAT_VERSION}: "
                 "update labrl to the version that wrote it (see provenance.json)"
             )
@@ -241,17 +241,17 @@ class RunFolder:
         return "; ".join(told) or "nothing else is known of it"
 
     def info(self) -> dict[str, Any]:
-        """The content of `run.json`; ConfigError where it is missing or damaged."""
+        """The content of `run.json`; InputError where it is missing or damaged."""
         marker = self.path / MARKER
         try:
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             told = f"{self.path} holds no run of labrl (no {MARKER} in it)"
-            raise ConfigError(f"{told}{self._without_marker()}") from error
+            raise InputError(f"{told}{self._without_marker()}") from error
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{marker} cannot be read: {error}{self._without_marker()}") from error
+            raise InputError(f"{marker} cannot be read: {error}{self._without_marker()}") from error
         if not isinstance(content, dict):
-            raise ConfigError(f"{marker} is not what labrl writes there{self._without_marker()}")
+            raise InputError(f"{marker} is not what labrl writes there{self._without_marker()}")
         return content
 
     @property
@@ -259,7 +259,7 @@ class RunFolder:
         """Why `run.json` cannot be read, None where it can."""
         try:
             self.info()
-        except ConfigError as error:
+        except LabrlError as error:
             return str(error)
         return None
 
@@ -275,11 +275,11 @@ class RunFolder:
     def rebuilt_info(self) -> dict[str, Any]:
         """The same, and where it is missing or damaged what the results of the sessions say.
 
-        Raises ConfigError where there are none either, and so nothing of a run.
+        Raises InputError where there are none either, and so nothing of a run.
         """
         try:
             return self.info()
-        except ConfigError:
+        except LabrlError:
             if not any(session.read_result() for session in self.sessions()):
                 raise
             return self._rebuilt()
@@ -321,7 +321,7 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Keep other processes out for as long as this lasts.
 
-        Raises ConfigError, naming the process, where the run or one of its sessions is still alive.
+        Raises InputError, naming the process, where the run or one of its sessions is still alive.
         """
         with ExitStack() as held:
             try:
@@ -331,9 +331,9 @@ class RunFolder:
                     with session.lock():
                         pass
             except OSError as error:
-                raise ConfigError(f"{self.path} cannot be written ({error.strerror or error})") from error
+                raise InputError(f"{self.path} cannot be written ({error.strerror or error})") from error
             except HeldError as holder:
-                raise ConfigError(
+                raise InputError(
                     f"{self.path} is still running ({holder}). Let it end, or interrupt it there with "
                     "Ctrl-C or here with kill <process>; it saves its state, and then it can be resumed."
                 ) from holder

@@ -27,7 +27,7 @@ from labrl.analysis.search import read_search
 from labrl.analysis.settings import settings
 from labrl.analysis.statistics import trial_statistics
 from labrl.analysis.tables import comparison_rows
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.atomic import write_atomic
 from labrl.storage.experiment_folder import is_experiment
 from labrl.storage.run_folder import MARKER
@@ -54,7 +54,7 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
     """Make the report of the run, the experiment, or all runs below `folder`.
 
     out: where it is written, beside `plots/` and the statistics; None: into the folder itself. Raises
-    ConfigError where there is no run, or the files cannot be written.
+    InputError where there is no run, or the files cannot be written.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     if is_experiment(path):
@@ -113,7 +113,7 @@ def build_comparison(
     by: as `grouped`; experiment: whose runs they are, if all are of one; facts: further ones of Comparison.
     """
     if not runs:
-        raise ConfigError("no trial has begun: there is nothing to report yet")
+        raise InputError("no trial has begun: there is nothing to report yet")
     groups = grouped(runs, by)
     target = _target(out)
     statistics = compare(groups) if experiment is None else compare_experiment(experiment, groups)
@@ -157,7 +157,7 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"{folder} cannot be written ({reason}): give another with --out") from error
+        raise InputError(f"{folder} cannot be written ({reason}): give another with --out") from error
 
 
 def _write(report: Report, folder: Path) -> Path:

@@ -12,9 +12,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.errors import ConfigError
 from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner
+from labrl.errors import InputError, LabrlError
 from labrl.lab.baseline import random_return
 from labrl.lab.experiment import recording_end
 from labrl.lab.job import Job
@@ -46,7 +46,7 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
 
     job: what Hydra would run for each trial, which knows what was typed.
 
-    Raises ConfigError for wrong input, before any trial starts.
+    Raises InputError for wrong input, before any trial starts.
     """
     silence()
     # A key that is taken away may be in the space: check_space knows.
@@ -85,7 +85,7 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
 def _check_launcher(cfg: DictConfig) -> None:
     launcher = cfg.hydra.runtime.choices.get("hydra/launcher")
     if launcher not in (None, "joblib", "basic"):
-        raise ConfigError(
+        raise InputError(
             f"hydra/launcher={launcher}: a search has workers of its own, which take trials as they become "
             "free. For many machines run the same command on each, in jobs of your cluster, with one "
             "hydra.sweeper.storage=postgresql://... and hydra.sweeper.study_name=<name>"
@@ -103,7 +103,7 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
         pruner = NoPruner()
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
-        raise ConfigError(
+        raise InputError(
             f"hydra.sweeper.storage={settings.storage}: such a storage may hold several studies, so give "
             "this one a name, by which other machines join it: hydra.sweeper.study_name=<name>"
         )
@@ -126,7 +126,7 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
 def _random_return(config: TrialConfig, cfg: DictConfig) -> float:
     known = random_return(to_plain(cfg)["env"], config.env)
     if known is None:
-        raise ConfigError(
+        raise InputError(
             "search.objective=strength is measured from the return of the random policy, which could not be "
             "found out in this environment: search.objective=auc ranks trials nearly alike"
         )
@@ -138,7 +138,7 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
         return [direction_of(measure) for measure in measures]
     names = [str(getattr(one, "name", one)) for one in (given if isinstance(given, list) else [given])]
     if len(names) != len(measures) or any(name not in ("minimize", "maximize") for name in names):
-        raise ConfigError(
+        raise InputError(
             f"hydra.sweeper.direction={given}: must be minimize or maximize, one for each of "
             f"search.objective={list(measures)}; null leaves it to the measure"
         )
@@ -207,22 +207,22 @@ def _experiment(
         try:
             with recording_end(experiment):
                 yield experiment, existed
-        except ConfigError:
+        except LabrlError:
             if not existed:
                 take_away(folder, before)
             raise
 
 
 def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
-    """Raises ConfigError for a folder whose trials are those of something else."""
+    """Raises InputError for a folder whose trials are those of something else."""
     info = experiment.info()
     if info.get("kind") != "search":
-        raise ConfigError(
+        raise InputError(
             f"{experiment.path} holds an experiment that is no search: give another hydra.sweep.dir"
         )
     then = info.get("search", {}).get("study_name", study_name)
     if then != study_name:
-        raise ConfigError(
+        raise InputError(
             f"hydra.sweeper.study_name={study_name}: {experiment.path} holds the trials of the study {then}. "
             "Another study begins in a folder of its own: leave out +resume and hydra.sweep.dir"
         )

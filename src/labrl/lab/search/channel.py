@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.processes import SOCKET_FOLDER_BYTES, find_place_for_sockets
 from labrl.session.callbacks.search import channel
 
@@ -26,7 +26,7 @@ class Hub:
 
     def __enter__(self) -> Hub:
         if not find_place_for_sockets():
-            raise ConfigError(
+            raise InputError(
                 f"TMPDIR={os.environ.get('TMPDIR', '')}: a search needs a folder for its socket that can be "
                 f"written and has a path of at most {SOCKET_FOLDER_BYTES} bytes; neither this one nor /tmp "
                 "will do. Set TMPDIR to another folder."

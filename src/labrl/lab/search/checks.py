@@ -12,11 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import changes
-from labrl.config.errors import ConfigError
 from labrl.config.folder import config_folder
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 from labrl.config.validate import InvalidError, dataclass_of, hidden
+from labrl.errors import InputError, LabrlError
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.trial import check
@@ -27,7 +27,7 @@ def check_space(
 ) -> TrialConfig:
     """Compose what the space of a search can come to. Returns the configuration without any searched value.
 
-    ready: the option of `search`, of which the space has these `keys`. Raises ConfigError for a key or an
+    ready: the option of `search`, of which the space has these `keys`. Raises InputError for a key or an
     option that does not exist, and for a range with a value in it that its key can never have.
     """
     space = recipe.space
@@ -38,13 +38,13 @@ def check_space(
     first = {key: values[0] for key, values in corners.items()}
 
     def together(values: Mapping[str, Any]) -> DictConfig:
-        """Raises ConfigError where a searched key is not there beside others: `agent.clip` with agent=dqn."""
+        """Raises InputError where a searched key is missing beside others: `agent.epochs` with agent=dqn."""
         try:
             return compose(recipe.configuration(values), config_dir)
-        except ConfigError as error:
+        except LabrlError as error:
             lacking = _lacking(recipe, values, keys, config_dir)
             told = f"the search space does not fit: {error}"
-            raise ConfigError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
+            raise InputError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
 
     _check_complete(config, default, to_plain(together(first)))
     for key, values in corners.items():
@@ -61,11 +61,11 @@ def check_space(
 
 
 def _check_complete(config: TrialConfig, default: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """Raises ConfigError for keys that were taken away from `default`, and that no trial, as `first`, has."""
+    """Raises InputError for keys that were taken away from `default`, and that no trial, as `first`, has."""
     missing = hidden(config, default)
     lost = [(path, told) for path, told in missing if not _is_key(first, ".".join(map(str, path)))]
     if lost:
-        raise ConfigError(InvalidError(lost).told())
+        raise InputError(InvalidError(lost).told())
 
 
 def _lacking(
@@ -90,7 +90,7 @@ def _not_its(ready: str, lacking: Sequence[str], values: Mapping[str, Any], reci
 
 
 def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
-    """Raises ConfigError for what the ready space `name` brings besides its agent, for trials lack it."""
+    """Raises InputError for what the ready space `name` brings besides its agent, for trials lack it."""
     words = recipe.configuration({})
     base, brought = (to_plain(compose(given, config_dir)) for given in (words, [*words, f"search={name}"]))
     lost = [
@@ -100,7 +100,7 @@ def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
     ]
     if lost:
         told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
-        raise ConfigError(
+        raise InputError(
             f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which its trials would not get: "
             "they have its search.space and its agent. Type these words, or put them into a recipe of their "
             "own (experiment=<name>)."
@@ -108,13 +108,13 @@ def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
 
 
 def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
-    """Raises ConfigError for a pruner that would never hear of a trial before its end."""
+    """Raises InputError for a pruner that would never hear of a trial before its end."""
     budget, every = config.env.config.max_frame, config.eval_frames
     if isinstance(pruner, NoPruner):
         return
     last = (budget - 1) // every * every
     if last == 0:
-        raise ConfigError(
+        raise InputError(
             f"search.pruner={pruner.kind} is asked at evaluation checkpoints, and with meta.eval_frequency="
             f"{every} the only one is the end of the budget of env.max_frame={budget} frames: "
             f"set meta.eval_frequency=<less>, for instance {max(1, budget // 10)}, or search/pruner=none"
@@ -125,7 +125,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
     elif isinstance(pruner, MedianPruner):
         key, first = "search.pruner.warmup", pruner.warmup
     if first > last:
-        raise ConfigError(
+        raise InputError(
             f"{key}={first}: the last evaluation before the end of the budget is at frame {last} "
             f"(meta.eval_frequency={every}, env.max_frame={budget}), so no trial would ever be stopped: "
             f"set {key}=<at most {last}>, or search/pruner=none"
@@ -145,7 +145,7 @@ def _is_key(plain: Mapping[str, Any], key: str) -> bool:
 def _check_value(
     recipe: Recipe, default: Mapping[str, Any], key: str, value: Any, config_dir: str | None
 ) -> None:
-    """Raises ConfigError if `value` is none that `key` can have, whatever the others are.
+    """Raises InputError if `value` is none that `key` can have, whatever the others are.
 
     It is put into the configuration as Hydra would, which takes a hundred times as long to compose one.
     """
@@ -154,7 +154,7 @@ def _check_value(
     try:
         OmegaConf.update(changed, key, override.value(), merge=True)
         plain = to_plain(changed)
-    except (OmegaConfBaseException, ConfigError):
+    except (OmegaConfBaseException, LabrlError):
         # composing says what is wrong, if it is
         to_plain(compose(recipe.configuration({key: value}), config_dir))
         return
@@ -162,7 +162,7 @@ def _check_value(
 
 
 def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
-    """Raises ConfigError for what is wrong with `key` in itself.
+    """Raises InputError for what is wrong with `key` in itself.
 
     What contradicts another key is for the trial to say: with other values of that one it may be right.
     """
@@ -174,4 +174,4 @@ def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
         if wrong:
             whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
             hint = f". Whole numbers alone are written '{whole}'" if "whole number" in wrong[0] else ""
-            raise ConfigError(f"{written}: {wrong[0]}{hint}") from error
+            raise InputError(f"{written}: {wrong[0]}{hint}") from error

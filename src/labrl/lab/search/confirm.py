@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial
 
-from labrl.config.errors import ConfigError
 from labrl.config.search import Confirm
+from labrl.errors import LabrlError
 from labrl.lab.search.objective import trial_values
 from labrl.lab.search.study import Plan
 from labrl.seeding import derived_seed
@@ -102,5 +102,5 @@ class Confirmation:
 def _has_finished(folder: Path) -> bool:
     try:
         return RunFolder.open(folder).status == "finished"
-    except ConfigError:
+    except LabrlError:
         return False

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from labrl.analysis.report.formats import number
 from labrl.analysis.runs import load_experiment
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.lab import reporting
 from labrl.lab.search.confirm import Confirmation
 from labrl.lab.search.recipe import BEST
@@ -83,7 +83,7 @@ def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Except
     reason = storage.failed(error)
     if reason is None:
         raise error
-    with contextlib.suppress(OSError, ConfigError):  # it may be the disk that is full, or gone
+    with contextlib.suppress(OSError, InputError):  # it may be the disk that is full, or gone
         experiment.set_status("interrupted")
     say(f"the search cannot go on: {reason}   (its storage: {storage.told})")
     say(f"the trials have saved their state; once that is mended: labrl -m +resume={experiment.path}")

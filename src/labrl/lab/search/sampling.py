@@ -14,7 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError, LabrlError
 from labrl.lab.search.space import Space
 from labrl.seeding import derived_seed
 
@@ -35,7 +35,7 @@ class NumberedSampler(BaseSampler):
     def __init__(self, node: Mapping[str, Any], space: Space, seed: int) -> None:
         """node: `hydra.sweeper.sampler`, whose own seed, if given, takes the place of `seed`.
 
-        Raises ConfigError for a sampler that cannot be made, and for a grid over a continuous range.
+        Raises InputError for a sampler that cannot be made, and for a grid over a continuous range.
         """
         self._node, self._space = node, space
         self._seed = seed if node.get("seed") is None else int(node["seed"])
@@ -83,12 +83,12 @@ class NumberedSampler(BaseSampler):
                 made = instantiate({**self._node, "seed": seed}, _execution_whitelist_=TARGETS)
                 if isinstance(made, functools.partial):  # of a grid, as hydra-optuna-sweeper has it
                     made = made(self._space.grid())
-        except ConfigError:
+        except LabrlError:
             raise
         except Exception as error:
             why = str(error).strip().partition("\n")[0]
             if isinstance(error, ImportError):
                 why = f'a package is missing: pip install "labrl[search]" ({why})'
-            raise ConfigError(f"hydra.sweeper.sampler: {self.name} cannot be made: {why}") from error
+            raise InputError(f"hydra.sweeper.sampler: {self.name} cannot be made: {why}") from error
         assert isinstance(made, BaseSampler)
         return made

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labrl.config.errors import ConfigError
 from labrl.config.types import whole_number
+from labrl.errors import InputError
 
 
 @dataclass
 class Settings:
-    """`hydra.sweeper`, as hydra-optuna-sweeper has it. Raises ConfigError for a number that is wrong."""
+    """`hydra.sweeper`, as hydra-optuna-sweeper has it. Raises InputError for a number that is wrong."""
 
     sampler: dict[str, Any]
     direction: Any
@@ -26,7 +26,7 @@ class Settings:
     def __post_init__(self) -> None:
         rate = self.max_failure_rate
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-            raise ConfigError(f"hydra.sweeper.max_failure_rate={rate}: must be a number between 0 and 1")
+            raise InputError(f"hydra.sweeper.max_failure_rate={rate}: must be a number between 0 and 1")
         self.n_trials = _count("n_trials", self.n_trials)
         if self.n_jobs is not None:
             self.n_jobs = _count("n_jobs", self.n_jobs)
@@ -36,7 +36,7 @@ def _count(name: str, given: Any) -> int:
     try:
         number = whole_number(given)
     except ValueError as error:
-        raise ConfigError(f"hydra.sweeper.{name}={given}: {error}") from None
+        raise InputError(f"hydra.sweeper.{name}={given}: {error}") from None
     if number < 1:
-        raise ConfigError(f"hydra.sweeper.{name}={given}: must be at least 1")
+        raise InputError(f"hydra.sweeper.{name}={given}: must be at least 1")
     return number

@@ -20,7 +20,7 @@ from optuna.distributions import (
 )
 
 from labrl.config.consistency import quoted
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
 """Words that say how a search goes and nothing about one of its trials."""
@@ -44,7 +44,7 @@ class Space:
     def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], words: Sequence[str]) -> Space:
         """From `search.space`, `hydra.sweeper.params` and the command line, of which the later wins.
 
-        Raises ConfigError for a range that is empty or cannot be read, and where nothing is searched.
+        Raises InputError for a range that is empty or cannot be read, and where nothing is searched.
         """
         searched: dict[str, tuple[str, BaseDistribution, str]] = {}
         fixed: dict[str, list[str]] = {}
@@ -62,12 +62,12 @@ class Space:
                 searched[key] = (*found, word)
         written = {name: word for name, _, word in searched.values()}
         if not searched:
-            raise ConfigError(
+            raise InputError(
                 "there is nothing to search: choose a ready space, search=ppo, or give one, as in "
                 "'agent.lr=tag(log, interval(1e-5, 1e-2))'"
             )
         if "seed" in searched:
-            raise ConfigError(
+            raise InputError(
                 f"{written['seed']}: a seed is nothing to be searched, a lucky one does not come again. "
                 "meta.max_session=<seeds> gives each trial the mean over several"
             )
@@ -83,7 +83,7 @@ class Space:
         return {key: json.loads(distribution_to_json(one)) for key, one in self.distributions.items()}
 
     def grid(self) -> dict[str, list[Any]]:
-        """All values of each key, for the grid sampler. Raises ConfigError for a continuous range."""
+        """All values of each key, for the grid sampler. Raises InputError for a continuous range."""
         return {key: self._values(key, one) for key, one in self.distributions.items()}
 
     def corners(self) -> dict[str, list[Any]]:
@@ -99,7 +99,7 @@ class Space:
         if isinstance(distribution, FloatDistribution) and distribution.step is not None:
             count = round((distribution.high - distribution.low) / distribution.step) + 1
             return [distribution.low + index * distribution.step for index in range(count)]
-        raise ConfigError(
+        raise InputError(
             f"{self.written[key]}: a grid needs single values: {key}=choice(...) or {key}=range(...)"
         )
 
@@ -109,13 +109,13 @@ def _parsed(word: str) -> tuple[str, BaseDistribution] | None:
     try:
         searched, _, _ = create_params_from_overrides([word])
     except OverrideParseException as error:
-        raise ConfigError(
+        raise InputError(
             f"{word}: cannot be read. A searched key is written key=interval(1e-5,1e-2), "
             "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)"
         ) from error
     # All that Hydra's sweeper and Optuna raise for what cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
-        raise ConfigError(f"{word}: {_reason(error)}") from error
+        raise InputError(f"{word}: {_reason(error)}") from error
     return next(iter(searched.items()), None)
 
 

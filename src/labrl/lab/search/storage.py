@@ -18,7 +18,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.storage.experiment_folder import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
@@ -34,14 +34,14 @@ class StudyStorage:
     def __init__(self, url: str | None, folder: Path) -> None:
         """url: as `hydra.sweeper.storage` has it; None: an SQLite file in `folder`.
 
-        Raises ConfigError where it cannot be reached, with the reason and what to do.
+        Raises InputError where it cannot be reached, with the reason and what to do.
         """
         self.url = url or f"sqlite:///{_in_url(folder / STUDY_FILE)}"
         self.is_shared = url is not None
         kind, separator, rest = self.url.partition("://")
         self._kind = kind.partition("+")[0]
         if not separator or self._kind not in ("sqlite", "journal", "postgresql", "mysql"):
-            raise ConfigError(
+            raise InputError(
                 f"hydra.sweeper.storage={self.url}: must be sqlite:///<file>, journal:///<file>, "
                 "postgresql://<user>@<host>/<database> or mysql://<user>@<host>/<database>"
             )
@@ -79,7 +79,7 @@ class StudyStorage:
                     return self._database({"timeout": SECONDS_TO_WAIT})
             return self._database({"connect_timeout": SECONDS_TO_CONNECT})
         except Exception as error:
-            raise ConfigError(f"hydra.sweeper.storage={self.told}: {self._why(error)}") from error
+            raise InputError(f"hydra.sweeper.storage={self.told}: {self._why(error)}") from error
 
     def _database(self, connect: dict[str, int]) -> RDBStorage:
         """Of two machines that begin at once, both may try to make the tables: one has to try again."""

@@ -16,8 +16,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.consistency import SCORED, only_watches, split_word
-from labrl.config.errors import ConfigError
 from labrl.config.search import Measure, Pruner
+from labrl.errors import InputError
 from labrl.lab.search.objective import Direction, intermediate_values, trial_values
 from labrl.lab.search.pruning import is_hopeless
 from labrl.lab.search.sampling import NumberedSampler
@@ -111,7 +111,7 @@ class Study:
     def __init__(self, storage: StudyStorage, plan: Plan, sampler_node: dict[str, Any], home: Path) -> None:
         """Begin the study, or join it.
 
-        home: the experiment folder of this machine. Raises ConfigError where a study of this name
+        home: the experiment folder of this machine. Raises InputError where a study of this name
         searches something else.
         """
         self.plan, self.home, self._storage = plan, home, storage
@@ -323,12 +323,12 @@ class Study:
         self._storage.optuna.set_trial_user_attr(trial._trial_id, FACTS, noted)
 
     def _agreed(self) -> dict[str, Any]:
-        """What the study is about: written down by the first, compared by all others. Raises ConfigError."""
+        """What the study is about: written down by the first, compared by all others. Raises InputError."""
         mine, name = self.plan.facts(), self.plan.name
         agreed = self._study.user_attrs.get(FACTS)
         if agreed is None:
             if self._study.get_trials(deepcopy=False):
-                raise ConfigError(
+                raise InputError(
                     f"hydra.sweeper.study_name={name}: {self._storage.told} holds a study of this name that "
                     "labrl did not begin: give another name"
                 )
@@ -339,7 +339,7 @@ class Study:
         then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
         differs = [key for key in mine if mine[key] != then.get(key)]
         if differs:
-            raise ConfigError(_other_study(name, self._storage.told, differs, mine, then))
+            raise InputError(_other_study(name, self._storage.told, differs, mine, then))
         return agreed
 
 

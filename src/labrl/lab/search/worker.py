@@ -15,8 +15,8 @@ from typing import Literal
 
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import quoted
-from labrl.config.errors import ConfigError
 from labrl.config.generated import choices_of
+from labrl.errors import LabrlError
 from labrl.lab.again import Again
 from labrl.lab.past import Past
 from labrl.lab.request import Request
@@ -67,7 +67,7 @@ def perform(task: Task) -> Outcome:
             try:
                 result = _resumed(task) if task.resume else None
                 return _outcome(task.folder, result or _fresh(task))
-            except ConfigError as error:
+            except LabrlError as error:
                 print(error)
                 return Outcome("failed", str(error))
             except Exception as error:
@@ -106,13 +106,13 @@ def _resumed(task: Task) -> TrialResult | None:
 
 
 def _wait_for(run: RunFolder) -> None:
-    """Until the last process of a killed search has saved the trial. Raises ConfigError if it does not."""
+    """Until the last process of a killed search has saved the trial. Raises InputError if it does not."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
             with run.lock():
                 return
-        except ConfigError:
+        except LabrlError:
             if time.monotonic() > until:
                 raise
         time.sleep(0.2)
@@ -129,7 +129,7 @@ def _has_ended(run: RunFolder) -> bool:
 def _sessions_of(run: RunFolder) -> int:
     try:
         return int(Past.of(run).config["meta"]["max_session"])
-    except ConfigError:
+    except LabrlError:
         return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 from labrl.session.callbacks.callback import Callback
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
 
     Listeners first, a user's own among them, so that they have started before the first row is written;
     then those who write rows; the checkpoint last, so that it holds what all others did at its frame.
-    Raises ConfigError if a user's callback is not a `Callback`.
+    Raises InputError if a user's callback is not a `Callback`.
     """
     from labrl.session.callbacks.checkpoint import Checkpoint
     from labrl.session.callbacks.closer_look import CloserLook, LastGradients
@@ -63,7 +63,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
 
 
 def check_callbacks(config: TrialConfig) -> None:
-    """Raises ConfigError if a user's class is not a `Callback`, before anything is built."""
+    """Raises InputError if a user's class is not a `Callback`, before anything is built."""
     for name, component in config.callbacks.items():
         if component is None:
             continue
@@ -72,8 +72,8 @@ def check_callbacks(config: TrialConfig) -> None:
             raise _no_callback(name, component, target)
 
 
-def _no_callback(name: str, component: Component, kind: type) -> ConfigError:
-    return ConfigError(
+def _no_callback(name: str, component: Component, kind: type) -> InputError:
+    return InputError(
         f"callbacks.{name}: {component.target} gives a {kind.__name__}; it must be a subclass of "
         "labrl.session.callbacks.Callback"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
-from labrl.config.errors import ConfigError
+from labrl.errors import LabrlError
 from labrl.session.callbacks.callback import SessionView
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import read_command, recorded_config
@@ -50,7 +50,7 @@ def chosen(run: RunFolder) -> dict[str, Any]:
     """What was typed for a trial, by key: numbers and words as they were resolved; and its seed."""
     try:
         config, words = recorded_config(run), read_command(run).overrides
-    except ConfigError:  # a folder that is damaged is no reason not to train
+    except LabrlError:  # a folder that is damaged is no reason not to train
         return {}
     found: dict[str, Any] = {"seed": config.get("seed")}
     for word in words:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.errors import ConfigError
+from labrl.errors import LabrlError
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.step import Episode
@@ -32,7 +32,7 @@ def _same(path: Path, episode: RecordedEpisode) -> bool:
     """Whether the file holds `episode`."""
     try:
         found, wanted = read_episode(path).plain(), episode.plain()
-    except ConfigError:  # damaged
+    except LabrlError:  # damaged
         return False
     return np.array_equal(found.pop("actions"), wanted.pop("actions")) and found == wanted
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
-from labrl.config.errors import ConfigError
+from labrl.errors import InputError
 
 MAIN = "__main__"
 
@@ -27,12 +27,12 @@ _importing: list[str] = []
 
 
 def begin(caller: str) -> None:
-    """Forget what earlier runs used of the script. Raises ConfigError where `caller` would run by accident.
+    """Forget what earlier runs used of the script. Raises InputError where `caller` would run by accident.
 
     That is while a module is imported, by labrl or by a child process of the user's own.
     """
     if _importing:
-        raise ConfigError(
+        raise InputError(
             f"the module {_importing[-1]} calls {caller} when it is imported, and the configuration names "
             f'this module. Put the call below `if __name__ == "{MAIN}":`.'
         )
@@ -40,7 +40,7 @@ def begin(caller: str) -> None:
     while frame is not None:
         # what multiprocessing calls the script that it imports in a child
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
-            raise ConfigError(
+            raise InputError(
                 f"a child process has imported this script, which calls {caller} at its top level. Put the "
                 f'call below `if __name__ == "{MAIN}":`.'
             )
@@ -71,9 +71,9 @@ class Carried:
     """
 
     def __init__(self) -> None:
-        """Collect it. Raises ConfigError where this process may start none, or something cannot be sent."""
+        """Collect it. Raises InputError where this process may start none, or something cannot be sent."""
         if multiprocessing.current_process().daemon:
-            raise ConfigError(
+            raise InputError(
                 "this run needs processes, and a daemonic process, such as one of multiprocessing.Pool, may "
                 "start none. Call labrl from a concurrent.futures.ProcessPoolExecutor instead, or set "
                 "meta.max_session=1 and env.vectorization=sync."
@@ -95,7 +95,7 @@ def _definitions(dumps: Dumps) -> bytes:
         return dumps(found)
     except Exception as error:  # whatever objects of somebody's raise
         names = ", ".join(f"{MAIN}.{name}" for name in found)
-        raise ConfigError(
+        raise InputError(
             f"_target_: {names}: this run needs processes, and they cannot be sent what the script or "
             f"notebook defines: {error}. Put the definition into a module, and name that: "
             "_target_=my_module.MyClass"

@@ -1,0 +1,162 @@
+"""Errors that are told to the person at the keyboard, and the exit codes of the commands.
+
+The command line prints the message of a `LabrlError` without a traceback. A program that calls labrl, and the
+tests, look at its class, its `code` and its `key`, never at the sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+"""Exit codes: all went well; a run failed; nothing was begun because the input is wrong; Ctrl-C; SIGTERM."""
+
+Code = Literal[
+    "syntax",  # the text of an override or of a file cannot be read
+    "unknown-key",  # no such configuration key, or no such keyword
+    "unknown-option",  # no such option of a group, or no such name among a fixed set of names
+    "missing",  # a key must be given and is not
+    "type",  # a value of the wrong type
+    "range",  # a value of the right type that is not allowed
+    "contradiction",  # two keys that cannot go together
+    "unsupported",  # the chosen agent, network, memory or environment cannot do what is asked for
+    "target",  # a `_target_` cannot be imported or made, or is not what its place needs
+    "not-found",  # no such file, folder, run, checkpoint, session or dataset
+    "changed-past",  # a resumed run would have had another past
+    "not-installed",  # a package, extra or program is needed
+    "resources",  # more memory, disk, cores or GPUs than there are
+    "usage",  # a command or function is called in a way or at a place where it cannot work
+    "damaged",  # a file of a run is damaged
+    "busy",  # another process uses the folder
+    "environment",  # an environment failed while it was made or played
+    "lost-process",  # a process that the run needs has died or hangs
+]
+"""What kind of error it is. Each class below says which of them it has."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing that is wrong with the input."""
+
+    code: Code
+    key: str | None
+    """The full configuration key, the word of the command line or the file that has to change."""
+    message: str
+
+
+class LabrlError(Exception):
+    """Base of the errors that the command line prints as a message, without a traceback."""
+
+    codes: ClassVar[tuple[Code, ...]] = get_args(Code)
+    """The codes that errors of this class can have; the first is the usual one."""
+    exit_code: ClassVar[int] = FAILED
+    """What a command ends with that this error has stopped."""
+
+    def __init__(self, message: str, *, code: Code | None = None, key: str | None = None) -> None:
+        """message: what is wrong, with the key or file, what is allowed, and what to type.
+
+        key: the full configuration key (`agent.lr`), the word of the command line (`+resume`, `--by`) or the
+        path of the file that has to change; None where there is no single one.
+        """
+        super().__init__(message)
+        self.code: Code = code or self.codes[0]
+        self.key = key
+
+    @property
+    def mistakes(self) -> tuple[Mistake, ...]:
+        """Everything that is wrong; more than one where several values of a configuration are."""
+        return (Mistake(self.code, self.key, str(self)),)
+
+
+class InputError(LabrlError):
+    """Wrong input: an override, an option, a configuration file, or a request that nothing can fulfil.
+
+    Nothing has been begun when it is raised.
+    """
+
+    exit_code = WRONG_INPUT
+
+    @classmethod
+    def of(cls, mistakes: Iterable[Mistake]) -> InputError:
+        """One error for several mistakes; its code and key are those of the first."""
+        found = tuple(mistakes)
+        error = cls("\n".join(one.message for one in found), code=found[0].code, key=found[0].key)
+        error._mistakes = found
+        return error
+
+    _mistakes: tuple[Mistake, ...] = ()
+
+    @property
+    def mistakes(self) -> tuple[Mistake, ...]:
+        """Everything that is wrong, a mistake for each wrong value."""
+        return self._mistakes or super().mistakes
+
+
+class DamagedFileError(LabrlError):
+    """A file of a run, a study or a dataset is damaged or incomplete. `key` is its path."""
+
+    codes = ("damaged",)
+    exit_code = WRONG_INPUT
+
+
+class BusyFolderError(LabrlError):
+    """Another process uses a run folder, an experiment or a study. `key` is its path."""
+
+    codes = ("busy",)
+    exit_code = WRONG_INPUT
+
+
+class EnvironmentFailedError(LabrlError):
+    """An environment failed while it was made, reset or stepped, or broke the contract of environments."""
+
+    codes = ("environment",)
+
+
+class LostProcessError(LabrlError):
+    """A process that the run needs has died or answers no more."""
+
+    codes = ("lost-process",)
+
+
+def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """At most `count` known spellings close to `word`, the closest first.
+
+    A name is close that takes few edits, or a single one if it is short, or that begins with `word`.
+    """
+    given = word.lower()
+    ranks: dict[str, tuple[float, float, int]] = {}
+    for name in known:
+        lower = name.lower()
+        ratio = difflib.SequenceMatcher(None, lower, given).ratio()
+        begins = len(given) >= 3 and lower.startswith(given)
+        if ratio < 0.6 and not begins:
+            continue
+        edits = _edits(given, lower)
+        if begins or edits == 1 or len(lower) > SHORT:
+            ranks[name] = (min(edits, 1.5) if begins else edits, -ratio, _edits(word, name))
+    return sorted(ranks, key=lambda name: ranks[name])[:count]
+
+
+SHORT = 4
+"""Up to this length a name is close only if it takes a single edit: a3c is close to a2c, and not to sac."""
+
+
+def _edits(word: str, other: str) -> int:
+    """Letters to insert, leave out, replace or swap with the next one, to turn `word` into `other`."""
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(word, 1):
+        row = [i]
+        for j, expected in enumerate(other, 1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != expected)))
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == expected:
+                row[j] = min(row[j], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """` Did you mean <prefix><nearest>?`, or nothing when no known spelling is close."""
+    return "".join(f" Did you mean {prefix}{match}?" for match in nearest(word, known))

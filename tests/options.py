@@ -1,0 +1,28 @@
+"""The options of a part as labrl's YAML gives them, for tests that build single parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+from labrl.config.compose import compose, resolve
+from labrl.config.component import Component
+
+
+def options(key: str, words: str = "", **changes: Any) -> Any:
+    """The options at `key` of what `labrl preset=none <words>` runs with, as its dataclass, with `changes`.
+
+    `options("agent", "agent=ppo", horizon=8)` is a PPOConfig,
+    `options("agent.network.torso", "agent/network=mlp", hidden=[8])` an MLPConfig.
+    """
+    return dataclasses.replace(_options(key, words), **changes)
+
+
+@cache
+def _options(key: str, words: str) -> Any:
+    part: Any = resolve(compose(["preset=none", *words.split()]))
+    for name in key.split("."):
+        part = part.config if isinstance(part, Component) else part
+        part = part[name] if isinstance(part, dict) else getattr(part, name)
+    return part.config if isinstance(part, Component) else part
