@@ -22,7 +22,7 @@ def refused(*overrides: str) -> str:
     [
         ("agent.lrr=1", "agent.lrr: no such key. Did you mean agent.lr?"),
         ("lr=1", "lr: no such key. Did you mean agent.lr?"),
-        ("agent.gamma=0.9", "agent.gamma"),
+        ("agent.discount=0.9", "agent.gamma"),
         ("total_timesteps=1000", "env.max_frame"),
         ("max_episode_steps=10", "env.max_episode_steps"),
         ("max_frame=1", "max_frame: no such key. Did you mean env.max_frame?"),

@@ -30,7 +30,7 @@ NAMED_ELSEWHERE = {
     "buffer_size": "agent.memory.capacity",
     "ent_coef": "agent.entropy_coef",
     "evaluation_epsilon": "meta.eval_epsilon",
-    "gamma": "agent.gamma",
+    "discount": "agent.gamma",
     "learning_rate": "agent.lr",
     "max_episode_steps": "env.max_episode_steps",
     "n_steps": "agent.horizon",
