@@ -36,7 +36,7 @@ AGENTS = {
         "agent.memory.capacity=10000",
     ],
 }
-EVALUATION, BESIDE, ACTOR = ["meta.rigorous_eval=1"], ["meta.async_eval=true"], ["meta.async_unroll={}"]
+EVALUATION, BESIDE, ACTOR = ["meta.rigorous_eval=1"], ["meta.async_eval=true"], ["meta/async_unroll=on"]
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "PPO, no evaluation": ("PPO", []),
     "PPO, evaluated in the loop": ("PPO", EVALUATION),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from options import options
 
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -20,10 +21,7 @@ from labrl.session.interruption import Interruption
 from labrl.step import Episode
 from labrl.storage.run_folder import SessionFolder
 
-CARTPOLE = Component.parse(
-    {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "cartpole", "id": "CartPole-v1", "max_frame": 1000},
-    "env",
-)
+CARTPOLE = Component("labrl.envs.gym.GymnasiumEnv", options("env", "env=cartpole", max_frame=1000), "env")
 
 
 class ToyAgent:

@@ -29,7 +29,7 @@ from labrl.lab.worker import restored_session
 from labrl.session import actor_env
 from labrl.session.actor import Acted
 from labrl.session.actor_env import ActorEnv
-from labrl.session.companion import Companion, CompanionError, Line, RemoteError, TrainingEndedError, _Failure
+from labrl.session.companion import Companion, CompanionError, Failure, Line, RemoteError, TrainingEndedError
 from labrl.session.session import Session
 from labrl.session.weights_file import WeightsFile
 from labrl.storage.checkpoint import CheckpointStore
@@ -37,7 +37,7 @@ from labrl.storage.run_folder import RunFolder
 
 SMALL = [*QUIET, *REPLAY, "env.num_envs=2", "env.max_frame=240", "meta.log_frequency=60"]
 SMALL += ["agent.memory.capacity=400"]
-SMALL += ["meta.async_unroll={queue_size: 3, update_period: 4, step_interval: 0, timeout: 60}"]
+SMALL += ["meta/async_unroll=on", "meta.async_unroll.queue_size=3", "meta.async_unroll.update_period=4"]
 CARTPOLE = [*SMALL, "agent=dqn", "env=cartpole"]
 PENDULUM = [*SMALL, "env=pendulum"]
 NORMALIZED = ["+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
@@ -58,7 +58,7 @@ class InThread(Companion):
             except TrainingEndedError:
                 pass
             except BaseException as error:
-                line.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
+                line.send(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
             there.close()
 
         self._thread = threading.Thread(target=run, daemon=True)
@@ -133,7 +133,8 @@ def test_queue_and_period_bound_how_old_weights_are(tmp_path: Path) -> None:
     words = [
         *CARTPOLE,
         "agent.updates_per_frame=2",
-        "meta.async_unroll={queue_size: 2, update_period: 6, step_interval: 0, timeout: 60}",
+        "meta.async_unroll.queue_size=2",
+        "meta.async_unroll.update_period=6",
     ]
     session = play(words, RunFolder.create(tmp_path / "run"))
     updates = 4  # of a vector step
@@ -214,10 +215,10 @@ def broken(**kwargs: Any) -> list[str]:
 
 @pytest.mark.usefixtures("in_thread")
 def test_an_actor_that_fails_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(
-        CompanionError, match=r"meta\.async_unroll.* ArithmeticError: the simulator"
-    ) as raised:
+    with pytest.raises(CompanionError) as raised:
         play(broken(), RunFolder.create(tmp_path / "run"))
+    assert raised.value.code == "lost-process"
+    assert "ArithmeticError" in str(raised.value)
     assert isinstance(raised.value.__cause__, RemoteError)
     assert "env.step(action)" in str(raised.value.__cause__)
 
@@ -227,7 +228,7 @@ def test_an_actor_that_hangs_ends_the_run_and_says_where(tmp_path: Path) -> None
     words = [*broken(hangs="true"), "meta.async_unroll.timeout=2"]
     result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
-    assert "nothing for 2 seconds (meta.async_unroll.timeout)" in str(result.sessions[0].error)
+    assert "meta.async_unroll.timeout" in str(result.sessions[0].error)
     log = (tmp_path / "run" / "session_0" / "session.log").read_text()
     assert "in step" in log
     assert "test_async_unroll.py" in log
@@ -270,13 +271,14 @@ def test_a_killed_actor_ends_the_run(tmp_path: Path) -> None:
         os.kill(children(process)[0], signal.SIGKILL)
         said, _ = process.communicate()
     assert process.returncode == 1
-    assert "the actor process (meta.async_unroll) was killed by SIGKILL" in said
+    assert "meta.async_unroll" in said
+    assert "SIGKILL" in said
 
 
 def test_a_process_acts_beside_the_learner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert main([*CARTPOLE, f"hydra.run.dir={run}"]) == 0
-    assert capsys.readouterr().out.count("no two runs are equal") == 1
+    assert capsys.readouterr().out.count("meta.async_unroll") == 1, "no two runs are equal with it"
     assert json.loads((run / "run.json").read_text())["inexact"] == ["meta.async_unroll"]
     assert rows(run / "session_0" / "train.csv")[-1]["opt_step"] == str((240 - 60) // 4)
 
@@ -308,30 +310,36 @@ def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "key"),
     [
+        (["agent=ppo"], "unsupported", "meta.async_unroll"),
+        (["agent=random"], "unsupported", "meta.async_unroll"),
+        (["agent=dqn", "meta.distributed=shared"], "contradiction", "meta.async_unroll"),
+        (["agent=dqn", "meta.async_unroll.queue_size=0"], "range", "meta.async_unroll.queue_size"),
         (
-            ["meta.async_unroll={}", "agent=ppo"],
-            r"meta\.async_unroll: agent\._target_ labrl\.agents\.ppo\.PPO learns only from what",
-        ),
-        (["meta.async_unroll={}", "agent=random"], r"meta\.async_unroll: agent\._target_ .*RandomAgent"),
-        (
-            ["meta.async_unroll={}", "agent=dqn", "meta.distributed=shared"],
-            r"async_unroll .* meta\.distributed=shared .*meta\.async_unroll=null",
-        ),
-        (["agent=dqn", "meta.async_unroll={queue_size: 0}"], r"meta\.async_unroll\.queue_size"),
-        (
-            ["agent=dqn", "meta.async_unroll={step_interval: 3, timeout: 2}"],
-            r"timeout=2 must be more than step_interval=3",
+            ["agent=dqn", "meta.async_unroll.step_interval=3", "meta.async_unroll.timeout=2"],
+            "contradiction",
+            "meta.async_unroll.timeout",
         ),
     ],
     ids=str,
 )
-def test_what_contradicts_it_is_refused_with_both_keys(words: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        check(resolve(compose(words)))
+def test_what_contradicts_it_is_refused(words: list[str], code: str, key: str) -> None:
+    with pytest.raises(InputError) as refused:
+        check(resolve(compose(["meta/async_unroll=on", *words])))
+    assert (refused.value.code, refused.value.key) == (code, key)
+
+
+@pytest.mark.parametrize("word", ["meta.async_unroll=true", "meta.async_unroll={}"])
+def test_it_is_switched_on_as_an_option(word: str) -> None:
+    with pytest.raises(InputError) as refused:
+        resolve(compose(["agent=dqn", word]))
+    assert all(str(mistake.key).startswith("meta.async_unroll") for mistake in refused.value.mistakes)
+    assert "meta/async_unroll=" in str(refused.value)
 
 
 def test_its_options_without_it_are_refused() -> None:
-    with pytest.raises(InputError, match=r"meta\.async_unroll"):
+    with pytest.raises(InputError) as refused:
         compose(["agent=dqn", "meta.async_unroll.queue_size=4"])
+    assert refused.value.key == "meta.async_unroll.queue_size"
+    assert "meta/async_unroll=on" in str(refused.value)

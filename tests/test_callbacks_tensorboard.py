@@ -17,6 +17,7 @@ from callback_cases import ToySession
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from labrl.cli import main
+from labrl.session.callbacks.closer_look import CloserLook
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.event_file import EventFile
 from labrl.session.callbacks.log import LogTraining
@@ -71,6 +72,7 @@ class Weighted(ToySession):
         super().__init__(path, **facts)
         self.net = torch.nn.Linear(1, 1, bias=False)
         self.agent.modules = lambda: {"net": self.net}
+        self.env.actions = None
 
     def step(self) -> None:
         torch.nn.init.constant_(self.net.weight, self.clock.frame + self.num_envs)
@@ -92,29 +94,29 @@ def histograms(path: Path) -> list[tuple[int, float]]:
     return [(e.step, e.histogram_value.max) for e in events.Histograms("weights/net/weight")]
 
 
-def test_histograms_of_weights_come_with_each_evaluation_if_asked_for(tmp_path: Path) -> None:
-    for name, board in (("with", TensorBoard(histograms=True)), ("without", TensorBoard())):
+def test_histograms_of_weights_come_with_each_training_row_if_asked_for(tmp_path: Path) -> None:
+    for name, board in (("with", TensorBoard(CloserLook())), ("without", TensorBoard())):
         session = Weighted(tmp_path / name, max_frame=200)
-        session.run_until(200, board, Evaluate(52, 0, [board]))
+        session.run_until(200, board, LogTraining(52, [board]))
         board.finish(session)
     assert histograms(tmp_path / "with" / "tensorboard") == [(52, 52), (104, 104), (156, 156), (200, 200)]
     assert histograms(tmp_path / "without" / "tensorboard") == []
 
 
 def test_histograms_are_whole_and_single_after_a_resume(tmp_path: Path) -> None:
-    board = TensorBoard(histograms=True)
+    board = TensorBoard(CloserLook())
     session = Weighted(tmp_path, max_frame=200)
-    evaluate = Evaluate(20, 0, [board])
-    session.run_until(60, board, evaluate)
+    log = LogTraining(20, [board])
+    session.run_until(60, board, log)
     state = session.state_dict()
     while session.clock.frame < 120:
         session.step()  # undone by a kill
 
-    board = TensorBoard(histograms=True)
-    evaluate = Evaluate(20, 0, [board])
+    board = TensorBoard(CloserLook())
+    log = LogTraining(20, [board])
     resumed = Weighted(tmp_path, max_frame=200)
-    resumed.load_state_dict(state, board, evaluate)
-    resumed.run_until(200, board, evaluate)
+    resumed.load_state_dict(state, board, log)
+    resumed.run_until(200, board, log)
     board.finish(resumed)
     found = histograms(tmp_path / "tensorboard")
     assert found == [(frame, frame) for frame in range(20, 201, 20)]

@@ -147,11 +147,7 @@ def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(
     ("words", "said"),
     [
         (["meta.log=histograms", "meta.tensorboard=false"], "meta.log=norms"),
-        (
-            ["meta.tensorboard_histograms=true", "meta.tensorboard=false"],
-            "or meta.tensorboard_histograms=false",
-        ),
-        (["agent=crossq", "meta.gradient_noise=true"], "Set meta.gradient_noise=false"),
+        (["agent=crossq", "meta.gradient_noise=true"], "meta.gradient_noise=false"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(

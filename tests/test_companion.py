@@ -75,22 +75,24 @@ def test_an_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> N
     with started(tmp_path, fails, 0) as process:
         assert process.receive() == 1
         process.send("go on")
-        with pytest.raises(
-            CompanionError, match="the helper failed: ZeroDivisionError: division by zero"
-        ) as raised:
+        with pytest.raises(CompanionError) as raised:
             process.receive()
+    assert raised.value.code == "lost-process"
+    assert "ZeroDivisionError" in str(raised.value)
     assert "1 / divisor" in str(raised.value.__cause__)
 
 
 def test_an_end_without_a_word_is_named(tmp_path: Path) -> None:
-    with started(tmp_path, leaves) as process, pytest.raises(CompanionError, match="SystemExit: 3"):
+    with started(tmp_path, leaves) as process, pytest.raises(CompanionError) as raised:
         process.receive()
+    assert "SystemExit: 3" in str(raised.value)
     with started(tmp_path, looks_up) as process:
         os.kill(process.receive(), signal.SIGKILL)
-        with pytest.raises(CompanionError, match="the helper was killed by SIGKILL, perhaps because memory"):
-            process.receive()
-        with pytest.raises(CompanionError, match="was killed"):
-            process.send(1)
+        for talk in (process.receive, lambda: process.send(1)):
+            with pytest.raises(CompanionError) as raised:
+                talk()
+            assert "the helper" in str(raised.value)
+            assert "SIGKILL" in str(raised.value)
 
 
 def test_it_heeds_no_signal_but_ends_with_the_session(tmp_path: Path) -> None:

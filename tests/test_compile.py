@@ -63,8 +63,8 @@ def test_without_a_compiler_it_is_refused_before_anything_is_written(
     run = tmp_path / "run"
     assert main(["meta.compile=true", "meta.device=cpu", f"hydra.run.dir={run}"]) == 2
     told = capsys.readouterr().err
-    assert "there is no no-such-compiler here" in told
-    assert "set meta.compile=false" in told
+    assert "no-such-compiler" in told
+    assert "meta.compile=false" in told
     assert not run.exists()
 
 

@@ -10,18 +10,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labrl.config.compose import compose, to_plain
 from labrl.config.consistency import (
     ABSENT,
-    HARMLESS,
-    HARMLESS_GROUPS,
     Change,
     changes,
     contradictions,
     override,
     refusal,
+    traits,
 )
-from labrl.config.schema import MetaConfig
+from labrl.config.keys import Traits, keys
+from labrl.config.schema import TrialConfig
 
 KEYS = st.sampled_from(["a", "b", "c"])
 LEAVES = (
@@ -80,33 +79,46 @@ def test_numbers_are_compared_as_such_and_nothing_else_is(old: Any, new: Any, di
     assert bool(changes({"key": old}, {"key": new})) == differ
 
 
-@pytest.mark.parametrize("key", sorted(HARMLESS))
-def test_every_harmless_key_exists(key: str) -> None:
-    node: Any = to_plain(compose([]))
-    for name in key.split("."):
-        assert name in node, f"{key} is no key any more"
-        node = node[name]
+def keys_of_a_trial() -> dict[str, Traits]:
+    return {key.name: key.traits for key in keys(TrialConfig)}
 
 
-def test_every_key_of_meta_has_been_decided_upon() -> None:
-    """A key that is added to `meta` must be put here or there by somebody who has thought about it."""
-    harmless = [*HARMLESS, *HARMLESS_GROUPS]
-    decided = {key.removeprefix("meta.") for key in harmless if key.startswith("meta.")}
-    refused = {"async_unroll", "compile", "distributed", "episode_window", "precision"}
-    assert decided | refused == set(MetaConfig.__dataclass_fields__)
-    assert not decided & refused
+def test_a_key_has_the_traits_of_its_field_or_of_the_nearest_one_above() -> None:
+    assert {key: traits(key) for key in keys_of_a_trial()} == keys_of_a_trial()
+    assert traits("meta.profile.start") == traits("meta.profile") == traits("meta.profile.no_such_key")
+    assert traits("callbacks.mine.n") == traits("wandb") == traits("search.pruner.kind")
 
 
-@given(st.sampled_from(sorted(HARMLESS)), LEAVES, LEAVES)
-def test_harmless_keys_contradict_nothing_whatever_their_values(key: str, old: Any, new: Any) -> None:
-    assert contradictions([Change(key, old, new)]) == []
+@given(st.sampled_from(sorted(keys_of_a_trial())), LEAVES, LEAVES)
+def test_a_key_contradicts_the_past_unless_a_resume_may_change_it(key: str, old: Any, new: Any) -> None:
+    assert (contradictions([Change(key, old, new)]) == []) == keys_of_a_trial()[key].resume
+
+
+@pytest.mark.parametrize("key", ["env.max_frame", "meta.max_session", "meta.device", "meta.eval_greedy"])
+def test_what_leaves_the_learning_alone_may_change(key: str) -> None:
+    assert not contradictions([Change(key, 1, 2)])
 
 
 @pytest.mark.parametrize(
-    "key", ["seed", "env.num_envs", "agent.lr", "agent.lr.horizon", "transforms.reward", "env.max_frames"]
+    "key",
+    [
+        *("seed", "env.num_envs", "agent.lr", "agent.lr.horizon", "transforms.reward", "env.max_frames"),
+        *("meta.precision", "meta.compile", "meta.episode_window", "meta.async_unroll.timeout", "meta.new"),
+    ],
 )
 def test_all_other_keys_contradict_the_past(key: str) -> None:
     assert contradictions([Change(key, 1, 2)])
+
+
+def test_only_the_seed_is_in_one_group_and_not_to_be_changed() -> None:
+    alike = {key for key, about in keys_of_a_trial().items() if about.same_group and not about.resume}
+    assert alike == {"seed"}
+
+
+def test_what_changes_the_past_changes_the_worth_of_a_trial() -> None:
+    assert all(about.score for about in keys_of_a_trial().values() if not about.resume)
+    assert traits("meta.eval_frequency").score
+    assert not traits("meta.keep_last").score
 
 
 def test_callbacks_may_come_and_go() -> None:
@@ -150,11 +162,8 @@ def test_a_group_of_keys_is_pinned_as_one() -> None:
 def test_the_table_names_keys_values_what_they_follow_and_what_to_type() -> None:
     found = [Change("agent.lr.horizon", 100000.0, 200000.0), Change("agent.new", ABSENT, True)]
     told = refusal(found, {"agent": {"lr": {"horizon": "${env.max_frame}"}, "new": True}})
-    assert told.splitlines()[1:] == [
-        "  key               then    now",
-        "  agent.lr.horizon  100000  200000  follows env.max_frame",
-        "  agent.new         -       true",
-        "To keep them as they were: agent.lr.horizon=100000",
-        "A key that is not on both sides comes from another choice or from another version of labrl.",
-        "To go on all the same, which the run folder will record: +force=true",
-    ]
+    rows = [line.split() for line in told.splitlines()]
+    assert ["agent.lr.horizon", "100000", "200000", "follows", "env.max_frame"] in rows
+    assert ["agent.new", "-", "true"] in rows
+    for word in ("agent.lr.horizon=100000", "+force=true"):
+        assert word in told.split()

@@ -30,7 +30,7 @@ def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) 
     words = ["agent=dqn", "env.num_envs=2", "env.max_frame=300", "agent.learning_starts=100", "seed=1"]
     words += [
         "env.vectorization=async",
-        "meta.async_unroll={}",
+        "meta/async_unroll=on",
         "meta.rigorous_eval=1",
         "meta.async_eval=true",
     ]

@@ -50,17 +50,30 @@ def test_a_profiled_window_leaves_a_trace_and_a_table_and_learns_the_same() -> N
 
 def test_a_run_that_ends_within_the_window_writes_what_was_seen() -> None:
     labrl.train(
-        [*QUIET, "agent=random", "env.max_frame=64", "meta.profile={frames: 1e6}", "hydra.run.dir=one"]
+        [
+            *QUIET,
+            "agent=random",
+            "env.max_frame=64",
+            "meta.profile={start: 0, frames: 1e6}",
+            "hydra.run.dir=one",
+        ]
     )
     assert Path("one/session_0/profile/trace.json").exists()
 
 
 @pytest.mark.parametrize(
-    "word", ["meta.profile={frames: 0}", "meta.profile={start: -1}", "meta.profile=true"]
+    ("window", "code", "key"),
+    [
+        ("{start: 0, frames: 0}", "range", "meta.profile.frames"),
+        ("{start: -1, frames: 9}", "range", "meta.profile.start"),
+        ("{start: 9}", "missing", "meta.profile.frames"),
+        ("true", "type", "meta.profile"),
+    ],
 )
-def test_a_window_that_is_none_is_refused(word: str) -> None:
-    with pytest.raises(InputError, match=r"meta\.profile"):
-        resolve(compose([word]))
+def test_a_window_that_is_none_is_refused(window: str, code: str, key: str) -> None:
+    with pytest.raises(InputError) as refused:
+        resolve(compose([f"meta.profile={window}"]))
+    assert (refused.value.code, refused.value.key) == (code, key)
 
 
 @pytest.mark.parametrize("on_crash", ["skip", "save"])

@@ -15,7 +15,7 @@ import yaml
 
 import labrl
 from labrl.cli import list_runs, main
-from labrl.errors import InputError
+from labrl.errors import WRONG_INPUT, InputError
 from labrl.storage.run_folder import RunFolder, RunStatus
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
@@ -62,68 +62,69 @@ def test_an_end_that_was_not_recorded_is_found_out(status: RunStatus, finished: 
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        ([], r"has finished: its session has played the whole budget of 64 frames"),
-        (["meta.log_frequency=8"], r"give a larger one: env\.max_frame=<more than 64>"),
-        (["env.max_frame=32"], r"env\.max_frame=32 must be more than the 64 frames that session 0"),
-        (["meta.max_session=1", "env.max_frame=9", "+force=true"], r"must be more than the 64 frames"),
-        (["env.max_frame=128", "seed=2"], r"seed +1 +2\n"),
-        (["env.max_frame=128", "seed=null"], r"seed +1 +null\n"),
-        (["env.max_frame=128", "env.num_envs=4"], r"keep them as they were: env\.num_envs=8"),
-        (["env.max_frame=128", "env=acrobot"], r"env\.id +CartPole-v1 +Acrobot-v1\n"),
-        (["env.max_frame=128", "meta.episode_window=5"], r"meta\.episode_window +100 +5\n"),
-        (["env.max_frame=128", "meta.precision=bf16"], r"To go on all the same.*: \+force=true"),
-        (["env.max_frame=512", "agent=ppo"], r"agent\.epochs +- +8\n"),
-        (["env.max_frame=128", "hydra.run.dir=two"], r"goes on in its own folder"),
-        (["env.max_frame=128", "agent.lrr=1"], r"agent\.lrr: no such key"),
-        (["env.max_frame=64,128"], r"several values are an experiment"),
-        (["-m", "env.max_frame=128,256"], r"is a run of its own: leave out -m to go on with it"),
-        (["+rerun=runs/one"], r"give one"),
-        (["+resume=latest"], r"\+resume is given twice"),
-        (["+force=yes"], r"\+force=yes: must be true or false"),
-        (["resume=latest"], r"resume=latest: write \+resume=latest"),
+        ([], ["runs/one", "64"]),
+        (["meta.log_frequency=8"], ["env.max_frame=", "64"]),
+        (["env.max_frame=32"], ["env.max_frame=32", "64"]),
+        (["meta.max_session=1", "env.max_frame=9", "+force=true"], ["env.max_frame=9", "64"]),
+        (["env.max_frame=128", "seed=2"], ["seed=1"]),
+        (["env.max_frame=128", "seed=null"], ["seed=1"]),
+        (["env.max_frame=128", "env.num_envs=4"], ["env.num_envs=8"]),
+        (["env.max_frame=128", "env=acrobot"], ["env.id=CartPole-v1", "Acrobot-v1"]),
+        (["env.max_frame=128", "meta.episode_window=5"], ["meta.episode_window=100"]),
+        (["env.max_frame=128", "meta.precision=bf16"], ["meta.precision=auto", "+force=true"]),
+        (["env.max_frame=512", "agent=ppo"], ["agent.epochs"]),
+        (["env.max_frame=128", "hydra.run.dir=two"], ["hydra.run.dir"]),
+        (["env.max_frame=128", "agent.lrr=1"], ["agent.lrr"]),
+        (["env.max_frame=64,128"], ["env.max_frame=64,128"]),
+        (["-m", "env.max_frame=128,256"], ["runs/one", "-m"]),
+        (["+rerun=runs/one"], ["+rerun", "+resume"]),
+        (["+resume=latest"], ["+resume"]),
+        (["+force=yes"], ["+force=yes"]),
+        (["resume=latest"], ["+resume=latest"]),
     ],
     ids=str,
 )
 def test_refused_and_left_as_it_is(
-    words: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(Path())
-    assert main(["+resume=runs/one", *words]) == 2
-    said = capsys.readouterr().err.replace("labrl: ", "")
-    assert re.search(message, said), said
+    assert main(["+resume=runs/one", *words]) == WRONG_INPUT
+    said = capsys.readouterr().err
+    assert [word for word in named if word not in said] == []
     assert "Traceback" not in said
     assert content(Path()) == before
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (["+resume=runs/two"], r"runs/two holds no run of labrl .* Did you mean runs/one\?"),
-        (["+resume=elsewhere/one"], r"holds no run of labrl .* Did you mean runs/one\?"),
-        (["+resume=on"], r"holds no run of labrl .* Did you mean runs/one\?"),
-        (["+resume=elsewhere"], r"Runs lie in runs/, and `latest` is the newest there"),
-        (["+resume=runs"], r"runs holds several runs: name one of them\n +runs/one"),
-        (["+resume=runs/one/session_0"], r"is part of a run: name the run folder, runs/one"),
-        (["+resume=latest", "env=pong"], r"there is no run under .*/runs that agrees with env=pong"),
-        (["+resume"], r"\+resume: needs a value, as in \+resume=latest"),
-        (["+resume="], r"\+resume=: needs a value"),
-        (["++resume=latest"], r"\+\+resume=latest: write \+resume=latest"),
-        (["+force=true"], r"\+force=true goes with \+resume or \+rerun"),
+        (["+resume=runs/two"], ["runs/two", "runs/one"]),
+        (["+resume=elsewhere/one"], ["elsewhere/one", "runs/one"]),
+        (["+resume=on"], ["runs/one"]),
+        (["+resume=elsewhere"], ["elsewhere", "runs/", "latest"]),
+        (["+resume=runs"], ["runs/one"]),
+        (["+resume=runs/one/session_0"], ["runs/one/session_0", "runs/one"]),
+        (["+resume=latest", "env=pong"], ["env=pong"]),
+        (["+resume"], ["+resume=latest"]),
+        (["+resume="], ["+resume="]),
+        (["++resume=latest"], ["++resume=latest"]),
+        (["+force=true"], ["+force", "+resume"]),
     ],
     ids=str,
 )
-def test_what_names_no_run_is_told_what_to_name(
-    words: list[str], message: str, finished: Path, capsys: pytest.CaptureFixture[str]
+def test_what_names_no_run_is_answered_with_what_to_name(
+    words: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
-    assert re.search(message, capsys.readouterr().err.replace("labrl: ", ""))
+    assert main(words) == WRONG_INPUT
+    said = capsys.readouterr().err
+    assert [word for word in named if word not in said] == []
 
 
 def test_latest_without_a_run_says_where_it_looked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["+resume=latest"]) == 2
-    assert "there is no run under" in capsys.readouterr().err
+    assert main(["+resume=latest"]) == WRONG_INPUT
+    assert str(Path("runs").absolute()) in capsys.readouterr().err
 
 
 def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +136,9 @@ def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.Ca
     RunFolder.create("runs/damaged").path.joinpath("run.json").write_text("{")
     for words, said in {
         "": "labrl -m +resume=runs/a",  # an experiment has a command of its own
-        "env=cartpole": "runs/c has finished",
-        "agent=random env=pendulum": "runs/b has finished",
-        "meta=default preset=auto_random_cartpole": "runs/c has finished",
+        "env=cartpole": "runs/c",
+        "agent=random env=pendulum": "runs/b",
+        "meta=default preset=auto_random_cartpole": "runs/c",
     }.items():
         capsys.readouterr()
         assert main(["+resume=latest", *words.split()]) == 2
@@ -188,7 +189,7 @@ def test_force_cannot_make_a_state_fit_what_is_built(
     before = content(learned)
     assert main(["+resume=runs/one", "env.max_frame=400", *words, "+force=true"]) == 2
     told = capsys.readouterr().err
-    assert "does not fit the configuration" in told
+    assert "runs/one/session_0/checkpoints" in told
     assert "Traceback" not in told
     assert content(learned) == before
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
@@ -206,7 +207,7 @@ def test_a_checkpoint_that_does_not_fit_is_told_when_it_is_to_be_enjoyed(
     config.write_text(config.read_text().replace("- 256", "- 32"))
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 2
     told = capsys.readouterr().err
-    assert re.search(r"checkpoints/\w+ does not fit the configuration: RuntimeError", told)
+    assert re.search(r"checkpoints/\w+", told)
     assert len(told.splitlines()) == 1
 
 
@@ -225,7 +226,7 @@ def test_other_code_and_packages_are_told_and_do_not_keep_it_from_going_on(
     path.write_text(json.dumps(facts))
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"Not bit for bit .*: Python 3\.0 -> .*; torch 1\.0 -> ", said)
+    assert re.search(r"Python 3\.0 -> .*; torch 1\.0 -> ", said)
 
 
 def test_a_drawn_seed_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +267,9 @@ def test_a_living_run_is_not_resumed_by_a_second_process(
     before = content(Path())
     with RunFolder.open("runs/one").lock():
         assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
-    assert f"still running (process {os.getpid()} on " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "runs/one" in said
+    assert str(os.getpid()) in said
     assert content(Path()) == before
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
 
@@ -281,7 +284,8 @@ def test_nothing_but_broken_checkpoints_is_not_taken_for_a_beginning(
     said = capsys.readouterr().err
     assert said.count("\n") == 1, "one message, however many there are"
     assert str(finished / "session_0" / "checkpoints") in said
-    assert "frame_000000000064: tensors.pt has 4 bytes" in said
+    assert "frame_000000000064" in said
+    assert "tensors.pt" in said
     assert content(finished) == before
 
 
@@ -292,9 +296,7 @@ def test_rows_that_are_missing_are_told_of(capsys: pytest.CaptureFixture[str]) -
     table.write_text("".join(rows[:-2]))
     assert main(["+resume=one", "env.max_frame=128"]) == 0
     told = re.sub(r"\s+", " ", "".join(capsys.readouterr()))
-    assert (
-        "train.csv ends at frame 32, and had rows up to frame 64: what is missing there stays missing" in told
-    )
+    assert re.search(r"train\.csv .* 32\b.* 64\b", told)
 
 
 def test_checkpoints_that_were_deleted_are_not_taken_for_a_beginning(
@@ -304,8 +306,7 @@ def test_checkpoints_that_were_deleted_are_not_taken_for_a_beginning(
     before = content(finished)
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
     said = capsys.readouterr().err
-    assert "session 0 was saved, and there is nothing any more in" in said
-    assert "To begin that session again, from frame 0, delete" in said
+    assert str(finished / "session_0" / "checkpoints") in said
     assert content(finished) == before
     shutil.rmtree(finished / "session_0")
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
@@ -321,7 +322,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_broken_one_named(
     said = capsys.readouterr().err
     assert "frame_000000000064" in said
     assert "labrl.storage" not in said
-    assert "session 0 goes on from frame 32" in said
+    assert re.search(r"session 0 .*\b32\b", said)
     assert "frame_000000000064" in Path("one/session_0/session.log").read_text()
     tables = [Path(folder, "session_0", "train.csv").read_text().splitlines() for folder in ("one", "two")]
     assert [line.split(",")[:4] for line in tables[0]] == [line.split(",")[:4] for line in tables[1]]
@@ -348,7 +349,7 @@ def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
     assert main(words) == (130 if number == signal.SIGINT else 143)
     said = capsys.readouterr().out
     assert Path("one/session_0/checkpoints/frame_000000000024").is_dir()
-    (command,) = re.findall(r"to go on: (labrl .*)", said)
+    (command,) = re.findall(r"labrl \+resume=.*", said)
     assert main([*shlex.split(command)[1:], "~callbacks.stop"]) == 0
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 64
 
@@ -356,8 +357,9 @@ def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
 def test_from_python_too(finished: Path) -> None:
     result = labrl.train(["+resume=runs/one", "env.max_frame=128"])
     assert (result.folder, result.sessions[0].frame) == (finished.resolve(), 128)
-    with pytest.raises(InputError, match="has finished"):
+    with pytest.raises(InputError) as refused:
         labrl.train(["+resume=runs/one"])
+    assert refused.value.key == "env.max_frame"
 
 
 def edited(run: Path, before: str, after: str) -> Path:

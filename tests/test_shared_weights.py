@@ -134,7 +134,7 @@ def test_a_trial_ends_with_the_same_weights_in_all_sessions_and_goes_on(
 ) -> None:
     run = tmp_path / "run"
     assert main([*TRIAL, f"meta.distributed={mode}", f"hydra.run.dir={run}"]) == 0
-    assert "no two runs are equal" in capsys.readouterr().out
+    assert "meta.distributed" in capsys.readouterr().out, "no two runs are equal with it"
     assert not (run / FOLDER).exists(), "each session's checkpoint has what is needed"
     assert main([f"+resume={run}", "env.max_frame=2048", "+force=true"]) == 0  # the schedules move too
     info = json.loads((run / "run.json").read_text())
@@ -146,20 +146,20 @@ def test_a_trial_ends_with_the_same_weights_in_all_sessions_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named"),
     [
-        (["meta.max_session=1"], "set meta.max_session=2 or more"),
-        (["agent=dqn", "meta.max_session=2"], "cannot train weights together"),
-        (["agent=random", "meta.max_session=2"], "cannot train weights together"),
+        (["meta.max_session=1"], "meta.max_session=2"),
+        (["agent=dqn", "meta.max_session=2"], "meta.distributed"),
+        (["agent=random", "meta.max_session=2"], "meta.distributed"),
         (["meta.distributed=both"], "meta.distributed"),
     ],
 )
 def test_what_cannot_be_trained_together_is_refused(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     assert main(["meta.distributed=shared", *words, f"hydra.run.dir={run}"]) == 2
-    assert said in capsys.readouterr().err
+    assert named in capsys.readouterr().err
     assert not run.exists()
 
 

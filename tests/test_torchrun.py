@@ -76,7 +76,7 @@ def test_two_processes_train_one_session_and_leave_one_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    words = [*small("ppo", "cartpole"), "meta.report=false", "meta.replica_check_frequency=200"]
+    words = [*small("ppo", "cartpole"), "meta.report=false"]
     told = pair("-m", "labrl", *words, "env.max_frame=1200", f"hydra.run.dir={run}")
     assert [code for code, _ in told] == [0, 0], told
     assert told[1][1] == "", "the other rank says nothing"
@@ -108,7 +108,7 @@ def test_two_processes_train_one_session_and_leave_one_record(
             "meta.distributed=shared and torchrun contradict",
         ),
         (["meta.max_session=3"], 2, "meta.max_session=3 and torchrun contradict"),
-        (["agent=dqn", "meta.async_unroll={}"], 2, "meta.async_unroll and torchrun contradict"),
+        (["agent=dqn", "meta/async_unroll=on"], 2, "meta.async_unroll and torchrun contradict"),
         (["env.num_envs=6"], 4, "set env.num_envs=4"),
         (["env.num_envs=6", "agent.batch_size=64"], 3, "set agent.batch_size=63"),
         (["agent=dqn", "env.num_envs=6", "agent.batch_size=66"], 3, "agent.memory.capacity="),

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from options import options
 
 from labrl.config.compose import compose, resolve
-from labrl.config.schema import WandbConfig
 from labrl.dashboards.login import chosen, has_login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.errors import InputError
@@ -25,8 +25,8 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def mode(**options: str) -> str:
-    return chosen(WandbConfig(**options))[0]  # type: ignore[arg-type]
+def mode(**changes: str) -> str:
+    return chosen(options("wandb", **changes))[0]
 
 
 def settings(path: Path, text: str) -> None:
@@ -54,7 +54,7 @@ def test_a_mode_that_is_given_beats_the_environment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", "online")
     assert mode(mode="offline") == "offline"
-    assert chosen(WandbConfig(mode="disabled")) == ("disabled", None)
+    assert chosen(options("wandb", mode="disabled")) == ("disabled", None)
 
 
 def test_auto_goes_by_what_the_commands_of_wandb_have_written(
@@ -91,7 +91,7 @@ def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Pat
     experiment = ExperimentFolder.create(tmp_path / "e", "grid", trials)
     said: list[str] = []
     for folder in (experiment.path / "0_x", experiment.path / "1_x", tmp_path / "alone"):
-        with shown_on_wandb(WandbConfig(), RunFolder.create(folder), [0], said.append):
+        with shown_on_wandb(options("wandb"), RunFolder.create(folder), [0], said.append):
             said.append(folder.name)
     line = said[0]
     assert "wandb login" in line
@@ -100,8 +100,9 @@ def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Pat
 
 
 def test_online_without_a_login_is_wrong_input() -> None:
-    with pytest.raises(InputError, match=r"needs a login to https://api\.wandb\.ai: `wandb login`"):
+    with pytest.raises(InputError) as refused:
         mode(mode="online")
+    assert refused.value.key == "wandb.mode"
 
 
 def test_looking_for_a_login_does_not_import_wandb() -> None:
@@ -117,15 +118,16 @@ def test_every_option_of_the_group_is_its_mode(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "key"),
     [
-        ("wandb.project=a/b", r"wandb\.project must be 1 to 128 characters, none of / "),
-        ("wandb.tags=['']", r"wandb\.tags\[0\] must be 1 to 64 characters"),
-        (f"wandb.group={'g' * 129}", r"wandb\.group must be 1 to 128 characters"),
-        ("wandb.artifacts=[model]", r"wandb\.artifacts\[0\] must be 'best', 'report' or 'videos'"),
-        ("wandb.wait=-1", r"wandb\.wait must be at least 0"),
+        ("wandb.project=a/b", "wandb.project"),
+        ("wandb.tags=['']", "wandb.tags[0]"),
+        (f"wandb.group={'g' * 129}", "wandb.group"),
+        ("wandb.artifacts=[model]", "wandb.artifacts[0]"),
+        ("wandb.wait=-1", "wandb.wait"),
     ],
 )
-def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(word: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(word: str, key: str) -> None:
+    with pytest.raises(InputError) as refused:
         resolve(compose([word]))
+    assert refused.value.key == key

@@ -39,7 +39,7 @@ class TrainingEndedError(Exception):
     """In the process beside training: nobody waits for it any more."""
 
 
-class _Failure(NamedTuple):
+class Failure(NamedTuple):
     """What a process sends as its last word."""
 
     told: str
@@ -87,7 +87,7 @@ class Companion:
             message = self._line.recv()
         except _GONE:
             raise self._ended() from None
-        if isinstance(message, _Failure):
+        if isinstance(message, Failure):
             raise self._error(message)
         return message
 
@@ -114,14 +114,14 @@ class Companion:
         with contextlib.suppress(*_GONE):  # its last word may still lie in the line
             while self._line.poll():
                 message = self._line.recv()
-                if isinstance(message, _Failure):
+                if isinstance(message, Failure):
                     return self._error(message)
         self._process.join(LEAVE_SECONDS)
         code = self._process.exitcode
         how = "no longer answers" if code is None else how_it_ended(code)
         return CompanionError(f"{self.name} {how}")
 
-    def _error(self, failure: _Failure) -> CompanionError:
+    def _error(self, failure: Failure) -> CompanionError:
         error = CompanionError(f"{self.name} failed: {failure.told}")
         error.__cause__ = RemoteError(failure.traceback)
         return error
@@ -192,7 +192,7 @@ def _main(
     except BaseException as error:
         told = f"{type(error).__name__}: {error}"
         with contextlib.suppress(TrainingEndedError):
-            line.send(_Failure(told, traceback.format_exc()))
+            line.send(Failure(told, traceback.format_exc()))
 
 
 def _leave() -> None:
