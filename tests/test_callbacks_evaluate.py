@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from callback_cases import Recorder, ToySession
 
-from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.lab.trial import check
@@ -43,15 +42,14 @@ class Countdown(gymnasium.Env[Any, Any]):
         return np.array([self.left], np.float32), 1.0, self.left == 0, False, {}
 
 
-COUNTDOWN = Component.parse(
-    {
-        "_target_": "labrl.envs.gym.GymnasiumEnv",
-        "name": "countdown",
-        "id": None,
-        "make": {"_target_": "test_callbacks_evaluate.Countdown"},
-    },
-    "env",
-)
+COUNTDOWN = resolve(
+    compose(
+        [
+            *("env=gymnasium", "env.name=countdown", "env.id=null"),
+            "env.make={_target_: test_callbacks_evaluate.Countdown}",
+        ]
+    )
+).env
 
 
 def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path) -> None:
