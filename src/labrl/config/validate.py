@@ -57,10 +57,14 @@ def _line(key: str, path: Path, message: str) -> str:
 
 
 def _choice(key: str) -> str:
-    """What to type for `key` to have a value: an option where it is a group of labrl, else the value."""
-    group = key.replace(".", "/")
-    is_group = (config_folder() / group).is_dir()
-    return f"{group}=<option>" if is_group else f"{key}=<value>"
+    """What to type for `key` to have a value: an option where it is a group of labrl, else the value, or an
+    option of the part that it belongs to."""
+    group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
+    if (config_folder() / group).is_dir():
+        return f"{group}=<option>"
+    return f"{key}=<value>" + (
+        f" or {part}=<option>" if "/" in part and (config_folder() / part).is_dir() else ""
+    )
 
 
 _OPTION = re.compile("<option ([^>]*)>")
@@ -86,7 +90,9 @@ def dataclass_of(cls: type, node: Any) -> Any:
     if isinstance(node, cls):
         return node
     if not isinstance(node, Mapping):
-        raise InvalidError([((), f"must be a group of keys, got {shown(node)}{_or_option(node)}")])
+        raise InvalidError(
+            [((), f"must be a group of keys, got {shown(node)}{_or_option(node) or ': set <set>'}")]
+        )
     hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     mistakes: list[tuple[Path, str]] = []
