@@ -78,7 +78,7 @@ def test_without_a_network_the_run_ends_in_time_and_is_kept(
     words = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
     assert main(words) == 0
     said = capfd.readouterr()
-    assert said.out.count("127.0.0.1:9") == 1
+    assert said.out.count("wandb sync") == 1
     assert f"wandb sync {run}/session_*/wandb/offline-run-*" in said.out
     assert "wandb" not in said.err
     (log,) = logs(run / "session_0")

@@ -15,7 +15,7 @@ import torch
 from labrl.agents.errors import NonFiniteError
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
-from labrl.errors import LabrlError, LostProcessError
+from labrl.errors import WRONG_INPUT, LabrlError
 from labrl.lab.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.lab.result import SessionResult
 from labrl.lab.torchrun import why_lost
@@ -24,7 +24,6 @@ from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent
 from labrl.script import Carried
 from labrl.seeding import session_seed
-from labrl.session.callbacks.checkpoint import DiskRefusesError
 from labrl.session.session import Session
 from labrl.storage import session_log
 from labrl.storage.atomic import write_json
@@ -74,20 +73,17 @@ def run_session(
             result.status, code = "interrupted", session.interruption.exit_code
         else:
             result.status, code = "finished", 0
-    except (NonFiniteError, DiskRefusesError) as error:
+    except LabrlError as error:
+        if error.exit_code == WRONG_INPUT and (session is None or session.clock.frame == 0):
+            raise
+        result.error = str(error)
+        session_log.append(folder.log, traceback.format_exc() if error.__cause__ else result.error)
+    except NonFiniteError as error:
         result.error = str(error)
         session_log.append(folder.log, str(error))
     except RankLostError:
         result.error = why_lost()
         session_log.append(folder.log, result.error)
-    except LostProcessError as error:
-        result.error = str(error)
-        session_log.append(folder.log, traceback.format_exc())
-    except LabrlError as error:
-        if session is None or session.clock.frame == 0:
-            raise
-        result.error = str(error)  # an environment that cannot be made once more, say
-        session_log.append(folder.log, str(error))
     except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
         result.error = f"{type(error).__name__}: {error}"
         session_log.append(folder.log, traceback.format_exc())
