@@ -40,7 +40,7 @@ SMALL += ["agent.memory.capacity=400"]
 SMALL += ["meta.async_unroll={queue_size: 3, update_period: 4, step_interval: 0, timeout: 60}"]
 CARTPOLE = [*SMALL, "agent=dqn", "env=cartpole"]
 PENDULUM = [*SMALL, "env=pendulum"]
-NORMALIZED = ["+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
+NORMALIZED = ["transforms/observation=normalize"]
 
 
 class InThread(Companion):

@@ -265,7 +265,7 @@ def test_broken_off_where_rows_are_written_too(frame: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("part", ["clock", "streams", "episodes", "env", "transforms", "agent", "Evaluate:0"])
 def test_a_part_that_forgets_its_state_is_found_out(part: str, tmp_path: Path) -> None:
-    normalize = "+transforms.seen._target_=labrl.agents.transforms.NormalizeObservation"
+    normalize = "+transforms/observation@transforms.seen=normalize"
     words = [*small("ppo", "cartpole"), *SHORT, normalize]
     # Where the best evaluation comes before the stop, there is something to forget.
     seed = next(seed for seed in range(99) if unbroken_future((*words, f"seed={seed}"))["best"] < STOP)

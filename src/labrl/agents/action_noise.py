@@ -41,7 +41,7 @@ class ActionNoise(Protocol):
 class GaussianNoiseConfig:
     """Independent of all before (Fujimoto et al., 2018, arXiv:1802.09477)."""
 
-    std: NonNegativeSchedule = 0.1
+    std: NonNegativeSchedule
     """Standard deviation, where actions lie in (-1, 1), >= 0."""
 
 
@@ -76,10 +76,10 @@ class GaussianNoise:
 class OrnsteinUhlenbeckNoiseConfig:
     """Pushes that last, for tasks with inertia (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
-    std: NonNegativeSchedule = 0.2
+    std: NonNegativeSchedule
     """Standard deviation of what is added at each step, sigma, >= 0; of the noise in the long run it is about
     sigma / sqrt(2 theta)."""
-    theta: Probability = 0.15
+    theta: Probability
     """Share of the noise that is lost at each step, in [0, 1]: it lasts for about 1 / theta steps."""
 
 

@@ -57,7 +57,7 @@ class ActionValues(Protocol):
 class ExpectedValueConfig:
     """One output for each action: its expected return (Watkins, 1989; Mnih et al., 2015)."""
 
-    loss: Literal["huber", "squared"] = "huber"
+    loss: Literal["huber", "squared"]
     """Half the squared error, or the Huber loss, which grows linearly from an error of 1 on."""
 
 
@@ -96,19 +96,17 @@ class CategoricalValueConfig:
     """The lowest return that can be told from lower ones, discounted and as the learner sees rewards."""
     v_max: float
     """The highest, > v_min."""
-    atoms: Atoms = 51
+    atoms: Atoms
     """Returns from v_min to v_max, evenly spaced, >= 2."""
 
     def __post_init__(self) -> None:
         if not self.v_min < self.v_max:
-            raise ValueError(
-                f"v_min must be less than v_max, got v_min={self.v_min:g} and v_max={self.v_max:g}"
-            )
+            raise ValueError(f"must have v_min < v_max, got v_min={self.v_min:g} and v_max={self.v_max:g}")
         gap, largest = (self.v_max - self.v_min) / (self.atoms - 1), max(abs(self.v_min), abs(self.v_max))
         if not gap > 2 * EPSILON * largest or largest > LARGEST / 2:
             raise ValueError(
-                f"v_min and v_max must leave {self.atoms} atoms apart in float32, got v_min={self.v_min:.9g} "
-                f"and v_max={self.v_max:.9g}"
+                f"must have v_min and v_max far enough apart for {self.atoms} different numbers in float32, "
+                f"got v_min={self.v_min:.9g} and v_max={self.v_max:.9g}"
             )
 
 
@@ -139,9 +137,9 @@ class CategoricalValue:
 class QuantileValueConfig:
     """Quantiles of the return, QR-DQN (Dabney et al., 2018, arXiv:1710.10044)."""
 
-    quantiles: PositiveInt = 50
+    quantiles: PositiveInt
     """How many, at the middles of as many equal parts of probability, >= 1."""
-    kappa: NonNegativeFloat = 1.0
+    kappa: NonNegativeFloat
     """Error from which on the Huber loss grows linearly, >= 0; 0: it always does."""
 
 

@@ -58,13 +58,13 @@ class DQNConfig(ExperienceConfig):
     """How the target network follows."""
     exploration: Component
     """How actions are chosen while experience is collected."""
-    double: bool = False
+    double: bool
     """Whether the online network picks the next action that the target network values."""
     optimizer: Component
     """How the weights follow the gradient."""
-    lr: NonNegativeSchedule = 1e-4
+    lr: NonNegativeSchedule
     """Learning rate."""
-    max_grad_norm: PositiveFloat | None = 10.0
+    max_grad_norm: PositiveFloat | None
     """Gradients are scaled down to this Euclidean norm; null: never."""
 
 
@@ -117,13 +117,15 @@ class DQN:
 
     @classmethod
     def check_config(cls, config: DQNConfig, env: Any) -> None:
-        """Raises InputError where memory, minibatch, budget and exploration contradict each other."""
+        """Raises InputError if memory, minibatch, budget and exploration contradict each other."""
         check_experience(config, env, cls.REMEMBERS)
         if getattr(config.exploration.load(), "noisy", False) and config.network.noisy is None:
             raise InputError(
-                "agent.exploration: NetworkNoise explores by the noise of the network's weights, and "
-                "agent.network.noisy is null. Set agent.network.noisy=0.5 or "
-                "agent/exploration=epsilon_greedy."
+                f"agent.exploration: {config.exploration.target} explores by the noise of the network's "
+                "weights, and with agent.network.noisy=null they have none. Set agent.network.noisy=0.5 or "
+                "agent/exploration=epsilon_greedy.",
+                code="contradiction",
+                key="agent.exploration",
             )
 
     @classmethod
@@ -135,7 +137,7 @@ class DQN:
 
     @classmethod
     def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """What one of several ranks learns with. Raises InputError where it has no equal part."""
+        """What one of several ranks learns with. Raises InputError if it has no equal part."""
         return experience_share(config, ranks)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:

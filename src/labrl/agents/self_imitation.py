@@ -39,26 +39,27 @@ class SelfImitationConfig:
 
     memory: Component
     """Where steps of whole episodes are kept with their returns; prioritized by what was underrated."""
-    updates: PositiveInt = 4
+    updates: PositiveInt
     """Updates after each of the agent's own rollouts, M in the paper, >= 1."""
-    batch_size: PositiveInt = 512
+    batch_size: PositiveInt
     """Steps in a minibatch, >= 1; they begin when as many have been kept."""
-    policy_coef: NonNegativeFloat = 1.0
+    policy_coef: NonNegativeFloat
     """Weight of the policy loss."""
-    value_coef: NonNegativeFloat = 0.01
+    value_coef: NonNegativeFloat
     """Weight of the value loss, beta_sil in eq. 1."""
 
     def __post_init__(self) -> None:
         capacity = getattr(self.memory.config, "capacity", self.batch_size)
         if capacity < self.batch_size:
             raise ValueError(
-                f"memory.capacity must be at least batch_size {self.batch_size}, a minibatch, got {capacity}"
+                f"must have memory.capacity >= batch_size, got memory.capacity={capacity} and "
+                f"batch_size={self.batch_size}"
             )
         # A whole episode is written at once: there is no room that would keep it off what older checkpoints
         # count on, however often they are written.
         if getattr(self.memory.config, "storage", "ram") == "mmap":
             raise ValueError(
-                "memory.storage=mmap does not fit: episodes are kept whole (set "
+                "must have memory.storage=ram, got mmap: whole episodes are written at once (set "
                 "agent.self_imitation.memory.storage=ram)"
             )
 
