@@ -36,15 +36,15 @@ class A2CConfig(OnPolicyConfig):
     episodes: PositiveInt | None
     """Whole episodes in one update, over all environments, >= 1."""
     gae_lambda: Probability
-    """Decay of the advantage estimator, lambda, in [0, 1]; 1: the paper's returns over all that is left of
-    the rollout, 0: of one step."""
+    """Decay of the advantage estimator, lambda, in [0, 1]; 1: the paper's returns over the rest of the
+    rollout, 0: one-step returns."""
     value_coef: NonNegativeFloat
-    """Weight of half the squared error of the values."""
+    """Weight of half the squared error of the values, >= 0."""
     value_lr: NonNegativeSchedule | None
-    """Learning rate of the value network, which then has an optimizer and a gradient norm of its own; null:
-    one for all."""
+    """Learning rate of the value network, >= 0, which then has its own optimizer and gradient norm; null: one
+    optimizer for policy and values."""
     normalize_advantage: bool
-    """Whether the advantages of an update have mean 0 and deviation 1."""
+    """Whether advantages are scaled to mean 0 and deviation 1 in each update."""
 
 
 def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:

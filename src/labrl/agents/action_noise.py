@@ -42,7 +42,7 @@ class GaussianNoiseConfig:
     """Independent of all before (Fujimoto et al., 2018, arXiv:1802.09477)."""
 
     std: NonNegativeSchedule
-    """Standard deviation, where actions lie in (-1, 1), >= 0."""
+    """Standard deviation of the noise on actions scaled to (-1, 1), >= 0."""
 
 
 class GaussianNoise:
@@ -77,10 +77,10 @@ class OrnsteinUhlenbeckNoiseConfig:
     """Pushes that last, for tasks with inertia (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
     std: NonNegativeSchedule
-    """Standard deviation of what is added at each step, sigma, >= 0; of the noise in the long run it is about
-    sigma / sqrt(2 theta)."""
+    """Standard deviation sigma of what is added at each step, on actions scaled to (-1, 1), >= 0; in the long run
+    the noise has a deviation of about sigma / sqrt(2 theta)."""
     theta: Probability
-    """Share of the noise that is lost at each step, in [0, 1]: it lasts for about 1 / theta steps."""
+    """Fraction of the noise that decays at each step, in [0, 1]; noise lasts for about 1 / theta steps."""
 
 
 class OrnsteinUhlenbeckNoise:

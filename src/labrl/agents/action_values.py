@@ -58,7 +58,7 @@ class ExpectedValueConfig:
     """One output for each action: its expected return (Watkins, 1989; Mnih et al., 2015)."""
 
     loss: Literal["huber", "squared"]
-    """Half the squared error, or the Huber loss, which grows linearly from an error of 1 on."""
+    """squared: half the squared error; huber: the same up to an error of 1, and linear beyond."""
 
 
 class ExpectedValue:
@@ -93,11 +93,11 @@ class CategoricalValueConfig:
     """A distribution over fixed returns, C51 (Bellemare et al., 2017, arXiv:1707.06887)."""
 
     v_min: float
-    """The lowest return that can be told from lower ones, discounted and as the learner sees rewards."""
+    """Lowest return of the distribution, discounted, of rewards as the learner sees them."""
     v_max: float
-    """The highest, > v_min."""
+    """Highest return of the distribution, > v_min."""
     atoms: Atoms
-    """Returns from v_min to v_max, evenly spaced, >= 2."""
+    """Number of evenly spaced returns from v_min to v_max, >= 2."""
 
     def __post_init__(self) -> None:
         if not self.v_min < self.v_max:
@@ -138,9 +138,9 @@ class QuantileValueConfig:
     """Quantiles of the return, QR-DQN (Dabney et al., 2018, arXiv:1710.10044)."""
 
     quantiles: PositiveInt
-    """How many, at the middles of as many equal parts of probability, >= 1."""
+    """Number of quantiles, at the midpoints of equal intervals of probability, >= 1."""
     kappa: NonNegativeFloat
-    """Error from which on the Huber loss grows linearly, >= 0; 0: it always does."""
+    """Error above which the Huber loss is linear, >= 0; 0: it is linear everywhere."""
 
 
 class QuantileValue:

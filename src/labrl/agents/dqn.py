@@ -53,19 +53,19 @@ class DQNConfig(ExperienceConfig):
     network: QNetworkConfig
     """From observations to outputs for each action."""
     value: Component
-    """What the outputs mean: an expected return, a distribution, quantiles."""
+    """What the network's outputs are: expected returns, distributions or quantiles."""
     target: Component
-    """How the target network follows."""
+    """How the target network follows the online network."""
     exploration: Component
-    """How actions are chosen while experience is collected."""
+    """How actions are chosen in training."""
     double: bool
     """Whether the online network picks the next action that the target network values."""
     optimizer: Component
     """How the weights follow the gradient."""
     lr: NonNegativeSchedule
-    """Learning rate."""
+    """Learning rate, >= 0."""
     max_grad_norm: PositiveFloat | None
-    """Gradients are scaled down to this Euclidean norm; null: never."""
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
 
 
 class DQN:

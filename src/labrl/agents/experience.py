@@ -27,25 +27,26 @@ class ExperienceConfig:
     """Options of every agent that learns from a replay memory."""
 
     memory: Component
-    """Where transitions are kept and how they are sampled."""
+    """Replay buffer: where transitions are stored and how they are sampled."""
     n_step: PositiveInt
     """Rewards in a target before the bootstrap, >= 1."""
     gamma: Probability
-    """Weight of the next step's value, gamma, in [0, 1]."""
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
     batch_size: PositiveInt
     """Transitions in a minibatch, >= 1."""
     learning_starts: NonNegativeInt
-    """Frames before the first update, >= 0; a whole minibatch is waited for in any case."""
+    """Frames before the first update, >= 0; there is none before a whole minibatch is stored."""
     warmup_actions: Literal["random", "policy"]
-    """Who acts during these frames: chance alone, or the exploring policy."""
+    """Actions during these frames: uniformly random, or those of the exploring policy."""
     updates_per_frame: PositiveRatio
-    """Updates for each frame from then on, > 0, kept exactly: 0.25, 4 or "1/3"."""
+    """Updates per frame from then on, > 0, kept exactly: a number such as 0.25, or a quotient such as "1/3"."""
     offline: Component | None
-    """Transitions that were collected elsewhere; with them, updates begin at frame 0. null: none."""
+    """Transitions that were collected elsewhere; with them, updates begin at frame 0; null: none."""
     collect_from: NonNegativeInt
-    """Frames that pass before anything is played: all is learned from `offline` until then, >= 0."""
+    """Frames before the environments are played, >= 0; until then, the agent learns from `offline` alone."""
     collect_until: NonNegativeInt | None
-    """Frames after which nothing more is played, and learning goes on from what is kept; null: to the end."""
+    """Frame from which on the environments are no longer played, >= 0, and learning continues from what is
+    stored; null: they are played to the end."""
 
 
 def _keeps_sequences(config: ExperienceConfig) -> bool:

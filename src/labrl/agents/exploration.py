@@ -129,7 +129,7 @@ class BoltzmannConfig:
     """The better an action, the more often (Sutton & Barto, 2018, eq. 2.11)."""
 
     temperature: NonNegativeSchedule
-    """Difference of values that counts, in their unit, >= 0; 0: always the best action."""
+    """Temperature of the softmax over the values, in their unit, >= 0; 0: always the best action."""
 
 
 class Boltzmann:

@@ -51,20 +51,20 @@ class OnPolicyConfig:
     network: ActorCriticConfig
     """Policy and value networks."""
     gamma: Probability
-    """Weight of the next step's value, gamma, in [0, 1]."""
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
     optimizer: Component
     """How the weights follow the gradient."""
     lr: NonNegativeSchedule
-    """Learning rate."""
+    """Learning rate, >= 0."""
     entropy_coef: NonNegativeSchedule
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus, >= 0."""
     max_grad_norm: PositiveFloat | None
-    """Gradients are scaled down to this Euclidean norm; null: never."""
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
     action_bounds: ActionBounds | None
-    """How continuous actions keep to their bounds: clip (the sample, clipped to them), rescale (clipped to
-    [-1, 1], stretched to them) or squash (its hyperbolic tangent, stretched to them); null: clip."""
+    """How continuous actions are kept within their bounds: clip (the sample is clipped to them), rescale (it is
+    clipped to [-1, 1] and scaled to them) or squash (its hyperbolic tangent is scaled to them); null: clip."""
     self_imitation: Component | None
-    """Learning again from what once turned out better than thought; null: none."""
+    """Learning again from past steps with a higher return than expected; null: none."""
     log_std_init: LogDeviation | None
     """Initial log standard deviation of a Gaussian policy, in [-20, 10], continuous actions only; null: 0."""
 

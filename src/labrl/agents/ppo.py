@@ -34,19 +34,20 @@ class PPOConfig(OnPolicyConfig):
     epochs: PositiveInt
     """Passes over each rollout, >= 1."""
     batch_size: PositiveInt
-    """Steps in a minibatch; divides horizon * env.num_envs."""
+    """Steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
     clip_range: NonNegativeSchedule
-    """Range of the probability ratio, epsilon in eq. 7."""
+    """Range of the probability ratio, epsilon in eq. 7, >= 0."""
     value_clip_range: NonNegativeSchedule | None
-    """Largest change of a value in one update; null: not clipped."""
+    """Largest change of a value in one update, >= 0; null: values are not clipped."""
     value_coef: NonNegativeFloat
-    """Weight of the value loss, c1 in eq. 9."""
+    """Weight of the value loss, c1 in eq. 9, >= 0."""
     normalize_advantage: bool
-    """Whether advantages have mean 0 and deviation 1 in each minibatch."""
+    """Whether advantages are scaled to mean 0 and deviation 1 in each minibatch."""
     target_kl: PositiveFloat | None
-    """Stop the epochs of a rollout after one whose mean divergence is 1.5 times this; null: never."""
+    """Divergence of the new policy from the old one, > 0, in nats: no further epoch begins after one whose mean
+    is more than 1.5 times this; null: all epochs are made."""
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

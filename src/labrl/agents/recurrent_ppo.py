@@ -19,8 +19,8 @@ class RecurrentPPOConfig(PPOConfig):
     """Options of recurrent PPO: minibatches are of whole sequences."""
 
     sequence_length: PositiveInt
-    """Steps of one environment that are learned from together, and that a gradient reaches back, >= 1;
-    divides horizon and batch_size."""
+    """Consecutive steps of one environment through which gradients are propagated, >= 1; must divide horizon
+    and batch_size."""
 
 
 class RecurrentPPO(RecurrentPolicy, PPO):

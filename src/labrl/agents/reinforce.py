@@ -28,11 +28,11 @@ class ReinforceConfig(OnPolicyConfig):
     episodes: PositiveInt
     """Whole episodes in one update, over all environments, >= 1."""
     baseline: Literal["none", "mean", "value"]
-    """What is taken off the returns: nothing, their mean in the update, or a learned value of the state."""
+    """What is subtracted from the returns: nothing, their mean over the update, or a learned value."""
     value_coef: NonNegativeFloat | None
     """Weight of half the squared error of the values, >= 0, with baseline=value; null with any other."""
     normalize_advantage: bool
-    """Whether the returns of an update, less the baseline, have mean 0 and deviation 1."""
+    """Whether returns minus the baseline are scaled to mean 0 and deviation 1 in each update."""
 
 
 class Reinforce(LearnsOnce):
@@ -65,7 +65,7 @@ class Reinforce(LearnsOnce):
             if getattr(config.network, name) and config.baseline != "value":
                 raise InputError(
                     f"agent.network.{name} is for learned values, and agent.baseline={config.baseline} "
-                    "learns none. Set agent.baseline=value.",
+                    "learns none. Set agent.baseline=value agent.value_coef=0.5.",
                     code="contradiction",
                     key=f"agent.network.{name}",
                 )
@@ -82,7 +82,8 @@ class Reinforce(LearnsOnce):
         if config.self_imitation is not None and config.baseline != "value":
             raise InputError(
                 "agent.self_imitation compares returns with learned values, and agent.baseline="
-                f"{config.baseline} learns none. Set agent.baseline=value or agent/self_imitation=none.",
+                f"{config.baseline} learns none. Set agent.baseline=value agent.value_coef=0.5, or "
+                "agent/self_imitation=none.",
                 code="contradiction",
                 key="agent.self_imitation",
             )

@@ -48,11 +48,12 @@ class ReplayActorCriticConfig(ExperienceConfig):
     optimizer: Component
     """How the weights of policy and critics follow the gradient."""
     lr: NonNegativeSchedule
-    """Learning rate."""
+    """Learning rate, >= 0."""
     critic_lr: NonNegativeSchedule | None
-    """Learning rate of the critics; null: as the policy's."""
+    """Learning rate of the critics, >= 0; null: the same as `lr`."""
     max_grad_norm: PositiveFloat | None
-    """Gradients of policy and critics are each scaled down to this Euclidean norm; null: never."""
+    """Largest Euclidean norm of the gradients of the policy and of the critics, > 0; longer ones are scaled
+    down; null: no limit."""
 
 
 class Batch(NamedTuple):

@@ -35,11 +35,12 @@ class SoftActorCriticConfig(ReplayActorCriticConfig):
     """Options of agents that maximize entropy beside reward."""
 
     temperature: NonNegativeSchedule | None
-    """Weight of the entropy, alpha; null: learned, so that the policy's entropy comes to `target_entropy`."""
+    """Weight of the entropy, alpha, >= 0; null: learned, so that the policy's entropy approaches
+    `target_entropy`."""
     initial_temperature: PositiveFloat
-    """Where a learned temperature begins, > 0."""
+    """Initial value of a learned temperature, > 0."""
     target_entropy: Schedule | None
-    """Entropy that a learned temperature aims at, in nats, of continuous actions as seen in (-1, 1); null:
+    """Entropy that a learned temperature aims at, in nats; continuous actions count as scaled to (-1, 1); null:
     minus the number of continuous actions, or 0.6 times the largest entropy of discrete ones."""
 
 
@@ -48,7 +49,7 @@ class SACConfig(SoftActorCriticConfig):
     """Options of SAC."""
 
     target: Component
-    """How the target critics follow."""
+    """How the target critics follow the online critics."""
 
 
 def critic_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -104,9 +105,9 @@ class SAC(ReplayActorCritic):
         low, high = smallest(config.target_entropy), largest(config.target_entropy)
         if continuous and high > 0:
             raise InputError(
-                f"agent.target_entropy must be at most 0 for continuous actions, got {high:g}: even "
-                f"uniform actions have an entropy of only {soft.largest_entropy:.3g}. Set "
-                f"agent.target_entropy=null, which means {soft.usual_entropy:g} here.",
+                f"agent.target_entropy must be at most 0 for continuous actions, got {high:g}: it "
+                f"is the entropy of actions in (-1, 1), and uniform actions have {soft.largest_entropy:.3g}. "
+                f"Set agent.target_entropy=null, which means {soft.usual_entropy:g} here.",
                 code="range",
                 key="agent.target_entropy",
             )

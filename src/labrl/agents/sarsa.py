@@ -44,22 +44,22 @@ class SarsaConfig:
     optimizer: Component
     """How the weights follow the gradient."""
     exploration: Component
-    """The policy that acts and that is learned about: how it chooses by the values."""
+    """How actions are chosen from the values; the values of this policy are learned."""
     expected: bool
-    """Whether a target takes the mean of the next values under the policy in place of the value of the action
-    that was taken."""
+    """Whether targets use the mean of the next values under the policy instead of the value of the next
+    action."""
     horizon: PositiveInt
     """Agent steps that each environment contributes to one update, >= 1."""
     epochs: PositiveInt
-    """Steps of all the rollout's values towards their targets, which stay as they were, >= 1."""
+    """Optimizer steps towards the targets of each rollout, which stay fixed, >= 1."""
     trace_decay: Probability
-    """Lambda, in [0, 1]; 0: targets of one step, 1: of all that is left of the rollout."""
+    """Lambda, in [0, 1]; 0: one-step targets, 1: returns over the rest of the rollout."""
     gamma: Probability
-    """Weight of the next step's value, gamma, in [0, 1]."""
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
     lr: NonNegativeSchedule
-    """Learning rate."""
+    """Learning rate, >= 0."""
     max_grad_norm: PositiveFloat | None
-    """Gradients are scaled down to this Euclidean norm; null: never."""
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
 
 
 class Sarsa:

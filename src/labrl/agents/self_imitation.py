@@ -42,11 +42,11 @@ class SelfImitationConfig:
     updates: PositiveInt
     """Updates after each of the agent's own rollouts, M in the paper, >= 1."""
     batch_size: PositiveInt
-    """Steps in a minibatch, >= 1; they begin when as many have been kept."""
+    """Steps in a minibatch, >= 1; updates begin when that many have been stored."""
     policy_coef: NonNegativeFloat
-    """Weight of the policy loss."""
+    """Weight of the policy loss, >= 0."""
     value_coef: NonNegativeFloat
-    """Weight of the value loss, beta_sil in eq. 1."""
+    """Weight of the value loss, beta_sil in eq. 1, >= 0."""
 
     def __post_init__(self) -> None:
         capacity = getattr(self.memory.config, "capacity", self.batch_size)

@@ -76,7 +76,7 @@ class PolyakConfig:
     """A moving average of the weights (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
     tau: Fraction
-    """Share of the way to the present weights in each update, in (0, 1]; 1: no delay at all."""
+    """Step towards the online weights in each update, in (0, 1]; 1: no delay at all."""
 
 
 class Polyak:

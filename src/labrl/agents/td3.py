@@ -27,7 +27,7 @@ class TD3Config(DeterministicConfig):
     policy_delay: PositiveInt
     """Updates of the critics for each of the policy and the targets, d in algorithm 1, >= 1."""
     target_noise: NonNegativeFloat
-    """Standard deviation of the noise on the target's actions, where actions lie in (-1, 1), >= 0."""
+    """Standard deviation of the noise on the target's actions, which are scaled to (-1, 1), >= 0."""
     target_noise_clip: NonNegativeFloat
     """Largest size of that noise, c in algorithm 1, >= 0."""
 

@@ -75,9 +75,9 @@ class NormalizeObservationConfig:
     """Observations with mean 0 and variance 1 over all that was collected."""
 
     clip: PositiveFloat
-    """Largest magnitude after normalization, in standard deviations."""
+    """Largest magnitude after normalization, in standard deviations, > 0."""
     epsilon: PositiveFloat
-    """Added to the variance."""
+    """Added to the variance, > 0."""
     window: PositiveInt | None
     """Observations after which older ones fade from the statistics, >= 1; null: never."""
 
@@ -182,11 +182,11 @@ class NormalizeRewardConfig:
     """Rewards divided by the standard deviation of the discounted return."""
 
     gamma: Probability
-    """Of the running return whose deviation is the scale; normally the agent's."""
+    """Discount factor of the running return whose deviation is the scale, in [0, 1]."""
     clip: PositiveFloat
-    """Largest magnitude after scaling."""
+    """Largest magnitude after scaling, > 0."""
     epsilon: PositiveFloat
-    """Added to the variance."""
+    """Added to the variance, > 0."""
     window: PositiveInt | None
     """Rewards after which older ones fade from the statistics, >= 1; null: never."""
 
