@@ -77,8 +77,8 @@ class OrnsteinUhlenbeckNoiseConfig:
     """Pushes that last, for tasks with inertia (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
     std: NonNegativeSchedule
-    """Standard deviation sigma of what is added at each step, on actions scaled to (-1, 1), >= 0; in the long run
-    the noise has a deviation of about sigma / sqrt(2 theta)."""
+    """Standard deviation sigma of what is added at each step, on actions scaled to (-1, 1), >= 0; in the
+    long run the noise has a deviation of about sigma / sqrt(2 theta)."""
     theta: Probability
     """Fraction of the noise that decays at each step, in [0, 1]; noise lasts for about 1 / theta steps."""
 

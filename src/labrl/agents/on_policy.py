@@ -61,8 +61,8 @@ class OnPolicyConfig:
     max_grad_norm: PositiveFloat | None
     """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
     action_bounds: ActionBounds | None
-    """How continuous actions are kept within their bounds: clip (the sample is clipped to them), rescale (it is
-    clipped to [-1, 1] and scaled to them) or squash (its hyperbolic tangent is scaled to them); null: clip."""
+    """How continuous actions are kept within their bounds: clip (the sample is clipped to them), rescale (it
+    is clipped to [-1, 1] and scaled to them) or squash (its tanh is scaled to them); null: clip."""
     self_imitation: Component | None
     """Learning again from past steps with a higher return than expected; null: none."""
     log_std_init: LogDeviation | None

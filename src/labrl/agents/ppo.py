@@ -46,8 +46,8 @@ class PPOConfig(OnPolicyConfig):
     normalize_advantage: bool
     """Whether advantages are scaled to mean 0 and deviation 1 in each minibatch."""
     target_kl: PositiveFloat | None
-    """Divergence of the new policy from the old one, > 0, in nats: no further epoch begins after one whose mean
-    is more than 1.5 times this; null: all epochs are made."""
+    """Divergence of the new policy from the old one, > 0, in nats: no further epoch begins after one whose
+    mean is more than 1.5 times this; null: all epochs are made."""
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

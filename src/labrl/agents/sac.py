@@ -40,8 +40,8 @@ class SoftActorCriticConfig(ReplayActorCriticConfig):
     initial_temperature: PositiveFloat
     """Initial value of a learned temperature, > 0."""
     target_entropy: Schedule | None
-    """Entropy that a learned temperature aims at, in nats; continuous actions count as scaled to (-1, 1); null:
-    minus the number of continuous actions, or 0.6 times the largest entropy of discrete ones."""
+    """Entropy that a learned temperature aims at, in nats; continuous actions count as scaled to (-1, 1);
+    null: minus the number of continuous actions, or 0.6 times the largest entropy of discrete ones."""
 
 
 @dataclass(kw_only=True)
