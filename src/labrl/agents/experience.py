@@ -39,7 +39,7 @@ class ExperienceConfig:
     warmup_actions: Literal["random", "policy"]
     """Actions during these frames: uniformly random, or those of the exploring policy."""
     updates_per_frame: PositiveRatio
-    """Updates per frame from then on, > 0, kept exactly: a number such as 0.25 or a quotient such as "1/3"."""
+    """Updates per frame from then on, > 0, kept exactly: a number or a quotient such as "1/3"."""
     offline: Component | None
     """Transitions that were collected elsewhere; with them, updates begin at frame 0; null: none."""
     collect_from: NonNegativeInt
