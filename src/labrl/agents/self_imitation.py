@@ -73,7 +73,7 @@ def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor)
     return -log_prob * underrated.detach(), 0.5 * underrated.square()
 
 
-def _remembered(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
+def stored_space(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
     """Actions as the policy draws them: real numbers also where the environment gets them rounded."""
     if isinstance(space, gym.spaces.Box):
         return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
@@ -108,7 +108,7 @@ class SelfImitation:
         self._held: list[Any] | None = None
         self._memory: Replay = config.memory.build(
             observation_space=spaces.observation,
-            action_space=_remembered(spaces.action, distribution),
+            action_space=stored_space(spaces.action, distribution),
             num_envs=1,  # episodes come one after the other, whoever played them
             n_step=1,
             gamma=gamma,

@@ -59,7 +59,7 @@ class OfflineMinari(OfflineData):
         """Raises InputError if Minari is not installed or the dataset is not there."""
         if importlib.util.find_spec("minari") is None:
             raise InputError(
-                'agent/offline=minari needs Minari, which is not installed: pip install "labrl[offline]"',
+                'agent.offline: Minari is not installed. Install it with: pip install "labrl[offline]"',
                 code="not-installed",
                 key="agent.offline",
             )
@@ -104,12 +104,12 @@ def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:
         terminated = np.asarray(episode.terminations, np.bool_)
         cut = terminated | np.asarray(episode.truncations, np.bool_)
         cut[-1:] = True  # whatever the flags of its last step say
-        action = _stored(np.asarray(episode.actions), wanted)
+        action = stored_actions(np.asarray(episode.actions), wanted)
         reward = np.asarray(episode.rewards, np.float32)
         yield Piece(seen[:-1], action, reward, seen[1:], terminated, cut)
 
 
-def _stored(action: NDArray, wanted: Wanted) -> NDArray:
+def stored_actions(action: NDArray, wanted: Wanted) -> NDArray:
     """Actions as the environment takes them -> as the agent remembers them."""
     space = wanted.action
     if isinstance(space, gym.spaces.Discrete):
