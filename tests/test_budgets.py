@@ -70,7 +70,9 @@ def test_the_updates_of_the_last_rollout_are_all_made_and_that_is_said() -> None
 def test_a_run_that_updates_ended_says_which_budget_to_raise(capsys: pytest.CaptureFixture[str]) -> None:
     labrl.train([*SMALL, f"meta.max_opt_step={UPDATES}", "hydra.run.dir=runs/one"])
     assert main(["+resume=runs/one"]) == 2
-    assert f"meta.max_opt_step=<more than {UPDATES}>" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "meta.max_opt_step" in said
+    assert str(UPDATES) in said
 
 
 def test_seconds_end_a_run() -> None:
