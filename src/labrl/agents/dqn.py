@@ -241,7 +241,7 @@ class DQN:
         self.target.network.load_state_dict(state["target"])
         self._experience.load_state_dict(state["experience"])
         for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):
-            # What is told of them are means: also where +force has made the batch another one.
+            # Only their means are reported, which stay right if +force has changed the batch size.
             rows.copy_(saved if saved.shape == rows.shape else saved.mean(1, keepdim=True))
         self._average_norm = float(state["average_norm"])
 

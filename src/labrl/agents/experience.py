@@ -174,9 +174,8 @@ class Experience:
         num_masked: int = 0,
         state_size: int = 0,
     ) -> None:
-        """stored_action: actions as the agent remembers them; None: as the environment takes them;
-        num_masked: actions that masks have a flag for, if the agent heeds masks; state_size: numbers that the
-        network carries for each environment, if it does."""
+        """stored_action: the space of stored actions; None: the environment's; num_masked: flags in an action
+        mask, 0 without masks; state_size: numbers in a recurrent state, 0 without one."""
         self.config, self._clock = config, clock
         self.frames_per_step = spaces.num_envs * compute.ranks.size
         """Frames of a vector step, those of all ranks."""
