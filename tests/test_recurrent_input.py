@@ -109,7 +109,7 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
     "a compiled memory": (
         ["agent=recurrent_dqn", "meta.compile=true"],
         "meta.compile",
-        None,
+        "unsupported",
         ["meta.compile=false"],
     ),
     "a memory inside a memory": (
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
     ),
     "a torso inside that cannot read the observations": (
         ["agent=recurrent_ppo", "agent/network@agent.network.torso=nature_cnn"],
-        "agent.network.torso.torso",
+        "agent.network.torso",
         "unsupported",
         [],
     ),
