@@ -107,11 +107,11 @@ def test_values_become_those_of_the_policy_that_acts(words: tuple[str, ...]) -> 
 def test_the_action_after_an_update_was_chosen_before_it() -> None:
     agent, clock, _ = build("sarsa", "agent.horizon=4", SMALL)
     play(agent, clock, noise(), 3)
-    assert agent._next_action is None
+    assert agent.state_dict()["next_action"] is None
     play(agent, clock, noise(), 1)
-    chosen = agent._next_action.copy()
+    chosen = agent.state_dict()["next_action"].copy()
     np.testing.assert_array_equal(agent.act(noise().observation), chosen)
-    assert agent._next_action is None
+    assert agent.state_dict()["next_action"] is None
 
 
 @pytest.mark.parametrize("steps", [3, 4, 9])
