@@ -161,7 +161,8 @@ def test_truncation_bootstraps_from_the_true_final_observation() -> None:
     seen = spy_on_batches(agent)
     values = {}
     for name, observation in (("first", first), ("final", final), ("reset", reset)):
-        values[name] = float(agent._values(observation)[0])
+        with torch.no_grad():
+            values[name] = float(agent.network.value(torch.from_numpy(observation))[0])
     no, reward = np.zeros(4, bool), np.ones(4, np.float32)
     truncated = np.array([True, False, False, True])
     terminated = np.array([False, True, False, False])

@@ -149,7 +149,7 @@ def test_a_learner_that_adopts_what_a_copy_did_keeps_the_copy_s_states() -> None
 def test_what_is_seen_while_chance_acts_is_remembered_too() -> None:
     agent, clock, _ = build("recurrent_dqn", *TINY, *MEMORY, *WHEN[1:], "agent.learning_starts=300")
     play(agent, clock, noise(), 6)
-    assert agent._state.any(axis=1).sum() >= 2  # but for the episodes that have just begun
+    assert agent.state_dict()["state"].any(axis=1).sum() >= 2  # but for the episodes that have just begun
 
 
 @pytest.mark.parametrize(
