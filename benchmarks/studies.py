@@ -42,7 +42,10 @@ _LONG = {"agent.gamma": "choice(0.98, 0.99, 0.995, 0.999)"}
 
 _GAUSSIAN = {"agent.log_std_init": "choice(-1.0, -0.5, 0.0)"}
 
-_NORMALIZED = "{_target_:labrl.agents.transforms.NormalizeReward,gamma:${agent.gamma},clip:10.0,epsilon:1e-8}"
+_NORMALIZED = (
+    "{_target_:labrl.agents.transforms.NormalizeReward,gamma:${agent.gamma},clip:10.0,epsilon:1e-8,"
+    "window:null}"
+)
 
 _FEW = {"meta.max_trial": "16", "search.confirm.top": "1"}
 """For replay agents, whose frames take several times as long."""

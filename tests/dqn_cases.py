@@ -7,7 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from labrl.agents.dqn import DQN
 from labrl.clock import Clock
@@ -54,6 +56,17 @@ def build(
         compute=Compute.choose("cpu", "fp32", num_threads),
     )
     return agent, clock, streams
+
+
+def weights_of(network: nn.Module) -> Tensor:
+    """All parameters of a network, one after the other. [size]"""
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def gradient_of(network: nn.Module) -> Tensor:
+    """The gradients of all its parameters, in the same order. [size]"""
+    gradients = [parameter.grad for parameter in network.parameters()]
+    return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
 
 
 def play(agent: DQN, clock: Clock, world: Any, steps: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from dqn_cases import Noise
+from dqn_cases import Noise, weights_of
 
 from labrl.agents.agent import Agent, heeded
 from labrl.clock import Clock
@@ -89,7 +89,8 @@ def assert_same_future(make: Callable[[], tuple[Any, Clock, Streams]], world: An
     streams.load_state_dict(streams_state)
     restored.load_state_dict(state)
     play(restored, clock, world, 40)
-    assert torch.equal(agent._trained.weights, restored._trained.weights)
+    for name, network in agent.modules().items():
+        assert torch.equal(weights_of(network), weights_of(restored.modules()[name])), name
     assert_equal(agent.metrics(), restored.metrics())
 
 

@@ -22,9 +22,9 @@ from on_policy_cases import (
     noise,
     play,
 )
+from refusals import refused
 
 from labrl.agents.a2c import A2C, policy_objective
-from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
@@ -161,13 +161,13 @@ def test_a_restored_agent_has_the_same_future(steps: int, words: tuple[str, ...]
 def test_the_two_ways_to_say_when_to_learn_exclude_each_other() -> None:
     env = SimpleNamespace(num_envs=4, max_frame=1000)
     for words in (("agent.episodes=3",), ("agent.horizon=null",)):
-        with pytest.raises(InputError, match=r"agent\.horizon .*or agent\.episodes .* got (both|neither)"):
+        with refused("agent.horizon", "contradiction", "agent.episodes=null", "agent.horizon=null"):
             A2C.check_config(config_of("a2c", *words).agent.config, env)
-    with pytest.raises(InputError, match=r"env\.max_frame must be at least one rollout of 20"):
+    with refused("env.max_frame", "contradiction", "env.max_frame=20"):
         A2C.check_config(config_of("a2c").agent.config, SimpleNamespace(num_envs=4, max_frame=19))
 
 
 def test_a_shared_network_has_no_second_learning_rate() -> None:
     config = config_of("a2c", "agent.value_lr=1e-3", "agent.network.shared=true").agent.config
-    with pytest.raises(InputError, match=r"agent\.value_lr .*agent\.network\.shared=false"):
+    with refused("agent.value_lr", "contradiction", "agent.network.shared=false"):
         A2C.check(config, Spaces(VECTOR, DISCRETE, 1))

@@ -30,7 +30,7 @@ from labrl.storage.run_folder import RunFolder
 PPO = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=1", "env.max_frame=1200"]
 PPO += ["meta.rigorous_eval=2", "meta.eval_episodes=2", "meta.record_episodes=each"]
 PPO += ["meta.eval_frequency=220", "meta.log_frequency=150"]
-PPO += ["+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
+PPO += ["transforms/observation=normalize"]
 
 
 class Delayed:

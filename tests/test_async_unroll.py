@@ -40,7 +40,7 @@ SMALL += ["agent.memory.capacity=400"]
 SMALL += ["meta/async_unroll=on", "meta.async_unroll.queue_size=3", "meta.async_unroll.update_period=4"]
 CARTPOLE = [*SMALL, "agent=dqn", "env=cartpole"]
 PENDULUM = [*SMALL, "env=pendulum"]
-NORMALIZED = ["+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation"]
+NORMALIZED = ["transforms/observation=normalize"]
 
 
 class InThread(Companion):

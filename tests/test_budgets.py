@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 import labrl
 from labrl.cli import main
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
 from labrl.storage.tables import CsvTable
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
@@ -70,7 +70,9 @@ def test_the_updates_of_the_last_rollout_are_all_made_and_that_is_said() -> None
 def test_a_run_that_updates_ended_says_which_budget_to_raise(capsys: pytest.CaptureFixture[str]) -> None:
     labrl.train([*SMALL, f"meta.max_opt_step={UPDATES}", "hydra.run.dir=runs/one"])
     assert main(["+resume=runs/one"]) == 2
-    assert f"meta.max_opt_step=<more than {UPDATES}>" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "meta.max_opt_step" in said
+    assert str(UPDATES) in said
 
 
 def test_seconds_end_a_run() -> None:
@@ -95,11 +97,11 @@ def test_a_share_of_a_small_budget_is_a_frame_at_least() -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "3/2", "0/5", "1/0", "often", "0.5", "true", "null"])
 def test_other_frequencies_are_refused(value: str) -> None:
-    with pytest.raises(InputError, match=r"meta\.log_frequency.*a share of the budget such as"):
+    with refused("meta.log_frequency", None, "1/20"):
         resolve(compose([f"meta.log_frequency={value}"]))
 
 
 @pytest.mark.parametrize("word", ["meta.max_opt_step=0", "meta.max_wall=0", "meta.max_wall=soon"])
 def test_other_budgets_are_refused(word: str) -> None:
-    with pytest.raises(InputError, match=word.split("=")[0]):
+    with refused(word.split("=")[0], "type" if word.endswith("soon") else "range"):
         resolve(compose([word]))

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import FAMILY, Noise, build, config_of, play
+from dqn_cases import FAMILY, Noise, build, config_of, gradient_of, play, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -126,22 +126,22 @@ def test_the_target_is_equal_to_the_online_network_until_there_is_an_update(agen
 def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> None:
     """Four environments and every 30 frames: copied in the steps across 30, 60, 90, ..."""
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.target.every=30"), VECTOR)
-    world, expected = Noise(VECTOR, 4), agent._trained.weights.detach().clone()
+    world, expected = Noise(VECTOR, 4), weights_of(agent.network)
     for _ in range(40):
         if (clock.frame + 4) // 30 > clock.frame // 30:
-            expected = agent._trained.weights.detach().clone()
+            expected = weights_of(agent.network)
         play(agent, clock, world, 1)
-        assert torch.equal(agent.target.weights, expected)
+        assert torch.equal(weights_of(agent.target.network), expected)
 
 
 def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
     words = (*EARLY, "agent/target=polyak", "agent.target.tau=0.25")
     agent, clock, _ = build(config_of("dqn", *words), VECTOR)
-    world, average = Noise(VECTOR, 4), agent._trained.weights.detach().clone()
+    world, average = Noise(VECTOR, 4), weights_of(agent.network)
     for _ in range(30):
         if play(agent, clock, world, 1):
-            average = 0.75 * average + 0.25 * agent._trained.weights.detach()
-        torch.testing.assert_close(agent.target.weights, average)
+            average = 0.75 * average + 0.25 * weights_of(agent.network)
+        torch.testing.assert_close(weights_of(agent.target.network), average)
 
 
 @settings(deadline=None, max_examples=60)
@@ -251,8 +251,7 @@ def test_two_workers_find_the_gradient_of_one(agent: str) -> None:
         player, clock, _ = build(config_of(agent, *EARLY), IMAGE, num_threads=num_threads)
         play(player, clock, Noise(IMAGE, 4), 11)
         player._gradient(player._experience.memory.sample(16, 0))
-        assert player._trained.weights.grad is not None
-        gradients.append(player._trained.weights.grad.clone())
+        gradients.append(gradient_of(player.network))
         rows.append(player._rows.clone())
         player.close()
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
@@ -316,7 +315,7 @@ def test_schedules_follow_the_clock() -> None:
 
 def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.lr=1e30", "agent.value.loss=squared"), VECTOR)
-    with pytest.raises(NonFiniteError, match=r"not finite at frame \d+") as caught:
+    with pytest.raises(NonFiniteError) as caught:
         play(agent, clock, Noise(VECTOR, 4), 40)
     assert caught.value.term in ("loss", "grad_norm")
     assert caught.value.frame > 40

@@ -262,7 +262,8 @@ def test_a_memory_keeps_pictures_as_bytes_and_gives_back_what_it_got(tmp_path: P
 
 
 def test_vectors_are_normalized_each_by_itself_and_pictures_are_left_alone() -> None:
-    transform = NormalizeObservation(NormalizeObservationConfig(), Spaces(MIXED, spaces.Discrete(4), 8))
+    config = NormalizeObservationConfig(clip=10.0, epsilon=1e-8, window=None)
+    transform = NormalizeObservation(config, Spaces(MIXED, spaces.Discrete(4), 8))
     seen, moments = batch(MIXED, 8), RunningMoments((2,))
     transform.collect(seen)
     moments.update(seen["mark"])
@@ -292,7 +293,7 @@ def test_agents_that_see_several_inputs_go_on_exactly(
     given = [*words(agent, **settings), "meta.rigorous_eval=1"]
     if agent == "rainbow":
         given += ["agent.value.v_min=-2", "agent.value.v_max=2"]
-    given.append("+transforms.seen._target_=labrl.agents.transforms.NormalizeObservation")
+    given.append("+transforms/observation@transforms.seen=normalize")
     assert changed_futures(tmp_path, given, frame=100) == []
 
 

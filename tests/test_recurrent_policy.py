@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from dqn_cases import gradient_of, weights_of
 from on_policy_cases import BOX, assert_same_future, build, kept_from, noise, play
 from recurrent_cases import Corridor, Recorded, remembered
 
@@ -168,7 +169,7 @@ def test_evaluation_carries_a_state_of_its_own() -> None:
     disturbed.evaluation_action(seen, rng, start=begin)
     disturbed.greedy_action(seen, start=go_on)
     play(disturbed, clock, world, 11)
-    assert torch.equal(plain._trained.weights, disturbed._trained.weights)
+    assert torch.equal(weights_of(plain.network), weights_of(disturbed.network))
 
     agent, network = disturbed, disturbed.network
     once = network.unroll(torch.from_numpy(seen), torch.zeros(9, network.state_size))[2].detach()
@@ -210,7 +211,7 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
         agent, clock, _ = build("recurrent_ppo", *small, *words, observation=IMAGE, compute=fp32(threads))
         world = type(noise())(IMAGE, 4)
         assert play(agent, clock, world, 8) == 1
-        gradients.append(agent._trained.weights.grad.clone())
+        gradients.append(gradient_of(agent.network))
         agent.close()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 
 import gymnasium as gym
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from on_policy_cases import CHOICES, SWITCHES, assert_same_future, build, kept_from, noise, play
+from refusals import refused
 from test_a2c import Recorded
 
 import labrl
@@ -18,10 +18,14 @@ from labrl.agents.reinforce import Reinforce
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import describe
-from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
+BASELINES = {
+    "none": ["agent.baseline=none"],
+    "mean": ["agent.baseline=mean"],
+    "value": ["agent.baseline=value", "agent.value_coef=0.5"],
+}
 ONE = gym.spaces.Box(0, 1, (1,), np.float32)
 
 
@@ -39,7 +43,7 @@ class Bandit:
 
 @pytest.mark.parametrize("baseline", ["none", "mean", "value"])
 def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(baseline: str) -> None:
-    words = [f"agent.baseline={baseline}", "agent.normalize_advantage=false", "agent.gamma=0.9"]
+    words = [*BASELINES[baseline], "agent.normalize_advantage=false", "agent.gamma=0.9"]
     words += ["agent.max_grad_norm=null", "agent.entropy_coef=0.01", "agent.network.shared=false"]
     agent, clock, _ = build("reinforce", *words, "agent.episodes=5", num_envs=1)
     world, batches, network = Recorded(noise(1)), kept_from(agent, "_prepare"), copy.deepcopy(agent.network)
@@ -138,9 +142,7 @@ def test_continuous_actions_are_learned_within_any_bounds(agent_name: str, bound
 @pytest.mark.parametrize("steps", [2, 17, 40])
 @pytest.mark.parametrize("baseline", ["mean", "value"])
 def test_a_restored_agent_has_the_same_future(steps: int, baseline: str) -> None:
-    assert_same_future(
-        lambda: build("reinforce", f"agent.baseline={baseline}", "agent.episodes=4"), noise(), steps
-    )
+    assert_same_future(lambda: build("reinforce", *BASELINES[baseline], "agent.episodes=4"), noise(), steps)
 
 
 def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
@@ -162,15 +164,30 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
     ]
     assert main(words) == 1
     said = capsys.readouterr()
-    assert "16 episodes of up to 128 steps are under way" in said.out + said.err
+    assert "env.num_envs" in said.out + said.err
 
 
 @pytest.mark.parametrize(
-    "word", ["agent.network.value_head=[8]", "agent.network.shared=true", "agent.value_coef=1"]
+    "word",
+    [
+        "agent.network.value_head=[8]",
+        "agent.network.shared=true",
+        "agent.value_coef=1",
+        "agent.value_coef=0.5",
+    ],
 )
-def test_options_of_values_that_nobody_learns_are_refused(word: str) -> None:
-    config = resolve(compose(["agent=reinforce", "env=cartpole", "preset=none", word]))
-    with pytest.raises(InputError, match=rf"{re.escape(word.partition('=')[0])}.*agent\.baseline is mean"):
+@pytest.mark.parametrize("baseline", ["mean", "none"])
+def test_options_of_values_that_nobody_learns_are_refused(word: str, baseline: str) -> None:
+    words = ["agent=reinforce", "env=cartpole", "preset=none", f"agent.baseline={baseline}"]
+    config = resolve(compose([*words, word]))
+    with refused(word.partition("=")[0], "contradiction", f"agent.baseline={baseline}", "baseline=value"):
+        Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
+
+
+def test_learned_values_need_a_weight() -> None:
+    words = ["agent=reinforce", "env=cartpole", "preset=none", "agent.baseline=value"]
+    config = resolve(compose(words))
+    with refused("agent.value_coef", "contradiction", "agent.baseline=value", "agent.value_coef=0.5"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
@@ -180,4 +197,5 @@ def test_a_run_without_an_update_says_so(tmp_path: Path) -> None:
     run = labrl.train(words)
     assert run.exit_code == 0
     log = (run.folder / "session_0" / "session.log").read_text()
-    assert "session 0 has learned nothing: its agent made no update in 200 frames" in log
+    assert run.sessions[0].opt_step == 0
+    assert "env.max_frame" in log

@@ -360,7 +360,7 @@ def test_the_first_actions_are_by_chance_or_by_the_policy() -> None:
 
 def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
     agent, clock, _ = build(config_of("td3", "agent.lr=1e30"))
-    with pytest.raises(NonFiniteError, match=r"not finite at frame \d+") as caught:
+    with pytest.raises(NonFiniteError) as caught:
         play(agent, clock, World(VECTOR, 4), 40)
     assert caught.value.term in ("loss_critic", "grad_norm_critic", "loss_policy", "grad_norm_policy")
 

@@ -6,7 +6,6 @@ forgets its state fails here without anybody having thought of it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -219,23 +218,32 @@ def is_agent(found: type) -> bool:
     return hasattr(found, "Config") and all(hasattr(found, name) for name in ("act", "observe", "learn"))
 
 
-TRANSFORMS = sorted(
-    (found for found in classes(labrl.agents) if hasattr(found, "Config") and hasattr(found, "collect")),
-    key=lambda found: found.__name__,
-)
+TRANSFORMS = {
+    "observation=normalize": [],
+    "reward=clip": [],
+    "reward=normalize": [],
+    "reward=scale": ["transforms.tested.scale=0.5"],
+    "reward=shift": ["transforms.tested.shift=0.5"],
+    "reward=sign": [],
+}
+"""The options of transforms, with the values that they need."""
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda found: found.__name__)
-def test_every_transform_goes_on_exactly(transform: Any, tmp_path: Path) -> None:
-    settings = {
-        field.name: 0.5
-        for field in dataclasses.fields(transform.Config)
-        if field.default is dataclasses.MISSING
-    }
-    node = ", ".join(f"{name}: {value}" for name, value in settings.items())
-    target = f"{transform.__module__}.{transform.__name__}"
-    words = [f"+transforms.tested={{_target_: {target}{', ' + node if node else ''}}}"]
-    assert changed_futures(tmp_path, [*small("ppo", "cartpole"), *SHORT, *words]) == []
+def as_tested(option: str) -> list[str]:
+    """The overrides that add a transform by the name of `tested`."""
+    group, _, name = option.partition("=")
+    return [f"+transforms/{group}@transforms.tested={name}", *TRANSFORMS[option]]
+
+
+def test_every_transform_has_an_option_that_is_tested() -> None:
+    found = {kind for kind in classes(labrl.agents) if hasattr(kind, "Config") and hasattr(kind, "collect")}
+    targets = {str(compose(as_tested(option)).transforms.tested["_target_"]) for option in TRANSFORMS}
+    assert targets == {f"{kind.__module__}.{kind.__name__}" for kind in found}
+
+
+@pytest.mark.parametrize("option", TRANSFORMS)
+def test_every_transform_goes_on_exactly(option: str, tmp_path: Path) -> None:
+    assert changed_futures(tmp_path, [*small("ppo", "cartpole"), *SHORT, *as_tested(option)]) == []
 
 
 def test_every_callback_takes_part_in_what_is_tested(tmp_path: Path) -> None:
@@ -265,7 +273,7 @@ def test_broken_off_where_rows_are_written_too(frame: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("part", ["clock", "streams", "episodes", "env", "transforms", "agent", "Evaluate:0"])
 def test_a_part_that_forgets_its_state_is_found_out(part: str, tmp_path: Path) -> None:
-    normalize = "+transforms.seen._target_=labrl.agents.transforms.NormalizeObservation"
+    normalize = "+transforms/observation@transforms.seen=normalize"
     words = [*small("ppo", "cartpole"), *SHORT, normalize]
     # Where the best evaluation comes before the stop, there is something to forget.
     seed = next(seed for seed in range(99) if unbroken_future((*words, f"seed={seed}"))["best"] < STOP)

@@ -28,7 +28,7 @@ PENDULUM += [
     "agent.batch_size=64",
     "agent.epochs=2",
     "meta.log_frequency=300",
-    "+transforms.observation._target_=labrl.agents.transforms.NormalizeObservation",
+    "transforms/observation=normalize",
 ]
 PONG = [*QUIET, "env=pong", "env.max_frame=112", "env.num_envs=2", "agent.horizon=16", "agent.batch_size=16"]
 PONG += ["agent.epochs=1", "meta.log_frequency=64", "agent.network.torso.cnn.features=32"]

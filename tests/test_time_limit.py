@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium as gym
@@ -9,16 +10,13 @@ import numpy as np
 import pytest
 import torch
 from env_cases import own_env
+from options import options
 
 from labrl.agents.ppo import PPO, PPOConfig
 from labrl.clock import Clock
-from labrl.config.component import Component
 from labrl.envs.make import make_env
-from labrl.networks.actor_critic import ActorCriticConfig
 from labrl.networks.compute import Compute
-from labrl.networks.optimizers import AdamConfig
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import AutoTorsoConfig
 from labrl.seeding import Streams
 
 DISCOUNT = 0.9
@@ -44,11 +42,8 @@ class Forever(gym.Env[np.ndarray, np.int64]):
 @pytest.mark.parametrize("shared", [False, True])
 def test_with_exact_values_every_advantage_is_zero(shared: bool) -> None:
     env = make_env(own_env(Forever, max_episode_steps=5, num_envs=3), seed=0, num_threads=1)
-    network = ActorCriticConfig(
-        torso=Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig()), shared=shared
-    )
-    optimizer = Component("labrl.networks.optimizers.Adam", AdamConfig())
-    config = PPOConfig(network=network, optimizer=optimizer, horizon=23, batch_size=69, gamma=DISCOUNT)
+    config: PPOConfig = options("agent", "agent=ppo", horizon=23, batch_size=69, gamma=DISCOUNT)
+    config = dataclasses.replace(config, network=dataclasses.replace(config.network, shared=shared))
     spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
     clock, compute = Clock(1000), Compute.choose("cpu", "fp32", 1)
     agent = PPO(config, spaces=spaces, clock=clock, streams=Streams(0), compute=compute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import gymnasium as gym
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from options import options
+from refusals import refused
 
 import labrl
 from labrl.agents.transforms import (
@@ -17,9 +20,7 @@ from labrl.agents.transforms import (
     ClipRewardConfig,
     Identity,
     NormalizeObservation,
-    NormalizeObservationConfig,
     NormalizeReward,
-    NormalizeRewardConfig,
     RunningMoments,
     ScaleReward,
     ScaleRewardConfig,
@@ -31,10 +32,12 @@ from labrl.agents.transforms import (
 )
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
+from labrl.errors import Code
 from labrl.networks.spaces import Spaces
 from labrl.step import Step
 
+OBSERVATION = options("transforms.observation", "transforms/observation=normalize")
+REWARD = options("transforms.reward", "transforms/reward=normalize")
 VECTOR = Spaces(gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Discrete(2), num_envs=2)
 
 
@@ -60,7 +63,7 @@ def test_moments_of_batches_are_those_of_all_data_together(sizes: list[int], see
 
 
 def test_collection_moves_the_statistics_and_evaluation_does_not() -> None:
-    transforms = Transforms({"observation": NormalizeObservation(NormalizeObservationConfig(), VECTOR)})
+    transforms = Transforms({"observation": NormalizeObservation(OBSERVATION, VECTOR)})
     rng = np.random.default_rng(0)
     data = rng.normal(2, 3, size=(500, 2, 3)).astype(np.float32)
     for observation in data:
@@ -76,7 +79,7 @@ def test_collection_moves_the_statistics_and_evaluation_does_not() -> None:
 
 
 def test_the_final_observation_is_seen_with_the_statistics_of_its_step_and_enters_none() -> None:
-    part = NormalizeObservation(NormalizeObservationConfig(), VECTOR)
+    part = NormalizeObservation(OBSERVATION, VECTOR)
     transforms = Transforms({"observation": part})
     transforms.collected(np.ones((2, 3), np.float32))
     ended = step([0, 0], np.zeros((2, 3), np.float32), over=(True, False))
@@ -87,7 +90,7 @@ def test_the_final_observation_is_seen_with_the_statistics_of_its_step_and_enter
 
 
 def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:
-    part = NormalizeReward(NormalizeRewardConfig(gamma=0.5, clip=100.0), VECTOR)
+    part = NormalizeReward(dataclasses.replace(REWARD, gamma=0.5, clip=100.0), VECTOR)
     rng = np.random.default_rng(1)
     running, returns = np.zeros(2), []
     for _ in range(200):
@@ -99,7 +102,7 @@ def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:
 
 
 def test_an_episode_s_end_resets_the_running_return() -> None:
-    part = NormalizeReward(NormalizeRewardConfig(gamma=1.0), VECTOR)
+    part = NormalizeReward(dataclasses.replace(REWARD, gamma=1.0), VECTOR)
     part.reward(step([1, 1], over=(True, False)))
     part.reward(step([1, 1]))
     assert part.state_dict()["return"].tolist() == [1.0, 2.0]
@@ -169,8 +172,8 @@ def test_saved_statistics_go_on_as_if_nothing_had_happened() -> None:
     def build() -> Transforms:
         return Transforms(
             {
-                "observation": NormalizeObservation(NormalizeObservationConfig(), VECTOR),
-                "reward": NormalizeReward(NormalizeRewardConfig(), VECTOR),
+                "observation": NormalizeObservation(OBSERVATION, VECTOR),
+                "reward": NormalizeReward(REWARD, VECTOR),
             }
         )
 
@@ -189,7 +192,7 @@ def test_saved_statistics_go_on_as_if_nothing_had_happened() -> None:
 
 def test_numbers_that_are_large_beside_their_deviation_are_normalized() -> None:
     space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
-    transform = NormalizeObservation(NormalizeObservationConfig(), Spaces(space, gym.spaces.Discrete(2), 4))
+    transform = NormalizeObservation(OBSERVATION, Spaces(space, gym.spaces.Discrete(2), 4))
     seen = np.random.default_rng(0).normal(1.7e9, 1.0, (500, 4))
     for rows in seen.reshape(-1, 4, 4):
         transform.collect(rows)
@@ -200,8 +203,8 @@ def test_numbers_that_are_large_beside_their_deviation_are_normalized() -> None:
 
 def test_images_are_not_normalized() -> None:
     images = Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2), 2)
-    with pytest.raises(InputError, match=r"transforms\.observation"):
-        NormalizeObservation(NormalizeObservationConfig(), images)
+    with refused("transforms.observation", "unsupported", "transforms.observation=null"):
+        NormalizeObservation(OBSERVATION, images)
 
 
 def test_what_is_older_than_the_window_fades_and_the_rest_is_as_without_one() -> None:
@@ -230,24 +233,45 @@ def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("words", "key", "code"),
     [
-        ("transforms.reward={_target_: labrl.agents.transforms.ClipReward, low: 1, high: -1}", "low"),
-        ("transforms.reward={_target_: labrl.agents.transforms.ShiftReward}", r"transforms\.reward\.shift"),
-        ("transforms.reward={_target_: labrl.agents.transforms.NormalizeReward, window: 0}", "window"),
+        (["transforms/reward=clip", "transforms.reward.low=1"], "transforms.reward", None),
+        (["transforms/reward=shift"], "transforms.reward.shift", "missing"),
+        (
+            ["transforms.reward={_target_: labrl.agents.transforms.ClipReward, low: 0}"],
+            "transforms.reward.high",
+            "missing",
+        ),
+        (["transforms/reward=normalize", "transforms.reward.window=0"], "transforms.reward.window", "range"),
     ],
 )
-def test_bounds_without_room_and_missing_numbers_are_refused(word: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        resolve(compose(["env=pendulum", "preset=none", word]))
+def test_bounds_without_room_and_missing_numbers_are_refused(
+    words: list[str], key: str, code: Code | None
+) -> None:
+    with refused(key, code):
+        resolve(compose(["env=pendulum", "preset=none", *words]))
+
+
+def test_every_transform_has_an_option_and_its_values_stand_there() -> None:
+    """Also under a third name, and with the agent's discount factor."""
+    words = ["transforms/observation=normalize", "transforms/reward=clip", "agent.gamma=0.9"]
+    words += ["+transforms/reward@transforms.scaled=normalize"]
+    transforms = resolve(compose(["env=cartpole", "preset=none", *words])).transforms
+    kinds = {name: part.target.rpartition(".")[2] for name, part in transforms.items() if part is not None}
+    assert kinds == {
+        "observation": "NormalizeObservation",
+        "reward": "ClipReward",
+        "scaled": "NormalizeReward",
+    }
+    assert transforms["scaled"].config.gamma == 0.9
 
 
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
 def test_a_memory_beside_statistics_that_move_is_warned_of(agent: str, tmp_path: Path) -> None:
     words = [f"agent={agent}", "env=cartpole", "env.max_frame=1200", "meta=dev", "meta.max_session=1"]
-    transform = "{_target_:labrl.agents.transforms.NormalizeReward}"
-    run = labrl.train([*words, f"+transforms.scaled={transform}", f"hydra.run.dir={tmp_path}"])
+    words += ["+transforms/reward@transforms.scaled=normalize"]
+    run = labrl.train([*words, f"hydra.run.dir={tmp_path}"])
     assert run.exit_code == 0
     log = tmp_path / "session_0" / "session.log"
     said = log.read_text() if log.exists() else ""
-    assert ("transforms.scaled: its statistics move on" in said) == (agent == "dqn")
+    assert ("transforms.scaled" in said) == (agent == "dqn")

@@ -149,9 +149,10 @@ def test_expected_values_are_the_means() -> None:
     categorical = CategoricalValue(CategoricalValueConfig(v_min=-1, v_max=1, atoms=3), CPU)
     logits = torch.log(torch.tensor([[[0.25, 0.25, 0.5], [1.0, 1e-30, 1e-30]]]))
     torch.testing.assert_close(categorical.expected(logits), torch.tensor([[0.25, -1.0]]))
-    quantile = QuantileValue(QuantileValueConfig(quantiles=2), CPU)
+    quantile = QuantileValue(QuantileValueConfig(quantiles=2, kappa=1.0), CPU)
     assert quantile.expected(torch.tensor([[[1.0, 3.0], [0.0, 0.0]]])).tolist() == [[2.0, 0.0]]
-    assert ExpectedValue(ExpectedValueConfig(), CPU).expected(torch.tensor([[[1.0], [2.0]]])).shape == (1, 2)
+    expected = ExpectedValue(ExpectedValueConfig(loss="huber"), CPU)
+    assert expected.expected(torch.tensor([[[1.0], [2.0]]])).shape == (1, 2)
 
 
 def test_errors_for_priorities_follow_the_surprise() -> None:
@@ -161,5 +162,5 @@ def test_errors_for_priorities_follow_the_surprise() -> None:
     losses, errors = categorical.loss(known, torch.softmax(known, 1))
     assert np.abs(errors.numpy()).max() < 1e-6
     assert torch.equal(losses, errors)
-    quantile = QuantileValue(QuantileValueConfig(quantiles=3), CPU)
+    quantile = QuantileValue(QuantileValueConfig(quantiles=3, kappa=1.0), CPU)
     assert quantile.loss(known, known + 0.5)[1].tolist() == pytest.approx([0.5])

@@ -31,20 +31,20 @@ from labrl.seeding import Streams
 class A2CConfig(OnPolicyConfig):
     """Options of A2C. Either `horizon` or `episodes` says when to learn."""
 
-    horizon: PositiveInt | None = 5
+    horizon: PositiveInt | None
     """Agent steps of each environment in one update, t_max in the paper, >= 1."""
-    episodes: PositiveInt | None = None
+    episodes: PositiveInt | None
     """Whole episodes in one update, over all environments, >= 1."""
-    gae_lambda: Probability = 1.0
-    """Decay of the advantage estimator, lambda, in [0, 1]; 1: the paper's returns over all that is left of
-    the rollout, 0: of one step."""
-    value_coef: NonNegativeFloat = 0.5
-    """Weight of half the squared error of the values."""
-    value_lr: NonNegativeSchedule | None = None
-    """Learning rate of the value network, which then has an optimizer and a gradient norm of its own; null:
-    one for all."""
-    normalize_advantage: bool = False
-    """Whether the advantages of an update have mean 0 and deviation 1."""
+    gae_lambda: Probability
+    """Decay of the advantage estimator, lambda, in [0, 1]; 1: the paper's returns over the rest of the
+    rollout, 0: one-step returns."""
+    value_coef: NonNegativeFloat
+    """Weight of half the squared error of the values, >= 0."""
+    value_lr: NonNegativeSchedule | None
+    """Learning rate of the value network, >= 0, which then has its own optimizer and gradient norm; null: one
+    optimizer for policy and values."""
+    normalize_advantage: bool
+    """Whether advantages are scaled to mean 0 and deviation 1 in each update."""
 
 
 def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -81,26 +81,30 @@ class A2C(LearnsOnce):
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raises InputError where it is not said when to learn, or that would be after the budget."""
+        """Raises InputError unless one option says when to learn, and within the budget."""
         if (config.horizon is None) == (config.episodes is None):
             given = "neither" if config.horizon is None else "both"
             raise InputError(
-                "agent.horizon (steps) or agent.episodes (whole episodes) says when to learn, and the other "
-                f"is null: got {given} (set agent.horizon=5 agent.episodes=null, or agent.horizon=null "
-                "agent.episodes=8)."
+                "agent.horizon (in steps) or agent.episodes (whole episodes) says when to learn, and the "
+                f"other must be null: got {given}. Set agent.horizon=5 agent.episodes=null, or "
+                "agent.horizon=null agent.episodes=8.",
+                code="contradiction",
+                key="agent.horizon",
             )
         if config.horizon is not None:
             check_budget(config.horizon, env)
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises InputError for options that the environment's spaces leave without a meaning."""
+        """Raises InputError for options that have no meaning in the environment's spaces."""
         super().check(config, spaces)
         assert isinstance(config, A2CConfig)
         if config.value_lr is not None and is_shared(config.network, spaces):
             raise InputError(
-                "agent.value_lr needs a value network of its own (set agent.network.shared=false, or leave "
-                "agent.value_lr=null)."
+                "agent.value_lr is the learning rate of a separate value network, and here policy and values "
+                "share one network. Set agent.network.shared=false or agent.value_lr=null.",
+                code="contradiction",
+                key="agent.value_lr",
             )
 
     def _new_optimizer(self, weights: FlatParameters) -> Optimizer:

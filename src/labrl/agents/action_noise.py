@@ -41,8 +41,8 @@ class ActionNoise(Protocol):
 class GaussianNoiseConfig:
     """Independent of all before (Fujimoto et al., 2018, arXiv:1802.09477)."""
 
-    std: NonNegativeSchedule = 0.1
-    """Standard deviation, where actions lie in (-1, 1), >= 0."""
+    std: NonNegativeSchedule
+    """Standard deviation of the noise on actions scaled to (-1, 1), >= 0."""
 
 
 class GaussianNoise:
@@ -76,11 +76,11 @@ class GaussianNoise:
 class OrnsteinUhlenbeckNoiseConfig:
     """Pushes that last, for tasks with inertia (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
-    std: NonNegativeSchedule = 0.2
-    """Standard deviation of what is added at each step, sigma, >= 0; of the noise in the long run it is about
-    sigma / sqrt(2 theta)."""
-    theta: Probability = 0.15
-    """Share of the noise that is lost at each step, in [0, 1]: it lasts for about 1 / theta steps."""
+    std: NonNegativeSchedule
+    """Standard deviation sigma of what is added at each step, on actions scaled to (-1, 1), >= 0; in the
+    long run the noise has a deviation of about sigma / sqrt(2 theta)."""
+    theta: Probability
+    """Fraction of the noise that decays at each step, in [0, 1]; noise lasts for about 1 / theta steps."""
 
 
 class OrnsteinUhlenbeckNoise:

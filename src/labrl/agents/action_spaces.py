@@ -1,4 +1,4 @@
-"""Which agent acts in which kind of action space: the one list that every refusal names its way out from."""
+"""Which agent acts in which kind of action space, and the errors that name the agents that fit."""
 
 from __future__ import annotations
 
@@ -45,24 +45,28 @@ def fitting_agents(space: gym.Space[Any]) -> list[str]:
 
 
 def check_actions(agent: str, space: gym.Space[Any]) -> None:
-    """Raises InputError, with the agents that fit, where `agent` (as in `agent=`) cannot act in `space`."""
-    if agent not in ACTS_IN or _fits(agent, space):  # what a user's own can do it knows itself
+    """Raises InputError, with the agents that fit, if `agent` (as in `agent=`) cannot act in `space`."""
+    if agent not in ACTS_IN or _fits(agent, space):  # a user's own agent knows itself what it can do
         return
     kinds = ACTS_IN[agent]
     listed = " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
     others = ", ".join(f"agent={name}" for name in fitting_agents(space))
     raise InputError(
-        f"agent: {agent} acts in {listed} spaces; this environment's actions are {space}. "
-        + (f"Agents that fit: {others}." if others else "No agent of labrl's fits them.")
+        f"agent={agent} acts in {listed} spaces, and this environment's actions are {space}. "
+        + (f"Agents that can act there: {others}." if others else "None of labrl's agents can act there."),
+        code="unsupported",
+        key="agent",
     )
 
 
-def refuse_masks(agent: str, space: gym.Space[Any], told: str) -> Never:
-    """Raises InputError, with the agents that heed the masks which the environment called `told` gives."""
+def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
+    """Raises InputError, with the agents that support the action masks of the environment called `env`."""
     others = ", ".join(f"agent={name}" for name in fitting_agents(space) if name not in MASKLESS)
     raise InputError(
-        f"env.name={told} says by masks which actions are valid, and agent {agent} heeds none. Agents that "
-        f"do: {others}. To play without them set env.action_mask=false."
+        f"env.name={env} provides action masks, which agent={agent} does not support. Agents that do: "
+        f"{others}. To play without masks, set env.action_mask=false.",
+        code="unsupported",
+        key="agent",
     )
 
 

@@ -57,8 +57,8 @@ class ActionValues(Protocol):
 class ExpectedValueConfig:
     """One output for each action: its expected return (Watkins, 1989; Mnih et al., 2015)."""
 
-    loss: Literal["huber", "squared"] = "huber"
-    """Half the squared error, or the Huber loss, which grows linearly from an error of 1 on."""
+    loss: Literal["huber", "squared"]
+    """squared: half the squared error; huber: the same up to an error of 1, and linear beyond."""
 
 
 class ExpectedValue:
@@ -93,22 +93,20 @@ class CategoricalValueConfig:
     """A distribution over fixed returns, C51 (Bellemare et al., 2017, arXiv:1707.06887)."""
 
     v_min: float
-    """The lowest return that can be told from lower ones, discounted and as the learner sees rewards."""
+    """Lowest return of the distribution, discounted, of rewards as the learner sees them."""
     v_max: float
-    """The highest, > v_min."""
-    atoms: Atoms = 51
-    """Returns from v_min to v_max, evenly spaced, >= 2."""
+    """Highest return of the distribution, > v_min."""
+    atoms: Atoms
+    """Number of evenly spaced returns from v_min to v_max, >= 2."""
 
     def __post_init__(self) -> None:
         if not self.v_min < self.v_max:
-            raise ValueError(
-                f"v_min must be less than v_max, got v_min={self.v_min:g} and v_max={self.v_max:g}"
-            )
+            raise ValueError(f"must have v_min < v_max, got v_min={self.v_min:g} and v_max={self.v_max:g}")
         gap, largest = (self.v_max - self.v_min) / (self.atoms - 1), max(abs(self.v_min), abs(self.v_max))
         if not gap > 2 * EPSILON * largest or largest > LARGEST / 2:
             raise ValueError(
-                f"v_min and v_max must leave {self.atoms} atoms apart in float32, got v_min={self.v_min:.9g} "
-                f"and v_max={self.v_max:.9g}"
+                f"must have v_min and v_max far enough apart for {self.atoms} different numbers in float32, "
+                f"got v_min={self.v_min:.9g} and v_max={self.v_max:.9g}"
             )
 
 
@@ -139,10 +137,10 @@ class CategoricalValue:
 class QuantileValueConfig:
     """Quantiles of the return, QR-DQN (Dabney et al., 2018, arXiv:1710.10044)."""
 
-    quantiles: PositiveInt = 50
-    """How many, at the middles of as many equal parts of probability, >= 1."""
-    kappa: NonNegativeFloat = 1.0
-    """Error from which on the Huber loss grows linearly, >= 0; 0: it always does."""
+    quantiles: PositiveInt
+    """Number of quantiles, at the midpoints of equal intervals of probability, >= 1."""
+    kappa: NonNegativeFloat
+    """Error above which the Huber loss is linear, >= 0; 0: it is linear everywhere."""
 
 
 class QuantileValue:

@@ -80,11 +80,13 @@ class Agent(Protocol):
 
 
 def check_agent(agent: Any, target: str) -> None:
-    """Raises InputError where what `target` has made lacks a method of an Agent."""
+    """Raises InputError if the agent that `target` made lacks a method of Agent."""
     if missing := lacking(agent, Agent):
         raise InputError(
-            f"agent._target_={target} has no {', '.join(missing)}: labrl.agents.agent.Agent says what an "
-            "agent needs."
+            f"agent._target_={target}: the agent has no {', '.join(missing)}. Define every method of "
+            "labrl.agents.agent.Agent.",
+            code="target",
+            key="agent._target_",
         )
 
 

@@ -29,7 +29,7 @@ from labrl.seeding import Streams
 class CrossQConfig(SoftActorCriticConfig):
     """Options of CrossQ."""
 
-    policy_delay: PositiveInt = 3
+    policy_delay: PositiveInt
     """Updates of the critics for each of policy and temperature, >= 1."""
 
 
@@ -55,15 +55,19 @@ class CrossQ(SAC):
         if config.batch_size < 2:
             raise InputError(
                 f"agent.batch_size must be at least 2, got {config.batch_size}: CrossQ normalizes by the "
-                "mean and variance of a minibatch."
+                "mean and variance of a minibatch. Set agent.batch_size=256.",
+                code="range",
+                key="agent.batch_size",
             )
 
     @classmethod
     def share(cls, config: ReplayActorCriticConfig, ranks: int) -> Never:
-        """Refused: raises InputError."""
+        """Raises InputError: CrossQ cannot be trained by several ranks."""
         raise InputError(
-            "torchrun: CrossQ normalizes by the statistics of a whole minibatch, and each rank would have "
-            "its own. Take agent=sac, or start labrl without torchrun."
+            "agent=crossq cannot learn with torchrun: CrossQ normalizes by the statistics of a whole "
+            "minibatch, and each rank would have its own. Set agent=sac, or start labrl without torchrun.",
+            code="unsupported",
+            key="agent",
         )
 
     def _make_twins(self, config: Any) -> dict[str, Delayed[Any]]:

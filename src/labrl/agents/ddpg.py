@@ -22,7 +22,7 @@ def critic_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 class DDPG(DeterministicActorCritic):
     """One critic, one policy, and a delayed twin of each."""
 
-    Config = DeterministicConfig
+    Config: type[DeterministicConfig] = DeterministicConfig
     NAME = "ddpg"
     NUM_CRITICS = 1
 

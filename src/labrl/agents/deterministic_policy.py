@@ -27,9 +27,9 @@ class DeterministicConfig(ReplayActorCriticConfig):
     """Options of agents with a deterministic policy."""
 
     noise: Component
-    """What is added to actions while experience is collected."""
+    """Noise added to actions in training."""
     target: Component
-    """How the targets of policy and critics follow."""
+    """How the target networks of policy and critics follow the online ones."""
 
 
 class TanhActions:

@@ -53,19 +53,19 @@ class DQNConfig(ExperienceConfig):
     network: QNetworkConfig
     """From observations to outputs for each action."""
     value: Component
-    """What the outputs mean: an expected return, a distribution, quantiles."""
+    """What the network's outputs are: expected returns, distributions or quantiles."""
     target: Component
-    """How the target network follows."""
+    """How the target network follows the online network."""
     exploration: Component
-    """How actions are chosen while experience is collected."""
-    double: bool = False
+    """How actions are chosen in training."""
+    double: bool
     """Whether the online network picks the next action that the target network values."""
     optimizer: Component
     """How the weights follow the gradient."""
-    lr: NonNegativeSchedule = 1e-4
-    """Learning rate."""
-    max_grad_norm: PositiveFloat | None = 10.0
-    """Gradients are scaled down to this Euclidean norm; null: never."""
+    lr: NonNegativeSchedule
+    """Learning rate, >= 0."""
+    max_grad_norm: PositiveFloat | None
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
 
 
 class DQN:
@@ -117,13 +117,15 @@ class DQN:
 
     @classmethod
     def check_config(cls, config: DQNConfig, env: Any) -> None:
-        """Raises InputError where memory, minibatch, budget and exploration contradict each other."""
+        """Raises InputError if memory, minibatch, budget and exploration contradict each other."""
         check_experience(config, env, cls.REMEMBERS)
         if getattr(config.exploration.load(), "noisy", False) and config.network.noisy is None:
             raise InputError(
-                "agent.exploration: NetworkNoise explores by the noise of the network's weights, and "
-                "agent.network.noisy is null. Set agent.network.noisy=0.5 or "
-                "agent/exploration=epsilon_greedy."
+                f"agent.exploration: {config.exploration.target} explores by the noise of the network's "
+                "weights, and with agent.network.noisy=null they have none. Set agent.network.noisy=0.5 or "
+                "agent/exploration=epsilon_greedy.",
+                code="contradiction",
+                key="agent.exploration",
             )
 
     @classmethod
@@ -135,7 +137,7 @@ class DQN:
 
     @classmethod
     def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """What one of several ranks learns with. Raises InputError where it has no equal part."""
+        """What one of several ranks learns with. Raises InputError if it has no equal part."""
         return experience_share(config, ranks)
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
@@ -239,7 +241,7 @@ class DQN:
         self.target.network.load_state_dict(state["target"])
         self._experience.load_state_dict(state["experience"])
         for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):
-            # What is told of them are means: also where +force has made the batch another one.
+            # Only their means are reported, which stay right if +force has changed the batch size.
             rows.copy_(saved if saved.shape == rows.shape else saved.mean(1, keepdim=True))
         self._average_norm = float(state["average_norm"])
 

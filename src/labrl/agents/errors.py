@@ -9,8 +9,8 @@ class NonFiniteError(Exception):
     def __init__(self, term: str, frame: int) -> None:
         super().__init__(
             f"{term} is not finite at frame {frame}. The last checkpoint before it is kept. "
-            "Usual causes: a learning rate that is too high, rewards or observations of extreme size, "
-            "observations that are not finite themselves, which a warning has told of."
+            "Usual causes are a learning rate that is too high, rewards or observations of extreme size, and "
+            "observations that are not finite, about which there is a warning above."
         )
         self.term = term
         self.frame = frame

@@ -27,25 +27,26 @@ class ExperienceConfig:
     """Options of every agent that learns from a replay memory."""
 
     memory: Component
-    """Where transitions are kept and how they are sampled."""
-    n_step: PositiveInt = 1
+    """Replay buffer: where transitions are stored and how they are sampled."""
+    n_step: PositiveInt
     """Rewards in a target before the bootstrap, >= 1."""
-    gamma: Probability = 0.99
-    """Weight of the next step's value, gamma, in [0, 1]."""
-    batch_size: PositiveInt = 32
+    gamma: Probability
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
+    batch_size: PositiveInt
     """Transitions in a minibatch, >= 1."""
-    learning_starts: NonNegativeInt = 1000
-    """Frames before the first update, >= 0; a whole minibatch is waited for in any case."""
-    warmup_actions: Literal["random", "policy"] = "random"
-    """Who acts during these frames: chance alone, or the exploring policy."""
+    learning_starts: NonNegativeInt
+    """Frames before the first update, >= 0; there is none before a whole minibatch is stored."""
+    warmup_actions: Literal["random", "policy"]
+    """Actions during these frames: uniformly random, or those of the exploring policy."""
     updates_per_frame: PositiveRatio
-    """Updates for each frame from then on, > 0, kept exactly: 0.25, 4 or "1/3"."""
-    offline: Component | None = None
-    """Transitions that were collected elsewhere; with them, updates begin at frame 0. null: none."""
-    collect_from: NonNegativeInt = 0
-    """Frames that pass before anything is played: all is learned from `offline` until then, >= 0."""
-    collect_until: NonNegativeInt | None = None
-    """Frames after which nothing more is played, and learning goes on from what is kept; null: to the end."""
+    """Updates per frame from then on, > 0, kept exactly: a number or a quotient such as "1/3"."""
+    offline: Component | None
+    """Transitions that were collected elsewhere; with them, updates begin at frame 0; null: none."""
+    collect_from: NonNegativeInt
+    """Frames before the environments are played, >= 0; until then, the agent learns from `offline` alone."""
+    collect_until: NonNegativeInt | None
+    """Frame from which on the environments are no longer played, >= 0, and learning continues from what is
+    stored; null: they are played to the end."""
 
 
 def _keeps_sequences(config: ExperienceConfig) -> bool:
@@ -64,7 +65,7 @@ def first_update(config: ExperienceConfig, num_envs: int) -> int:
 
 
 def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False) -> None:
-    """Raises InputError where memory, minibatch and budget contradict each other.
+    """Raises InputError if memory, minibatch and budget contradict each other.
 
     env: its configuration; sequences: whether the agent learns from these, rather than from single steps.
     """
@@ -73,9 +74,11 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
             ("sequences", "single transitions") if not sequences else ("single transitions", "sequences")
         )
         raise InputError(
-            f"agent.memory: {config.memory.target} keeps {kept}, and this agent learns from {wanted} (set "
-            f"agent/memory={'sequences' if sequences else 'uniform or prioritized'}, or an agent that does: "
-            f"agent={'dqn' if sequences else 'recurrent_dqn'})."
+            f"agent.memory: {config.memory.target} keeps {kept}, and this agent learns from {wanted}. Set "
+            f"{'agent/memory=sequences' if sequences else 'agent/memory=uniform or agent/memory=prioritized'}"
+            f", or agent={'dqn' if sequences else 'recurrent_dqn'}.",
+            code="unsupported",
+            key="agent.memory",
         )
     capacity = getattr(config.memory.config, "capacity", None)
     if sequences:
@@ -86,56 +89,70 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
         for name in ("batch_size", "learning_starts"):
             if capacity < getattr(config, name):
                 raise InputError(
-                    f"agent.memory.capacity must be at least agent.{name} {getattr(config, name)}, got "
-                    f"{capacity} (set agent.memory.capacity={getattr(config, name)} or more)."
+                    f"agent.memory.capacity must be at least agent.{name}={getattr(config, name)}, got "
+                    f"{capacity}. Set agent.memory.capacity={getattr(config, name)} or more.",
+                    code="contradiction",
+                    key="agent.memory.capacity",
                 )
     _check_collecting(config, env)
     start = first_update(config, env.num_envs)
     if env.max_frame <= start and config.offline is None:
         raise InputError(
-            f"agent.learning_starts must be less than env.max_frame {env.max_frame}, or nothing is "
-            f"learned: got {config.learning_starts}, and with agent.batch_size {config.batch_size} the "
-            f"first update is after frame {start} (set env.max_frame={2 * start} or more, or a smaller "
-            "agent.learning_starts)."
+            f"agent.learning_starts={config.learning_starts} leaves no update within env.max_frame="
+            f"{env.max_frame}: with agent.batch_size={config.batch_size}, the first update is after frame "
+            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts.",
+            code="contradiction",
+            key="agent.learning_starts",
         )
 
 
 def _check_collecting(config: ExperienceConfig, env: Any) -> None:
-    """Raises InputError where there would be nothing to learn from."""
+    """Raises InputError if there would be nothing to learn from."""
     begin, end = config.collect_from, config.collect_until
     if config.offline is not None and _keeps_sequences(config):
         raise InputError(
-            "agent.offline and agent/memory=sequences contradict each other: other sources keep no states of "
-            "a network. Set agent/offline=none, or take an agent that remembers nothing: agent=dqn."
+            "agent.offline cannot be used with agent/memory=sequences: transitions that were collected "
+            "elsewhere have no recurrent states. Set agent/offline=none or agent=dqn.",
+            code="contradiction",
+            key="agent.offline",
         )
     if config.offline is None:
         if begin:
             raise InputError(
-                f"agent.collect_from={begin}: until then there is nothing to learn from. Set "
-                "agent.collect_from=0, or name a source: agent/offline=run or agent/offline=minari."
+                f"agent.collect_from={begin} leaves nothing to learn from until then. Set "
+                "agent.collect_from=0, or give a source of transitions: agent/offline=run or "
+                "agent/offline=minari.",
+                code="contradiction",
+                key="agent.collect_from",
             )
         least = first_update(config, env.num_envs)
         if end is not None and end < least:
             raise InputError(
-                f"agent.collect_until must be at least {least}, or there is nothing to learn from: got {end} "
-                f"(the first update is then, with agent.learning_starts {config.learning_starts} and "
-                f"agent.batch_size {config.batch_size}). Set agent/offline=run or agent/offline=minari to "
-                "learn without collecting."
+                f"agent.collect_until must be at least {least}, the frame of the first update with "
+                f"agent.learning_starts={config.learning_starts} and agent.batch_size={config.batch_size}, "
+                f"got {end}. Set agent.collect_until={least}, or give a source of transitions: "
+                "agent/offline=run or agent/offline=minari.",
+                code="contradiction",
+                key="agent.collect_until",
             )
     if end and end <= begin:
         raise InputError(
-            f"agent.collect_until must be more than agent.collect_from {begin}, got {end} "
-            "(0: nothing is collected)."
+            f"agent.collect_until must be more than agent.collect_from={begin}, got {end}. To collect "
+            "nothing, set agent.collect_until=0.",
+            code="contradiction",
+            key="agent.collect_until",
         )
     if begin >= env.max_frame:
         raise InputError(
-            f"agent.collect_from={begin} lies beyond the budget env.max_frame {env.max_frame}. To learn "
-            "without collecting set agent.collect_from=0 agent.collect_until=0."
+            f"agent.collect_from must be less than env.max_frame={env.max_frame}, got {begin}. To learn "
+            "without collecting, set agent.collect_from=0 agent.collect_until=0.",
+            code="contradiction",
+            key="agent.collect_from",
         )
 
 
 def check_memory(config: ExperienceConfig, spaces: Spaces) -> None:
-    """Raises InputError for a memory that the environment does not fit, where it knows of such."""
+    """Raises InputError if the memory, or the source of offline transitions, does not fit the environment."""
     memory = config.memory.load()
     if hasattr(memory, "check"):
         memory.check(config.memory.config, spaces.goals, config.n_step)
@@ -157,9 +174,8 @@ class Experience:
         num_masked: int = 0,
         state_size: int = 0,
     ) -> None:
-        """stored_action: actions as the agent remembers them; None: as the environment takes them;
-        num_masked: actions that masks have a flag for, if the agent heeds masks; state_size: numbers that the
-        network carries for each environment, if it does."""
+        """stored_action: the space of stored actions; None: the environment's; num_masked: flags in an action
+        mask, 0 without masks; state_size: numbers in a recurrent state, 0 without one."""
         self.config, self._clock = config, clock
         self.frames_per_step = spaces.num_envs * compute.ranks.size
         """Frames of a vector step, those of all ranks."""

@@ -88,7 +88,7 @@ def epsilon_greedy(
 class EpsilonGreedyConfig:
     """Mostly the best action, sometimes a random one (Watkins, 1989)."""
 
-    epsilon: ProbabilitySchedule = 0.1
+    epsilon: ProbabilitySchedule
     """Probability of a random action, in [0, 1]."""
 
 
@@ -128,8 +128,8 @@ class EpsilonGreedy:
 class BoltzmannConfig:
     """The better an action, the more often (Sutton & Barto, 2018, eq. 2.11)."""
 
-    temperature: NonNegativeSchedule = 1.0
-    """Difference of values that counts, in their unit, >= 0; 0: always the best action."""
+    temperature: NonNegativeSchedule
+    """Temperature of the softmax over the values, in their unit, >= 0; 0: always the best action."""
 
 
 class Boltzmann:

@@ -50,22 +50,22 @@ class OnPolicyConfig:
 
     network: ActorCriticConfig
     """Policy and value networks."""
-    gamma: Probability = 0.99
-    """Weight of the next step's value, gamma, in [0, 1]."""
+    gamma: Probability
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
     optimizer: Component
     """How the weights follow the gradient."""
-    lr: NonNegativeSchedule = 3e-4
-    """Learning rate."""
-    entropy_coef: NonNegativeSchedule = 0.0
-    """Weight of the entropy bonus."""
-    max_grad_norm: PositiveFloat | None = 0.5
-    """Gradients are scaled down to this Euclidean norm; null: never."""
-    action_bounds: ActionBounds | None = None
-    """How continuous actions keep to their bounds: clip (the sample, clipped to them), rescale (clipped to
-    [-1, 1], stretched to them) or squash (its hyperbolic tangent, stretched to them); null: clip."""
-    self_imitation: Component | None = None
-    """Learning again from what once turned out better than thought; null: none."""
-    log_std_init: LogDeviation | None = None
+    lr: NonNegativeSchedule
+    """Learning rate, >= 0."""
+    entropy_coef: NonNegativeSchedule
+    """Weight of the entropy bonus, >= 0."""
+    max_grad_norm: PositiveFloat | None
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
+    action_bounds: ActionBounds | None
+    """How continuous actions are kept within their bounds: clip (the sample is clipped to them), rescale (it
+    is clipped to [-1, 1] and scaled to them) or squash (its tanh is scaled to them); null: clip."""
+    self_imitation: Component | None
+    """Learning again from past steps with a higher return than expected; null: none."""
+    log_std_init: LogDeviation | None
     """Initial log standard deviation of a Gaussian policy, in [-20, 10], continuous actions only; null: 0."""
 
 
@@ -129,12 +129,12 @@ class OnPolicyAgent(ABC):
 
     @classmethod
     def share(cls, config: OnPolicyConfig, ranks: int) -> OnPolicyConfig:
-        """What one of several ranks learns with. Raises InputError where they would not update together."""
+        """What one of several ranks learns with. Raises InputError if they would not update together."""
         return rollout_share(config, ranks)
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises InputError for options that the environment's spaces leave without a meaning."""
+        """Raises InputError for options that have no meaning in the environment's spaces."""
         check_actions(cls.NAME.lower().replace(" ", "_"), spaces.action)
         distribution_for(spaces.action, cls.NAME, config.action_bounds)
         check_torso(config.network.torso, spaces, cls.REMEMBERS)
@@ -145,8 +145,10 @@ class OnPolicyAgent(ABC):
         for option in ("log_std_init", "action_bounds"):
             if getattr(config, option) is not None:
                 raise InputError(
-                    f"agent.{option} is an option of continuous actions, this environment has "
-                    f"{spaces.action}. Leave it out or set agent.{option}=null."
+                    f"agent.{option} is for continuous actions, and this environment's actions are "
+                    f"{spaces.action}. Set agent.{option}=null.",
+                    code="unsupported",
+                    key=f"agent.{option}",
                 )
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:

@@ -29,24 +29,25 @@ from labrl.seeding import Streams
 class PPOConfig(OnPolicyConfig):
     """Options of PPO; entropy_coef is c2 in eq. 9."""
 
-    horizon: PositiveInt = 128
+    horizon: PositiveInt
     """Agent steps that each environment contributes to one rollout, >= 1."""
-    epochs: PositiveInt = 4
+    epochs: PositiveInt
     """Passes over each rollout, >= 1."""
-    batch_size: PositiveInt = 256
-    """Steps in a minibatch; divides horizon * env.num_envs."""
-    gae_lambda: Probability = 0.95
+    batch_size: PositiveInt
+    """Steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
+    gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
-    clip_range: NonNegativeSchedule = 0.2
-    """Range of the probability ratio, epsilon in eq. 7."""
-    value_clip_range: NonNegativeSchedule | None = None
-    """Largest change of a value in one update; null: not clipped."""
-    value_coef: NonNegativeFloat = 0.5
-    """Weight of the value loss, c1 in eq. 9."""
-    normalize_advantage: bool = True
-    """Whether advantages have mean 0 and deviation 1 in each minibatch."""
-    target_kl: PositiveFloat | None = None
-    """Stop the epochs of a rollout after one whose mean divergence is 1.5 times this; null: never."""
+    clip_range: NonNegativeSchedule
+    """Range of the probability ratio, epsilon in eq. 7, >= 0."""
+    value_clip_range: NonNegativeSchedule | None
+    """Largest change of a value in one update, >= 0; null: values are not clipped."""
+    value_coef: NonNegativeFloat
+    """Weight of the value loss, c1 in eq. 9, >= 0."""
+    normalize_advantage: bool
+    """Whether advantages are scaled to mean 0 and deviation 1 in each minibatch."""
+    target_kl: PositiveFloat | None
+    """Divergence of the new policy from the old one, > 0, in nats: no further epoch begins after one whose
+    mean is more than 1.5 times this; null: all epochs are made."""
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
@@ -81,7 +82,7 @@ class Coefficients(NamedTuple):
 class PPO(OnPolicyAgent):
     """Collects a rollout with one policy, then takes several epochs of minibatch updates on it."""
 
-    Config = PPOConfig
+    Config: type[PPOConfig] = PPOConfig
     NAME = "PPO"
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
     _config: PPOConfig
@@ -95,15 +96,17 @@ class PPO(OnPolicyAgent):
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
-        """Raises InputError where rollout, minibatch and budget contradict each other."""
+        """Raises InputError if rollout, minibatch and budget contradict each other."""
         rollout = config.horizon * env.num_envs
         if rollout % config.batch_size:
             small = [d for d in range(1, math.isqrt(rollout) + 1) if rollout % d == 0]
             best = min(small + [rollout // d for d in small], key=lambda n: abs(n - config.batch_size))
             raise InputError(
-                f"agent.batch_size must divide the rollout of {rollout} (agent.horizon {config.horizon} x "
-                f"env.num_envs {env.num_envs}), got {config.batch_size} "
-                f"(the nearest that fits: agent.batch_size={best})."
+                f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
+                f"{config.horizon} x env.num_envs={env.num_envs}), got {config.batch_size}. The nearest "
+                f"value that does is agent.batch_size={best}.",
+                code="contradiction",
+                key="agent.batch_size",
             )
         check_budget(config.horizon, env)
 

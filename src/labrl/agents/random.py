@@ -80,7 +80,7 @@ class RandomAgent:
 def uniform_actions(
     space: gym.Space[Any], n: int, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
 ) -> NDArray:
-    """`n` independent uniform actions, [n, ...]. Raises InputError for unbounded or unknown spaces.
+    """`n` independent uniform actions, [n, ...]. Raises InputError for other spaces.
 
     mask: which are valid, those of several choices side by side, [n, flags].
     """
@@ -97,17 +97,20 @@ def uniform_actions(
             return generator.integers(space.low, space.high, (n, *space.shape), space.dtype, endpoint=True)
         return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)
     raise InputError(
-        "random actions are drawn from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, not from "
-        f"{space}"
+        "random actions are drawn from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, and this "
+        f"environment's actions are {space}.",
+        code="unsupported",
+        key="env.name",
     )
 
 
-def check_uniform(space: gym.Space[Any], key: str) -> None:
-    """Raises InputError, which names the `key` that asks for random actions, where `space` has none."""
+def check_uniform(space: gym.Space[Any], override: str) -> None:
+    """Raises InputError if `space` has no random actions; override: the `key=value` that asks for them."""
     try:
         uniform_actions(space, 1, np.random.default_rng(0))
     except LabrlError as error:
-        raise InputError(f"{key}: {error}") from None
+        key = override.partition("=")[0]
+        raise InputError(f"{override}: {error}", code=error.code, key=key) from None
 
 
 def _uniform_valid_actions(

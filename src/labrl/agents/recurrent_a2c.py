@@ -19,11 +19,14 @@ class RecurrentA2C(RecurrentPolicy, A2C):
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raises InputError where it is not said when to learn, or that would be after the budget."""
+        """Raises InputError unless agent.horizon alone says when to learn, and within the budget."""
         if config.episodes is not None:
             raise InputError(
-                "agent.episodes: a recurrent agent learns from sequences of agent.horizon steps, whatever "
-                f"ends in them, got {config.episodes} (set agent.episodes=null agent.horizon=16)."
+                f"agent.episodes must be null, got {config.episodes}: a recurrent agent learns from "
+                "sequences of agent.horizon steps, not from whole episodes. Set agent.episodes=null "
+                "agent.horizon=16.",
+                code="unsupported",
+                key="agent.episodes",
             )
         super().check_config(config, env)
 

@@ -35,13 +35,15 @@ class RecurrentDQN(DQN):
 
     @classmethod
     def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """What one of several ranks learns with. Raises InputError where it has no whole sequences."""
+        """What one of several ranks learns with. Raises InputError if it has no whole sequences."""
         unit = config.memory.config.learned * ranks
         if config.batch_size % unit:
             raise InputError(
-                f"agent.batch_size={config.batch_size} is of all ranks together and must be a multiple of "
-                f"their number, {ranks}, times the {unit // ranks} steps that a sequence is learned from: "
-                f"set agent.batch_size={-(-config.batch_size // unit) * unit}."
+                "agent.batch_size counts the steps of all ranks together and must be a multiple of "
+                f"{unit} ({ranks} ranks x {unit // ranks} steps learned from each sequence), got "
+                f"{config.batch_size}. Set agent.batch_size={-(-config.batch_size // unit) * unit}.",
+                code="range",
+                key="agent.batch_size",
             )
         return super().share(config, ranks)
 

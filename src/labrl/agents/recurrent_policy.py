@@ -44,12 +44,14 @@ class RecurrentPolicy(OnPolicyAgent):
 
     @classmethod
     def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises InputError for options that the spaces, or sequences, leave without a meaning."""
+        """Raises InputError for options that have no meaning in these spaces or with sequences."""
         super().check(config, spaces)
         if config.self_imitation is not None:
             raise InputError(
-                "agent.self_imitation learns from single steps, and a recurrent agent from sequences (set "
-                "agent/self_imitation=none)."
+                "agent.self_imitation learns from single steps, and a recurrent agent learns from sequences. "
+                "Set agent/self_imitation=none.",
+                code="unsupported",
+                key="agent.self_imitation",
             )
 
     def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:

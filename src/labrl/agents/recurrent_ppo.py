@@ -18,9 +18,9 @@ from labrl.errors import InputError
 class RecurrentPPOConfig(PPOConfig):
     """Options of recurrent PPO: minibatches are of whole sequences."""
 
-    sequence_length: PositiveInt = 16
-    """Steps of one environment that are learned from together, and that a gradient reaches back, >= 1;
-    divides horizon and batch_size."""
+    sequence_length: PositiveInt
+    """Consecutive steps of one environment through which gradients are propagated, >= 1; must divide horizon
+    and batch_size."""
 
 
 class RecurrentPPO(RecurrentPolicy, PPO):
@@ -36,20 +36,24 @@ class RecurrentPPO(RecurrentPolicy, PPO):
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
-        """Raises InputError where rollout, sequence, minibatch and budget contradict each other."""
+        """Raises InputError if rollout, sequence, minibatch and budget contradict each other."""
         assert isinstance(config, RecurrentPPOConfig)
         length = config.sequence_length
         if config.horizon % length:
             best = nearest([d for d in range(1, config.horizon + 1) if config.horizon % d == 0], length)
             raise InputError(
-                f"agent.sequence_length must divide agent.horizon {config.horizon}, got {length} (the "
-                f"nearest that fits: agent.sequence_length={best})."
+                f"agent.sequence_length must divide agent.horizon={config.horizon}, got {length}. The "
+                f"nearest value that does is agent.sequence_length={best}.",
+                code="contradiction",
+                key="agent.sequence_length",
             )
         if config.batch_size % length:
             raise InputError(
-                f"agent.batch_size counts steps and must be a multiple of agent.sequence_length {length}, "
-                f"got {config.batch_size} (set agent.batch_size={-(-config.batch_size // length) * length}, "
-                "or an agent.sequence_length that divides both it and agent.horizon)."
+                f"agent.batch_size counts steps and must be a multiple of agent.sequence_length={length}, "
+                f"got {config.batch_size}. Set agent.batch_size={-(-config.batch_size // length) * length}, "
+                "or an agent.sequence_length that divides both agent.batch_size and agent.horizon.",
+                code="contradiction",
+                key="agent.batch_size",
             )
         super().check_config(config, env)
 

@@ -25,14 +25,14 @@ from labrl.seeding import Streams
 class ReinforceConfig(OnPolicyConfig):
     """Options of REINFORCE."""
 
-    episodes: PositiveInt = 8
+    episodes: PositiveInt
     """Whole episodes in one update, over all environments, >= 1."""
-    baseline: Literal["none", "mean", "value"] = "mean"
-    """What is taken off the returns: nothing, their mean in the update, or a learned value of the state."""
-    value_coef: NonNegativeFloat = 0.5
-    """Weight of half the squared error of the values, where the baseline is one."""
-    normalize_advantage: bool = True
-    """Whether the returns of an update, less the baseline, have mean 0 and deviation 1."""
+    baseline: Literal["none", "mean", "value"]
+    """What is subtracted from the returns: nothing, their mean over the update, or a learned value."""
+    value_coef: NonNegativeFloat | None
+    """Weight of half the squared error of the values, >= 0, with baseline=value; null with any other."""
+    normalize_advantage: bool
+    """Whether returns minus the baseline are scaled to mean 0 and deviation 1 in each update."""
 
 
 class Reinforce(LearnsOnce):
@@ -64,19 +64,28 @@ class Reinforce(LearnsOnce):
         for name in ("value_head", "shared"):
             if getattr(config.network, name) and config.baseline != "value":
                 raise InputError(
-                    f"agent.network.{name} is for learned values, and agent.baseline is {config.baseline} "
-                    "(set agent.baseline=value)."
+                    f"agent.network.{name} is for learned values, and agent.baseline={config.baseline} "
+                    "learns none. Set agent.baseline=value agent.value_coef=0.5.",
+                    code="contradiction",
+                    key=f"agent.network.{name}",
                 )
-        if config.value_coef != ReinforceConfig.value_coef and config.baseline != "value":
+        if (config.value_coef is None) == (config.baseline == "value"):
+            given = "null" if config.value_coef is None else f"{config.value_coef:g}"
             raise InputError(
-                f"agent.value_coef={config.value_coef:g} is for learned values, and agent.baseline is "
-                f"{config.baseline} (set agent.baseline=value or agent.value_coef="
-                f"{ReinforceConfig.value_coef:g})."
+                "agent.value_coef is the weight of learned values: a number with agent.baseline=value, and "
+                f"null with any other baseline. Got agent.value_coef={given} and "
+                f"agent.baseline={config.baseline}. Set agent.baseline=value agent.value_coef=0.5, or "
+                "agent.baseline=mean agent.value_coef=null.",
+                code="contradiction",
+                key="agent.value_coef",
             )
         if config.self_imitation is not None and config.baseline != "value":
             raise InputError(
-                "agent.self_imitation compares returns with learned values, and agent.baseline is "
-                f"{config.baseline} (set agent.baseline=value)."
+                "agent.self_imitation compares returns with learned values, and agent.baseline="
+                f"{config.baseline} learns none. Set agent.baseline=value agent.value_coef=0.5, or "
+                "agent/self_imitation=none.",
+                code="contradiction",
+                key="agent.self_imitation",
             )
 
     def _update(self, batch: Batch) -> int:
@@ -97,7 +106,7 @@ class Reinforce(LearnsOnce):
         value_error = 0.5 * (columns[:, 1] - value).square().mean()
         entropy = entropies.mean()
         loss = policy
-        if self.network.has_value:
+        if self._config.value_coef is not None:
             loss = loss + self._config.value_coef * value_error
         if entropy_coef:  # a term of weight zero would still be differentiated
             loss = loss - entropy_coef * entropy

@@ -47,12 +47,13 @@ class ReplayActorCriticConfig(ExperienceConfig):
     """Policy and critics."""
     optimizer: Component
     """How the weights of policy and critics follow the gradient."""
-    lr: NonNegativeSchedule = 3e-4
-    """Learning rate."""
-    critic_lr: NonNegativeSchedule | None = None
-    """Learning rate of the critics; null: as the policy's."""
-    max_grad_norm: PositiveFloat | None = None
-    """Gradients of policy and critics are each scaled down to this Euclidean norm; null: never."""
+    lr: NonNegativeSchedule
+    """Learning rate, >= 0."""
+    critic_lr: NonNegativeSchedule | None
+    """Learning rate of the critics, >= 0; null: the same as `lr`."""
+    max_grad_norm: PositiveFloat | None
+    """Largest Euclidean norm of the gradients of the policy and of the critics, > 0; longer ones are scaled
+    down; null: no limit."""
 
 
 class Batch(NamedTuple):
@@ -144,7 +145,7 @@ class ReplayActorCritic(ABC):
 
     @classmethod
     def check_config(cls, config: ReplayActorCriticConfig, env: Any) -> None:
-        """Raises InputError where memory, minibatch and budget contradict each other."""
+        """Raises InputError if memory, minibatch and budget contradict each other."""
         check_experience(config, env)
 
     @classmethod
@@ -160,17 +161,21 @@ class ReplayActorCritic(ABC):
             try:
                 check_torso(other, spaces, whole_minibatches=not cls.HALVES)
             except LabrlError as error:
-                told = str(error).replace("agent.network.torso", "agent.network.critic_torso")
-                raise InputError(told) from None
+                policy, critic = "agent.network.torso", "agent.network.critic_torso"
+                message = str(error).replace(policy, critic)
+                key = error.key and error.key.replace(policy, critic)
+                raise InputError(message, code=error.code, key=key) from None
         if other is not None and other.target != torso.target and sees_images(spaces.observation):
             raise InputError(
-                f"agent.network.critic_torso must be of the kind of agent.network.torso {torso.target}, got "
-                f"{other.target}: images are laid out once for both. Set agent.network.critic_torso=null."
+                f"agent.network.critic_torso must have the class of agent.network.torso, {torso.target}, got "
+                f"{other.target}: both read the same layout of images. Set agent.network.critic_torso=null.",
+                code="contradiction",
+                key="agent.network.critic_torso",
             )
 
     @classmethod
     def share(cls, config: ReplayActorCriticConfig, ranks: int) -> ReplayActorCriticConfig:
-        """What one of several ranks learns with. Raises InputError where it has no equal part."""
+        """What one of several ranks learns with. Raises InputError if it has no equal part."""
         return experience_share(config, ranks)
 
     @property

@@ -34,13 +34,14 @@ from labrl.seeding import Streams
 class SoftActorCriticConfig(ReplayActorCriticConfig):
     """Options of agents that maximize entropy beside reward."""
 
-    temperature: NonNegativeSchedule | None = None
-    """Weight of the entropy, alpha; null: learned, so that the policy's entropy comes to `target_entropy`."""
-    initial_temperature: PositiveFloat = 1.0
-    """Where a learned temperature begins, > 0."""
-    target_entropy: Schedule | None = None
-    """Entropy that a learned temperature aims at, in nats, of continuous actions as seen in (-1, 1); null:
-    minus the number of continuous actions, or 0.6 times the largest entropy of discrete ones."""
+    temperature: NonNegativeSchedule | None
+    """Weight of the entropy, alpha, >= 0; null: learned, so that the policy's entropy approaches
+    `target_entropy`."""
+    initial_temperature: PositiveFloat
+    """Initial value of a learned temperature, > 0."""
+    target_entropy: Schedule | None
+    """Entropy that a learned temperature aims at, in nats; continuous actions count as scaled to (-1, 1);
+    null: minus the number of continuous actions, or 0.6 times the largest entropy of discrete ones."""
 
 
 @dataclass(kw_only=True)
@@ -48,7 +49,7 @@ class SACConfig(SoftActorCriticConfig):
     """Options of SAC."""
 
     target: Component
-    """How the target critics follow."""
+    """How the target critics follow the online critics."""
 
 
 def critic_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -94,25 +95,31 @@ class SAC(ReplayActorCritic):
             return
         if config.temperature is not None:
             raise InputError(
-                "agent.target_entropy is what a learned temperature aims at, and agent.temperature is "
-                "given. Set agent.temperature=null or agent.target_entropy=null."
+                "agent.target_entropy is the target of a learned temperature, and agent.temperature is "
+                "fixed. Set agent.temperature=null or agent.target_entropy=null.",
+                code="contradiction",
+                key="agent.target_entropy",
             )
         soft = soft_policy(spaces.action)
         continuous = soft.usual_entropy < 0
         low, high = smallest(config.target_entropy), largest(config.target_entropy)
         if continuous and high > 0:
             raise InputError(
-                f"agent.target_entropy must not be positive for continuous actions, got {high:g}: it is the "
-                f"entropy of actions in (-1, 1), {soft.largest_entropy:.3g} where all are as likely (usual: "
-                f"agent.target_entropy={soft.usual_entropy:g})."
+                f"agent.target_entropy must be at most 0 for continuous actions, got {high:g}: it "
+                f"is the entropy of actions in (-1, 1), and uniform actions have {soft.largest_entropy:.3g}. "
+                f"Set agent.target_entropy=null, which means {soft.usual_entropy:g} here.",
+                code="range",
+                key="agent.target_entropy",
             )
         # Of a single action the usual one is the largest, and the only one there is.
         reached = high < soft.largest_entropy or high == soft.usual_entropy
         if not continuous and not (low >= 0 and reached):
             raise InputError(
-                f"agent.target_entropy must lie between 0 and {soft.largest_entropy:.3g}, the entropy of "
-                f"{soft.num_outputs} actions that are all as likely, got {low if low < 0 else high:g} "
-                f"(usual: agent.target_entropy={soft.usual_entropy:.3g})."
+                f"agent.target_entropy must be at least 0 and less than {soft.largest_entropy:.3g}, the "
+                f"entropy of {soft.num_outputs} equally likely actions, got {low if low < 0 else high:g}. "
+                f"Set agent.target_entropy=null, which means {soft.usual_entropy:.3g} here.",
+                code="range",
+                key="agent.target_entropy",
             )
 
     def _make_twins(self, config: Any) -> dict[str, Delayed[Any]]:

@@ -44,22 +44,22 @@ class SarsaConfig:
     optimizer: Component
     """How the weights follow the gradient."""
     exploration: Component
-    """The policy that acts and that is learned about: how it chooses by the values."""
-    expected: bool = False
-    """Whether a target takes the mean of the next values under the policy in place of the value of the action
-    that was taken."""
-    horizon: PositiveInt = 16
+    """How actions are chosen from the values; the values of this policy are learned."""
+    expected: bool
+    """Whether targets use the mean of the next values under the policy instead of the value of the next
+    action."""
+    horizon: PositiveInt
     """Agent steps that each environment contributes to one update, >= 1."""
-    epochs: PositiveInt = 1
-    """Steps of all the rollout's values towards their targets, which stay as they were, >= 1."""
-    trace_decay: Probability = 0.9
-    """Lambda, in [0, 1]; 0: targets of one step, 1: of all that is left of the rollout."""
-    gamma: Probability = 0.99
-    """Weight of the next step's value, gamma, in [0, 1]."""
-    lr: NonNegativeSchedule = 1e-3
-    """Learning rate."""
-    max_grad_norm: PositiveFloat | None = 10.0
-    """Gradients are scaled down to this Euclidean norm; null: never."""
+    epochs: PositiveInt
+    """Optimizer steps towards the targets of each rollout, which stay fixed, >= 1."""
+    trace_decay: Probability
+    """Lambda, in [0, 1]; 0: one-step targets, 1: returns over the rest of the rollout."""
+    gamma: Probability
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
+    lr: NonNegativeSchedule
+    """Learning rate, >= 0."""
+    max_grad_norm: PositiveFloat | None
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
 
 
 class Sarsa:
@@ -104,18 +104,22 @@ class Sarsa:
 
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:
-        """Raises InputError for a budget that ends before the first update, and for noise of a network."""
+        """Raises InputError if the budget ends before the first update or the policy is unknown."""
         check_budget(config.horizon, env)
         if not hasattr(config.exploration.load(), "probabilities"):
             raise InputError(
-                f"agent.exploration: {config.exploration.target} does not say how likely it takes an "
-                "action, and Sarsa learns about that policy (set agent/exploration=epsilon_greedy or "
-                "boltzmann)."
+                f"agent.exploration: Sarsa learns the values of the policy that explores, and "
+                f"{config.exploration.target} has no method probabilities(). Set "
+                "agent/exploration=epsilon_greedy or agent/exploration=boltzmann.",
+                code="unsupported",
+                key="agent.exploration",
             )
         if config.network.noisy is not None:
             raise InputError(
-                "agent.network.noisy: Sarsa acts by agent.exploration alone, its network has no noise "
-                "(set agent.network.noisy=null)."
+                "agent.network.noisy must be null: Sarsa explores by agent.exploration alone. Set "
+                "agent.network.noisy=null.",
+                code="unsupported",
+                key="agent.network.noisy",
             )
 
     @classmethod

@@ -39,26 +39,27 @@ class SelfImitationConfig:
 
     memory: Component
     """Where steps of whole episodes are kept with their returns; prioritized by what was underrated."""
-    updates: PositiveInt = 4
+    updates: PositiveInt
     """Updates after each of the agent's own rollouts, M in the paper, >= 1."""
-    batch_size: PositiveInt = 512
-    """Steps in a minibatch, >= 1; they begin when as many have been kept."""
-    policy_coef: NonNegativeFloat = 1.0
-    """Weight of the policy loss."""
-    value_coef: NonNegativeFloat = 0.01
-    """Weight of the value loss, beta_sil in eq. 1."""
+    batch_size: PositiveInt
+    """Steps in a minibatch, >= 1; updates begin when that many have been stored."""
+    policy_coef: NonNegativeFloat
+    """Weight of the policy loss, >= 0."""
+    value_coef: NonNegativeFloat
+    """Weight of the value loss, beta_sil in eq. 1, >= 0."""
 
     def __post_init__(self) -> None:
         capacity = getattr(self.memory.config, "capacity", self.batch_size)
         if capacity < self.batch_size:
             raise ValueError(
-                f"memory.capacity must be at least batch_size {self.batch_size}, a minibatch, got {capacity}"
+                f"must have memory.capacity >= batch_size, got memory.capacity={capacity} and "
+                f"batch_size={self.batch_size}"
             )
         # A whole episode is written at once: there is no room that would keep it off what older checkpoints
         # count on, however often they are written.
         if getattr(self.memory.config, "storage", "ram") == "mmap":
             raise ValueError(
-                "memory.storage=mmap does not fit: episodes are kept whole (set "
+                "must have memory.storage=ram, got mmap: whole episodes are written at once (set "
                 "agent.self_imitation.memory.storage=ram)"
             )
 
@@ -72,7 +73,7 @@ def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor)
     return -log_prob * underrated.detach(), 0.5 * underrated.square()
 
 
-def _remembered(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
+def stored_space(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
     """Actions as the policy draws them: real numbers also where the environment gets them rounded."""
     if isinstance(space, gym.spaces.Box):
         return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
@@ -107,7 +108,7 @@ class SelfImitation:
         self._held: list[Any] | None = None
         self._memory: Replay = config.memory.build(
             observation_space=spaces.observation,
-            action_space=_remembered(spaces.action, distribution),
+            action_space=stored_space(spaces.action, distribution),
             num_envs=1,  # episodes come one after the other, whoever played them
             n_step=1,
             gamma=gamma,

@@ -49,7 +49,7 @@ class Delayed(Generic[Network]):
 class ReplaceConfig:
     """A copy from time to time (Mnih et al., 2015)."""
 
-    every: PositiveInt = 250
+    every: PositiveInt
     """Frames between copies, >= 1."""
 
 
@@ -75,8 +75,8 @@ class Replace:
 class PolyakConfig:
     """A moving average of the weights (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
-    tau: Fraction = 0.005
-    """Share of the way to the present weights in each update, in (0, 1]; 1: no delay at all."""
+    tau: Fraction
+    """Step towards the online weights in each update, in (0, 1]; 1: no delay at all."""
 
 
 class Polyak:

@@ -24,11 +24,11 @@ from labrl.seeding import Streams
 class TD3Config(DeterministicConfig):
     """Options of TD3."""
 
-    policy_delay: PositiveInt = 2
+    policy_delay: PositiveInt
     """Updates of the critics for each of the policy and the targets, d in algorithm 1, >= 1."""
-    target_noise: NonNegativeFloat = 0.2
-    """Standard deviation of the noise on the target's actions, where actions lie in (-1, 1), >= 0."""
-    target_noise_clip: NonNegativeFloat = 0.5
+    target_noise: NonNegativeFloat
+    """Standard deviation of the noise on the target's actions, which are scaled to (-1, 1), >= 0."""
+    target_noise_clip: NonNegativeFloat
     """Largest size of that noise, c in algorithm 1, >= 0."""
 
 

@@ -74,11 +74,11 @@ class Identity:
 class NormalizeObservationConfig:
     """Observations with mean 0 and variance 1 over all that was collected."""
 
-    clip: PositiveFloat = 10.0
-    """Largest magnitude after normalization, in standard deviations."""
-    epsilon: PositiveFloat = 1e-8
-    """Added to the variance."""
-    window: PositiveInt | None = None
+    clip: PositiveFloat
+    """Largest magnitude after normalization, in standard deviations, > 0."""
+    epsilon: PositiveFloat
+    """Added to the variance, > 0."""
+    window: PositiveInt | None
     """Observations after which older ones fade from the statistics, >= 1; null: never."""
 
 
@@ -91,8 +91,10 @@ class NormalizeObservation(Identity):
         shape = spaces.observation.shape
         if shape is None or not _is_real(spaces.observation):
             raise InputError(
-                "transforms.observation: NormalizeObservation needs vectors of real numbers, this "
-                f"environment gives {spaces.observation}. Switch it off with transforms.observation=null."
+                "transforms.observation: NormalizeObservation needs vectors of real numbers, and this "
+                f"environment's observations are {spaces.observation}. Set transforms.observation=null.",
+                code="unsupported",
+                key="transforms.observation",
             )
         self._config, self.moments = config, RunningMoments(shape, config.window)
         self._refresh()
@@ -140,8 +142,11 @@ class NormalizeInputs(Identity):
         }
         if not self.parts:
             raise InputError(
-                "transforms.observation: NormalizeObservation needs vectors of real numbers, none of "
-                f"{', '.join(inputs)} is one. Switch it off with transforms.observation=null."
+                "transforms.observation: NormalizeObservation needs vectors of real numbers, and none of "
+                f"this environment's observations ({', '.join(inputs)}) is one. Set "
+                "transforms.observation=null.",
+                code="unsupported",
+                key="transforms.observation",
             )
 
     def observation(self, observation: NDArray) -> NDArray:
@@ -176,13 +181,13 @@ def _is_real(space: gym.Space[Any]) -> bool:
 class NormalizeRewardConfig:
     """Rewards divided by the standard deviation of the discounted return."""
 
-    gamma: Probability = 0.99
-    """Of the running return whose deviation is the scale; normally the agent's."""
-    clip: PositiveFloat = 10.0
-    """Largest magnitude after scaling."""
-    epsilon: PositiveFloat = 1e-8
-    """Added to the variance."""
-    window: PositiveInt | None = None
+    gamma: Probability
+    """Discount factor of the running return whose deviation is the scale, in [0, 1]."""
+    clip: PositiveFloat
+    """Largest magnitude after scaling, > 0."""
+    epsilon: PositiveFloat
+    """Added to the variance, > 0."""
+    window: PositiveInt | None
     """Rewards after which older ones fade from the statistics, >= 1; null: never."""
 
 
@@ -277,14 +282,14 @@ class ShiftReward(Identity):
 class ClipRewardConfig:
     """Rewards within bounds."""
 
-    low: float = -1.0
+    low: float
     """The smallest reward that the learner sees."""
-    high: float = 1.0
+    high: float
     """The largest, > low."""
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
-            raise ValueError(f"low must be less than high, got {self.low} and {self.high}")
+            raise ValueError(f"must have low < high, got low={self.low:g} and high={self.high:g}")
 
 
 class ClipReward(Identity):
@@ -349,7 +354,7 @@ class Transforms:
         ranks: Ranks = ALONE,
         agent: Component | None = None,
     ) -> Transforms:
-        """Those of a configuration. Raises InputError for one that does not fit the spaces.
+        """Build the transforms of a configuration. Raises InputError for one that does not fit the spaces.
 
         ranks: over which the statistics of those are taken that have `moments`, or `parts` that do. agent:
         who sees what they make, and gets copies if its class is a user's own.
@@ -361,8 +366,10 @@ class Transforms:
             parts[name] = component.build(spaces=spaces)
             if missing := lacking(parts[name], Transform):
                 raise InputError(
-                    f"transforms.{name}: {component.target} has no {', '.join(missing)}; derive it from "
-                    "labrl.agents.transforms.Identity, which changes nothing"
+                    f"transforms.{name}: {component.target} has no {', '.join(missing)}. Derive it from "
+                    "labrl.agents.transforms.Identity, which defines every method of a transform.",
+                    code="target",
+                    key=f"transforms.{name}._target_",
                 )
             for moments in _moments_of(parts[name]):
                 moments.ranks = ranks

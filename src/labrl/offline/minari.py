@@ -34,7 +34,7 @@ class OfflineMinari(OfflineData):
     def __init__(
         self, config: OfflineMinariConfig, *, wanted: Wanted, generator: np.random.Generator
     ) -> None:
-        """wanted: what the agent needs. Raises InputError where the dataset cannot give it."""
+        """wanted: what the agent needs. Raises InputError if the dataset cannot give it."""
         self.check(config)
         import minari
 
@@ -46,17 +46,22 @@ class OfflineMinari(OfflineData):
         ):
             if not _alike(own, theirs):
                 raise InputError(
-                    f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, this environment's "
-                    f"are {own}. Name a dataset of this environment (`minari list local`)."
+                    f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, and this "
+                    f"environment's are {own}. Give a dataset of this environment (`minari list local` shows "
+                    "the local ones).",
+                    code="contradiction",
+                    key="agent.offline.dataset",
                 )
         super().__init__(config, _pieces(dataset, wanted), int(dataset.total_steps), wanted, generator)
 
     @classmethod
     def check(cls, config: OfflineMinariConfig) -> None:
-        """Raises InputError without Minari, and for a dataset that is not there."""
+        """Raises InputError if Minari is not installed or the dataset is not there."""
         if importlib.util.find_spec("minari") is None:
             raise InputError(
-                'agent/offline=minari needs Minari, which is not installed: pip install "labrl[offline]"'
+                'agent.offline: Minari is not installed. Install it with: pip install "labrl[offline]"',
+                code="not-installed",
+                key="agent.offline",
             )
         import minari
 
@@ -65,7 +70,9 @@ class OfflineMinari(OfflineData):
             raise InputError(
                 f"agent.offline.dataset={config.dataset} is not among the local datasets"
                 f"{': ' + ', '.join(local) if local else ', of which there are none'}."
-                f"{did_you_mean(config.dataset, local)} `minari download <id>` fetches one."
+                f"{did_you_mean(config.dataset, local)} `minari download <id>` downloads one.",
+                code="not-found",
+                key="agent.offline.dataset",
             )
 
     @classmethod
@@ -97,12 +104,12 @@ def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:
         terminated = np.asarray(episode.terminations, np.bool_)
         cut = terminated | np.asarray(episode.truncations, np.bool_)
         cut[-1:] = True  # whatever the flags of its last step say
-        action = _stored(np.asarray(episode.actions), wanted)
+        action = stored_actions(np.asarray(episode.actions), wanted)
         reward = np.asarray(episode.rewards, np.float32)
         yield Piece(seen[:-1], action, reward, seen[1:], terminated, cut)
 
 
-def _stored(action: NDArray, wanted: Wanted) -> NDArray:
+def stored_actions(action: NDArray, wanted: Wanted) -> NDArray:
     """Actions as the environment takes them -> as the agent remembers them."""
     space = wanted.action
     if isinstance(space, gym.spaces.Discrete):

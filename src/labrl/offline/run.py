@@ -1,4 +1,4 @@
-"""The replay memory of another run, as its newest checkpoint has it."""
+"""The replay buffer of another run, as saved in its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 from labrl.workspace import Arrays
 
+FOLDER = "agent.offline.folder"
+"""The key that names the run."""
 _PIECE = 4096
 """Transitions that are read at once."""
 
@@ -39,7 +41,7 @@ class OfflineRun(OfflineData):
     Config = OfflineRunConfig
 
     def __init__(self, config: OfflineRunConfig, *, wanted: Wanted, generator: np.random.Generator) -> None:
-        """wanted: what the agent needs. Raises InputError where the run cannot give it."""
+        """wanted: what the agent needs. Raises InputError if the run cannot give it."""
         self.check(config)
         memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
         total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
@@ -48,14 +50,23 @@ class OfflineRun(OfflineData):
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
-        """Raises InputError for what is no run, or one without a replay memory."""
+        """Raises InputError if the folder is not a run, or a run without usable transitions."""
         path = Path(config.folder).expanduser()
-        told = f"agent.offline.folder={config.folder}"
+        given = f"agent.offline.folder={config.folder}"
         if not (path / MARKER).exists():
-            raise InputError(f"{told} is no run of labrl (it has no {MARKER}): name a run folder.")
+            raise InputError(
+                f"{given} is not a run folder: it has no {MARKER}. Give the folder of a run.",
+                code="not-found",
+                key=FOLDER,
+            )
         plain = read_config(RunFolder.open(path))
         if "memory" not in plain["agent"]:
-            raise InputError(f"{told}: its agent has no replay memory: name a run of DQN, SAC or the like.")
+            raise InputError(
+                f"{given}: the agent of this run has no replay buffer. Give a run of an agent that has one, "
+                "such as DQN or SAC.",
+                code="unsupported",
+                key=FOLDER,
+            )
         seen = [
             name
             for name, part in (plain.get("transforms") or {}).items()
@@ -63,8 +74,10 @@ class OfflineRun(OfflineData):
         ]
         if seen:
             raise InputError(
-                f"{told}: transforms.{seen[0]} changed what it stored while it went on, so that its "
-                "transitions mean nothing here: name a run without it."
+                f"{given}: the statistics of transforms.{seen[0]} changed during this run, so that its "
+                "stored transitions cannot be used. Give a run without this transform.",
+                code="unsupported",
+                key=FOLDER,
             )
 
     @classmethod
@@ -84,7 +97,7 @@ class OfflineRun(OfflineData):
 
 
 def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
-    """Of each session that has a checkpoint. Raises InputError where there is none, or one is unfit."""
+    """The buffers of all sessions with a checkpoint. Raises InputError if none has one, or one is unfit."""
     found = []
     for folder in run.sessions():
         checkpoint = CheckpointStore(folder.checkpoints, 1).latest()
@@ -96,19 +109,24 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
                 found.append(_transitions(state, folder, wanted))
         except (KeyError, ValueError) as error:
             raise InputError(
-                f"agent.offline.folder={run.path}: what it stored does not fit this environment and agent "
-                f"(observations {wanted.observation}, actions {wanted.stored}): {error}"
+                f"agent.offline.folder={run.path}: its transitions do not fit this environment and agent "
+                f"(observations {wanted.observation}, actions {wanted.stored}): {error}. Give a run in the "
+                "same environment.",
+                code="contradiction",
+                key=FOLDER,
             ) from None
     if not found:
         raise InputError(
-            f"agent.offline.folder={run.path}: it has no checkpoint yet, or none in which its memory holds "
-            "anything."
+            f"agent.offline.folder={run.path}: the run has no checkpoint with transitions yet. Wait for its "
+            "first checkpoint, or give another run.",
+            code="not-found",
+            key=FOLDER,
         )
     return found
 
 
 def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitions:
-    """Those of a saved session. Raises ValueError where they are of another kind."""
+    """The transitions of a saved session. Raises ValueError if they are of another kind."""
     num_envs, slots, frames = (int(number) for number in state["extent"])
     extent = Extent(wanted.observation, num_envs, num_envs * slots, 1, 0)
     extent.frames = frames
