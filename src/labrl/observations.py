@@ -42,14 +42,20 @@ def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         if space.shape is not None and 0 in space.shape:
-            raise InputError(f"env: observations are {space}, of no numbers: give at least one, such as 0")
+            raise _unsupported(
+                f"the observations are {space}, which hold no number: give at least one, such as 0"
+            )
         return space
     inputs = list(_inputs(space, ""))
     if len(dict(inputs)) < len(inputs):
-        raise InputError(f"env: observations have two inputs of one name: {', '.join(n for n, _ in inputs)}")
+        raise _unsupported(f"two inputs have the same name: {', '.join(name for name, _ in inputs)}")
     if "" in dict(inputs):
-        raise InputError(f"env: observations have an input named '', give that key a name: {space}")
+        raise _unsupported(f"an input has the empty name '': {space}; give it a name")
     return gym.spaces.Dict({name: _single(inner) for name, inner in inputs})
+
+
+def _unsupported(what: str) -> InputError:
+    return InputError(f"env: {what}", code="unsupported", key="env")
 
 
 def array_dtype(space: gym.Space[Any]) -> np.dtype:

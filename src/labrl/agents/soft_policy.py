@@ -171,7 +171,7 @@ class Temperature:
     def __init__(self, initial: float, device: torch.device) -> None:
         self._log = nn.Parameter(torch.tensor([math.log(initial)], device=device))
         self._log.grad = torch.zeros_like(self._log)
-        self._optimizer = Adam(AdamConfig(), [self._log], max_grad_norm=None)
+        self._optimizer = Adam(AdamConfig(eps=1e-8, beta1=0.9), [self._log], max_grad_norm=None)
 
     @property
     def value(self) -> float:

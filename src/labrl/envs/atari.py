@@ -31,27 +31,27 @@ class AtariConfig(EnvironmentConfig):
 
     game: str
     """Snake-case id of the game, such as ms_pacman; `labrl-envs` lists them."""
-    frame_skip: PositiveInt = 4
+    frame_skip: PositiveInt
     """Emulator frames for which an action is held, >= 1."""
-    frame_stack: PositiveInt = 4
+    frame_stack: PositiveInt
     """Latest pictures that make one observation, >= 1; zeros stand for those before the reset."""
-    image_size: PositiveInt = 84
+    image_size: PositiveInt
     """Height and width of a picture, pixels, >= 1."""
-    grayscale: bool = True
+    grayscale: bool
     """Grey pictures [stack, size, size]; otherwise RGB [stack, size, size, 3]."""
-    sticky_actions: Probability = 0.25
+    sticky_actions: Probability
     """Probability that the emulator repeats the previous action instead of the given one, per emulator
     frame, in [0, 1]."""
-    noop_max: NonNegativeInt = 30
+    noop_max: NonNegativeInt
     """A new game begins with fewer than this many random no-operations, emulator frames, >= 0."""
-    fire_reset: bool = True
+    fire_reset: bool
     """Press FIRE once at the start of games that have it."""
-    full_action_space: bool = False
+    full_action_space: bool
     """All 18 actions in place of those that have an effect in the game."""
-    life_loss_signal: bool = True
+    life_loss_signal: bool
     """A lost life counts as terminated for the learner; the game goes on. Training only: never in
     evaluation."""
-    max_episode_frames: PositiveInt = 108_000
+    max_episode_frames: PositiveInt
     """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
 
 

@@ -15,17 +15,17 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from numpy.typing import NDArray
 
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, made_valid
-from labrl.envs.single import AnswerError, MakeEnv
-from labrl.errors import InputError
+from labrl.envs.single import AnswerError, EnvFactory, MakeEnv
+from labrl.errors import Code, EnvironmentFailedError, InputError
 from labrl.observations import example
 
 LATE = (
-    f"it gives info['{KEY}'], and at its first reset and step it gave none, so that the agent was made "
-    "without: give it at every reset and step (env.action_mask=false plays without masks)"
+    f"it gives info['{KEY}'], but its first reset and step gave none, so that the agent was built without "
+    "masks: give it at every reset and step (env.action_mask=false ignores masks)"
 )
 
 
-class MisfitError(ValueError):
+class MisfitError(EnvironmentFailedError):
     """An environment gave what does not fit its spaces, or what is no number, flag or dict."""
 
 
@@ -33,15 +33,15 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Raises MisfitError for what does not fit. Of `info`, labrl reads the mask only."""
 
     def __init__(
-        self, make: MakeEnv, name: str, number: int = 0, masked: bool | None = None, heeded: bool = False
+        self, make: MakeEnv, name: str, number: int = 0, masked: bool | None = None, wanted: bool = False
     ) -> None:
         """name: of the environment, and its `number` among those of its session; masked: it gave a mask when
         it was tried before the run, so that its infos hold the mask as flags, and else nothing; None: they
-        come as they are. heeded: masks would not be left aside."""
+        come as they are. wanted: whether masks would be used if it gave any."""
         super().__init__(make())
         self._name, self._index = name, number
         self._as_given = masked is None
-        self._unmasked = heeded and masked is False
+        self._unmasked = wanted and masked is False
         self._num_flags = sum(choices(self.env.action_space)) if masked else 0
         self._in_dict = carries_mask(self.env.observation_space, self.env.action_space)
         self._expected = expected(self.env.observation_space, "its observation")
@@ -82,7 +82,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _refuse(self, what: str) -> Never:
         when = f"after step {self._steps} of its episode" if self._steps else "after its reset"
-        raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}") from None
+        raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}", key="env") from None
 
     def _looked_at(self, observation: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the part of `info` that the caller gets."""
@@ -107,38 +107,44 @@ def _shown(given: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def gives_masks(make: MakeEnv, name: str) -> bool:
+def gives_masks(make: EnvFactory) -> bool:
     """Whether an environment says which actions are valid, found out by a reset and a step.
 
     Raises InputError for a mask that does not fit the actions, or that does not come with resets, and for
     all that `Checked` refuses.
     """
-    env = Checked(make, name)
+    env = Checked(make, make.named)
     try:
-        given, late = _first_mask(env, name)
+        given, late = _first_mask(env, make)
     finally:
         env.close()
     if given is None:
         return False
-    aside = "set env.action_mask=false to do without"
+
+    def unusable(why: str, code: Code) -> InputError:
+        told = f"{make.named}: {why} (env.action_mask=false ignores masks)."
+        return InputError(told, code=code, key="env.action_mask")
+
     if not choices(env.action_space):
-        raise InputError(
-            f"env.name={name} gives info['{KEY}'], and its actions are {env.action_space}: labrl heeds masks "
-            f"of Discrete and MultiDiscrete actions, where each flag stands for a value ({aside})."
+        raise unusable(
+            f"it gives info['{KEY}'], but its actions are {env.action_space}; masks are for Discrete and "
+            "MultiDiscrete actions, where each flag stands for a value",
+            "unsupported",
         )
     try:
         flags_of(given, sum(choices(env.action_space)))
     except ValueError as error:
-        raise InputError(f"env.name={name}: {error} ({aside}).") from None
+        raise unusable(str(error), "environment") from None
     if late:
-        raise InputError(
-            f"env.name={name} gives info['{KEY}'] after steps but not after resets, so that nobody knows "
-            f"which first actions are valid: give it in reset(), too ({aside})."
+        raise unusable(
+            f"it gives info['{KEY}'] after steps but not after resets, so that the valid first actions are "
+            "unknown: give it in reset(), too",
+            "environment",
         )
     return True
 
 
-def _first_mask(env: Checked, name: str) -> tuple[Any, bool]:
+def _first_mask(env: Checked, make: EnvFactory) -> tuple[Any, bool]:
     """A copy of the mask as it is given, None for none, and whether it came with a step only."""
     doing = "reset"
     try:
@@ -152,13 +158,12 @@ def _first_mask(env: Checked, name: str) -> tuple[Any, bool]:
         action = made_valid(example(env.action_space)[0], env.action_space, observation, info)
         after = env.step(action)[4].get(KEY)
     except AnswerError as error:
-        raise InputError(f"env.name={name}: {error}") from error
-    except MisfitError as error:  # begins with the name
-        raise InputError(f"env.name={error}") from error
+        raise InputError(f"{make.named}: {error}", code="environment", key=make.key) from error
+    except MisfitError as error:  # begins with its name
+        raise InputError(str(error), code="environment", key=make.key) from error
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"env.name={name}: its first {doing}() failed: {type(error).__name__}: {error}"
-        ) from error
+        told = f"{make.named}: its first {doing}() failed: {type(error).__name__}: {error}"
+        raise InputError(told, code="environment", key=make.key) from error
     return (after, True) if given is None else (given, False)
 
 

@@ -28,9 +28,16 @@ def check_game(game: str) -> None:
     if game in known:
         return
     if not known:
-        raise InputError('env.game needs the ALE, which is not installed: pip install "ale-py>=0.12.1"')
-    reason = "has no single-player mode" if game in TWO_PLAYER_GAMES else "is not a game of the ALE"
+        raise InputError(
+            'env.game needs the ALE, which is not installed: pip install "ale-py>=0.12.1"',
+            code="not-installed",
+            key="env.game",
+        )
+    two_players = game in TWO_PLAYER_GAMES
+    reason = "has no single-player mode" if two_players else "is not a game of the ALE"
     raise InputError(
-        f"env.game={game} {reason}.{did_you_mean(game, known, 'env=')}"
-        f" {len(known)} games are known, written like ms_pacman (labrl-envs lists them)."
+        f"env.game={game} {reason}.{did_you_mean(game, known, 'env=')} There are {len(known)} games, named "
+        "as ms_pacman is; labrl-envs lists them.",
+        code="unsupported" if two_players else "unknown-option",
+        key="env.game",
     )

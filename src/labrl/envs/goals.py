@@ -40,8 +40,10 @@ class GoalEnv:
         """Raises InputError where the environment cannot say what another goal would have given."""
         if self._method("compute_reward") is None:
             raise InputError(
-                f"env.name={self._name}: it has no method compute_reward(achieved_goal, desired_goal, info), "
-                "which hindsight needs. Use agent/memory=uniform, or give the environment one."
+                f"agent.memory: hindsight needs a method compute_reward(achieved_goal, desired_goal, info), "
+                f"which env.name={self._name} does not have. Set agent/memory=uniform, or add the method.",
+                code="unsupported",
+                key="agent.memory",
             )
 
     def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,30 +42,28 @@ LONGEST_EVALUATION = ENDLESS
 class GymnasiumConfig(EnvironmentConfig):
     """An environment that Gymnasium knows by its id, or a user's own class."""
 
-    id: str | None = None
+    id: str | None
     """Registered id, such as CartPole-v1. Either this or `make`."""
-    import_module: str | None = None
+    import_module: str | None
     """Python module whose import registers the id."""
-    make: Component | None = None
+    make: Component | None
     """A user's own gymnasium.Env class, or a function that makes one. Either this or `id`."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
-    vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
+    vectorization: Literal["sync", "async", "vector_entry_point"]
     """sync: one after the other, in this process, fastest where a step takes less than about 0.1 ms.
     async: each in its own process. Both give the same numbers. vector_entry_point: a
     gymnasium.vector.VectorEnv, which steps all at once: the one that the id is registered with, or the one
     that `make` makes, which is given num_envs."""
-    max_episode_steps: PositiveInt | None = None
+    max_episode_steps: PositiveInt | None
     """Agent steps after which an episode is truncated; null: what the id is registered with. Where that is no
     limit, an episode of an evaluation is truncated after 27,000."""
-    fresh_env_per_episode: bool | None = None
+    fresh_env_per_episode: bool | None
     """Make the environment anew for every episode, for those whose seeded reset depends on what they
     played before; null: found out by playing at most 150 steps before the run."""
-    action_mask: bool = True
-    """Whether the actions that the environment calls valid are the only ones, for agents that heed masks:
-    `info["action_mask"]`, or that entry of a dict observation."""
-    extra: str | None = None
-    """The extra of labrl that brings what the id needs, named when it is missing."""
+    action_mask: bool
+    """Whether agents that support masks only take actions that the environment calls valid, in
+    `info["action_mask"]` or in that entry of a dict observation."""
 
     def factory(self, longest: int | None = None) -> EnvFactory:
         """What makes one such environment.
@@ -78,8 +76,10 @@ class GymnasiumConfig(EnvironmentConfig):
         """A vector environment of one's own with `num_envs` members; longest: as of `factory`."""
         if self.fresh_env_per_episode:
             raise InputError(
-                "env.fresh_env_per_episode=true and env.vectorization=vector_entry_point contradict each "
-                "other: members of a vector environment are not made anew. Leave one of them out."
+                "env.fresh_env_per_episode=true cannot be used with env.vectorization=vector_entry_point: "
+                "the members of a vector environment cannot be made anew. Leave one of them out.",
+                code="contradiction",
+                key="env.fresh_env_per_episode",
             )
         return Together(self.vector_factory(num_envs), self.name, self.action_mask, longest)
 
@@ -99,7 +99,6 @@ class GymnasiumConfig(EnvironmentConfig):
             "make": self.make,
             "kwargs": self.kwargs,
             "max_episode_steps": self.max_episode_steps,
-            "extra": self.extra,
         }
 
 
@@ -124,14 +123,15 @@ class GymnasiumEnv:
             self._env = config.vector(num_envs, longest)
             self.masked = self._env.masked
         else:
-            make: MakeEnv = config.factory(longest)
-            self.masked = config.action_mask and gives_masks(make, config.name)
+            factory = config.factory(longest)
+            make: MakeEnv = factory
+            self.masked = config.action_mask and gives_masks(factory)
             fresh = config.fresh_env_per_episode
             if depends_on_history(make, config.name) if fresh is None else fresh:
                 make = FreshFactory(make)
-            heeded = config.action_mask
+            wanted = config.action_mask
             makes = [
-                partial(Checked, make, config.name, number, self.masked, heeded) for number in range(num_envs)
+                partial(Checked, make, config.name, number, self.masked, wanted) for number in range(num_envs)
             ]
             sync = config.vectorization == "sync"
             self._env = InTurn(makes, with_infos=self.masked) if sync else Workers(makes, num_threads)
@@ -154,23 +154,26 @@ class GymnasiumEnv:
             vector.close()
             observation, action = vector.single_observation_space, vector.single_action_space
             return flat_space(without_mask(observation, action)), action
-        env = config.factory()()
+        factory = config.factory()
+        env = factory()
         try:
             env.close()
         except Exception as error:
             raise InputError(
-                f"env.name={config.name}: its close() failed: {type(error).__name__}: {error}"
+                f"{factory.named}: its close() failed: {type(error).__name__}: {error}",
+                code="environment",
+                key=factory.key,
             ) from error
         return flat_space(without_mask(env.observation_space, env.action_space)), env.action_space
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
-        """Whether it says which actions are valid, and that is to be heeded."""
+        """Whether it says which actions are valid, and whether that is to be used."""
         if config.natively:
             vector = config.vector(min(config.num_envs, TRIED))
             vector.close()
             return vector.masked
-        return config.action_mask and gives_masks(config.factory(), config.name)
+        return config.action_mask and gives_masks(config.factory())
 
     @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:

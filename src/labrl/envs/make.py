@@ -48,7 +48,7 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
 def gives_masks(env: Component) -> bool:
     """Whether an environment says which actions are valid, found out by one made for that.
 
-    Raises InputError where it says so in a way that nobody could heed.
+    Raises InputError if its masks cannot be used.
     """
     target = env.load()
     return bool(target.gives_masks(env.config)) if hasattr(target, "gives_masks") else False
@@ -70,21 +70,24 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     inputs = observation_space.spaces if isinstance(observation_space, Dict) else {"": observation_space}
     for name, space in inputs.items():
         if not isinstance(space, ARRAYS):
-            raise InputError(
-                f"env.name={env.config.name}: its observations{f' at {name}' if name else ''} are {space}; "
-                "labrl takes one array or number (Box, Discrete, MultiDiscrete, MultiBinary), and a Dict or "
-                "Tuple of these. Wrap the environment and give the wrapped one as env.make."
+            raise _unsupported(
+                env,
+                f"its observations{f' at {name}' if name else ''} are {space}. labrl supports one array or "
+                "number (Box, Discrete, MultiDiscrete, MultiBinary), and a Dict or Tuple of these. Wrap the "
+                "environment and set env.make to the wrapped one.",
             )
     if not inputs:
-        raise InputError(f"env.name={env.config.name}: its observations are empty: {observation_space}.")
+        raise _unsupported(env, f"its observations are empty: {observation_space}.")
     if not isinstance(action_space, ARRAYS):
-        raise InputError(
-            f"env.name={env.config.name}: its actions are {action_space}; labrl takes one array or number "
-            "(Box, Discrete, MultiDiscrete, MultiBinary). Wrap the environment and give the wrapped one as "
-            "env.make."
+        raise _unsupported(
+            env,
+            f"its actions are {action_space}. labrl supports one array or number (Box, Discrete, "
+            "MultiDiscrete, MultiBinary). Wrap the environment and set env.make to the wrapped one.",
         )
     if 0 in (action_space.shape or ()):
-        raise InputError(
-            f"env.name={env.config.name}: its actions are {action_space}, of no numbers: give at least one."
-        )
+        raise _unsupported(env, f"its actions are {action_space}, which hold no number: give at least one.")
     return observation_space, action_space
+
+
+def _unsupported(env: Component, why: str) -> InputError:
+    return InputError(f"env.name={env.config.name}: {why}", code="unsupported", key="env")

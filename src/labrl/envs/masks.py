@@ -16,14 +16,14 @@ import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
-from labrl.errors import InputError
+from labrl.errors import EnvironmentFailedError, InputError
 
 KEY = "action_mask"
 OBSERVATION = "observation"
 
 
-class NoValidActionError(RuntimeError):
-    """An environment that goes on says that nothing can be done in it."""
+class NoValidActionError(EnvironmentFailedError):
+    """An environment's mask allows no action although its episode goes on."""
 
 
 def choices(space: Space[Any]) -> list[int]:
@@ -42,8 +42,10 @@ def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:
         return False
     if len(space.spaces) == 1:
         raise InputError(
-            f"env: observations are {space}, so that nothing is left to see beside the mask of "
-            f"valid actions: add what is to be seen as the entry {OBSERVATION}."
+            f"env: the observations are {space}, which hold the mask of valid actions and nothing else. Add "
+            f"the observation itself as the entry {OBSERVATION!r}.",
+            code="unsupported",
+            key="env",
         )
     return True
 
@@ -80,7 +82,7 @@ def made_valid(action: Any, space: Space[Any], observation: Any, info: Mapping[s
         return action
     try:
         flags = flags_of(given, sum(choices(space)))
-    except ValueError:  # no mask; a run that heeds it refuses it
+    except ValueError:  # not a mask; a run that uses masks refuses it
         return action
     starts = np.cumsum([0, *choices(space)[:-1]])
     index = np.ravel(action - space.start) + starts  # type: ignore[attr-defined]
@@ -98,9 +100,9 @@ def refuse_empty(
     empty = needed & ~np.logical_or.reduceat(mask, starts, axis=1).all(axis=1)
     if empty.any():
         raise NoValidActionError(
-            f"{told}: environment {int(np.flatnonzero(empty)[0])} has no valid action at frame {frame}: the "
-            "action_mask that it gives is all 0, though its episode goes on (env.action_mask=false plays "
-            "without masks)."
+            f"{told}: environment {int(np.flatnonzero(empty)[0])} has no valid action at frame {frame}: its "
+            "action_mask is all 0 although its episode goes on (env.action_mask=false ignores masks).",
+            key="env.action_mask",
         )
 
 

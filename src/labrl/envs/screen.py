@@ -69,12 +69,15 @@ class WatchedGymnasium(GymnasiumEnv):
 
     def __init__(self, config: GymnasiumConfig) -> None:
         super().__init__(_drawing(config), num_envs=1, num_threads=1, evaluation=True)
+        self._factory = config.factory()
         mode = getattr(self._drawn(), "render_mode", None)
         if not _takes_render_mode(config) and mode not in MODES:
             self.close()
             raise InputError(
-                f"env.name={config.name} takes no render_mode, so it has no pictures: let the environment "
-                "take that argument, and return a picture from render() where it is rgb_array"
+                f"{self._factory.named} takes no argument render_mode, so that it has no pictures: let it "
+                "take one, and return a picture from render() if it is rgb_array",
+                code="unsupported",
+                key=self._factory.key,
             )
         self.frames_per_second = frames_per_second(getattr(self._drawn(), "metadata", None))
         self._bright = False  # whether a real number of a picture was above 1
@@ -104,7 +107,8 @@ class WatchedGymnasium(GymnasiumEnv):
         return picture.copy()  # the environment may draw the next one over it
 
     def _no_picture(self, why: str) -> InputError:
-        return InputError(f"env.name={self.name} gives no pictures: its render() {why}")
+        told = f"{self._factory.named} has no pictures: its render() {why}"
+        return InputError(told, code="environment", key=self._factory.key)
 
     def _bytes(self, values: NDArray) -> NDArray[np.uint8]:
         """Any numbers as bytes. Real ones are in [0, 1] until one of them is larger, then in [0, 255]."""

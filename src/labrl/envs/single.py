@@ -15,7 +15,7 @@ from gymnasium import error
 
 from labrl.config.component import Component
 from labrl.envs.games import games
-from labrl.errors import InputError, LabrlError, did_you_mean
+from labrl.errors import EnvironmentFailedError, InputError, LabrlError, did_you_mean
 from labrl.script import importing
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _RETURNED = {
 }
 
 
-class AnswerError(ValueError):
+class AnswerError(EnvironmentFailedError):
     """`reset` or `step` of an environment did not return what Gymnasium's interface asks for."""
 
 
@@ -58,7 +58,7 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise
             signature = "reset(self, *, seed=None, options=None)"
             raise AnswerError(
-                f"{_method(self.env, 'reset')} must be defined as {signature}: {problem}"
+                f"{_method(self.env, 'reset')} must be defined as {signature}: {problem}", key="env"
             ) from problem
         return answered(self.env, "reset", answer)
 
@@ -98,7 +98,8 @@ def answered(env: Any, method: str, answer: Any) -> tuple[Any, ...]:
         hint = ". Return `observation, {}` where there is no info"
     raise AnswerError(
         f"{_method(env, method)} must return {len(wanted)} values, ({', '.join(wanted)}), and returned "
-        f"{came}{hint}"
+        f"{came}{hint}",
+        key="env",
     )
 
 
@@ -129,23 +130,33 @@ class EnvFactory:
         make: Component | None = None,
         kwargs: dict[str, Any] | None = None,
         max_episode_steps: int | None = None,
-        extra: str | None = None,
         longest: int | None = None,
     ) -> None:
         """longest: steps after which an episode is truncated where nothing else limits it; None: never."""
         if (env_id is None) == (make is None):
             raise InputError(
-                "env needs either env.id (an id that Gymnasium knows) or your own class, as in env.id=null "
-                "env.name=<name> 'env.make={_target_: my_module.MyEnv}', got "
-                f"{'both' if make else 'neither'}"
+                "set either env.id (an id registered in Gymnasium) or your own class, as in env.id=null "
+                "env.name=<name> 'env.make={_target_: my_module.MyEnv}'; "
+                f"{'both are' if make else 'neither is'} set",
+                code="contradiction" if make else "missing",
+                key="env.id",
             )
         self.env_id = env_id
         self.import_module = import_module
         self.make = make
         self.kwargs = kwargs or {}
         self.max_episode_steps = max_episode_steps
-        self.extra = extra
         self.longest = longest
+
+    @property
+    def key(self) -> str:
+        """The key that says what is made."""
+        return "env.id" if self.make is None else "env.make"
+
+    @property
+    def named(self) -> str:
+        """The key and what it says, as messages begin."""
+        return f"env.id={self.env_id}" if self.make is None else f"env.make: {self.make.target}"
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """One new environment. Raises InputError when it is unknown or a package is missing."""
@@ -156,10 +167,11 @@ class EnvFactory:
             env = _limited(env, self.max_episode_steps)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
-                named = f"env.id={self.env_id}" if self.make is None else self.make.named
                 raise InputError(
-                    f"{named}: the environment has no {space} that is a gymnasium.Space. Set one in its "
-                    "__init__."
+                    f"{self.named}: the environment has no {space} that is a gymnasium.Space. Set one in its "
+                    "__init__.",
+                    code="environment" if self.make is None else "target",
+                    key=self.key,
                 )
         return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
 
@@ -181,11 +193,15 @@ class EnvFactory:
         if several or isinstance(env, gymnasium.vector.VectorEnv):
             raise InputError(
                 f"env.make._target_={make.target} makes a vector environment: set "
-                "env.vectorization=vector_entry_point, and labrl makes it with env.num_envs environments"
+                "env.vectorization=vector_entry_point, and labrl makes it with env.num_envs environments",
+                code="contradiction",
+                key="env.vectorization",
             )
         if not isinstance(env, gymnasium.Env):
             raise InputError(
-                f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}"
+                f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}",
+                code="target",
+                key="env.make._target_",
             )
         return env
 
@@ -198,8 +214,10 @@ class EnvFactory:
     def _registered(self, env_id: str) -> Any:
         if not _ID.fullmatch(env_id):
             raise InputError(
-                f"env.id={env_id}: this is no id. Ids are written <name>-v<version>, such as"
-                " env.id=CartPole-v1, some with a namespace before the name, such as env.id=ALE/Pong-v5"
+                f"env.id={env_id} is not an id. Ids are written <name>-v<version>, such as CartPole-v1, "
+                "some with a namespace before the name, such as env.id=ALE/Pong-v5",
+                code="unknown-option",
+                key="env.id",
             )
         try:
             with warnings.catch_warnings(record=True) as heard:
@@ -207,17 +225,17 @@ class EnvFactory:
         except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-            raise InputError(_unknown(env_id, problem)) from problem
+            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from problem
         except (error.DependencyNotInstalled, ImportError) as problem:
-            raise InputError(_missing(env_id, self.extra, problem)) from problem
+            raise InputError(_missing(env_id, problem), code="not-installed", key="env.id") from problem
         except (Exception, SystemExit) as problem:  # it says in its own way that it cannot take something
             reason = f"{type(problem).__name__}: {problem}"
             if self.kwargs:
                 reason = str(problem) if isinstance(problem, TypeError) else reason
-                told = f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}"
+                told, key = f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}", "env.kwargs"
             else:
-                told = f"env.id={env_id}: this environment cannot be made: {reason}"
-            raise InputError(told) from problem
+                told, key = f"env.id={env_id}: this environment cannot be made: {reason}", "env.id"
+            raise InputError(told, code="environment", key=key) from problem
         for warning in heard:  # where it is refused, the message says it all
             if str(warning.message) not in _told:
                 _told.add(str(warning.message))
@@ -301,11 +319,15 @@ def _import(module: str) -> None:
     except ImportError as problem:
         raise InputError(
             f"env.import_module={module} cannot be imported: {problem}."
-            " Install the package that registers env.id, or correct the name."
+            " Install the package that registers env.id, or correct the name.",
+            code="not-installed",
+            key="env.import_module",
         ) from problem
     except (Exception, SystemExit) as problem:  # whatever a package of somebody's does when it is imported
         raise InputError(
-            f"env.import_module={module}: importing it failed: {type(problem).__name__}: {problem}"
+            f"env.import_module={module}: importing it failed: {type(problem).__name__}: {problem}",
+            code="environment",
+            key="env.import_module",
         ) from problem
 
 
@@ -314,23 +336,21 @@ def _unknown(env_id: str, problem: error.Error) -> str:
     game = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
     if game in games():
         return (
-            f"env.id={env_id}: games of the ALE are env=<game>: set env={game}. As one of Gymnasium's "
-            "environments it needs env.import_module=ale_py, and is another one: its frames are not prepared."
+            f"env.id={env_id}: select games of the ALE by env=<game>: set env={game}. As an environment of "
+            "Gymnasium it needs env.import_module=ale_py, and its frames are not preprocessed."
         )
     hint = did_you_mean(env_id, reversed(gymnasium.registry), "env.id=")  # of equals the newest
     if not hint:
         newest = re.search(r"Did you mean: `(.+?)`", str(problem))
         hint = f" Did you mean {newest[1]}?" if newest else ""
     return (
-        f"env.id={env_id} is not an id that Gymnasium knows.{hint} Ids of other packages need"
+        f"env.id={env_id} is not registered in Gymnasium.{hint} Ids of other packages need"
         " env.import_module=<the package that registers them>; Atari games are env=<game>, such as env=pong."
     )
 
 
-def _missing(env_id: str, extra: str | None, problem: Exception) -> str:
-    if extra is None:
-        named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
-        extra = named[1] if named and named[1] in EXTRAS else None
-    if extra is None:
-        return f"env.id={env_id} needs a package that is not installed: {problem}"
-    return f'env.id={env_id} needs packages that are not installed: pip install "labrl[{extra}]"'
+def _missing(env_id: str, problem: Exception) -> str:
+    named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
+    if named and named[1] in EXTRAS:
+        return f'env.id={env_id} needs packages that are not installed: pip install "labrl[{named[1]}]"'
+    return f"env.id={env_id} needs a package that is not installed: {problem}"

@@ -21,8 +21,8 @@ from labrl.config.component import Component
 from labrl.envs.checked import LATE, expected
 from labrl.envs.masks import KEY, carries_mask, choices, first_valid, flags_of
 from labrl.envs.repeatability import same
-from labrl.envs.single import AnswerError, EnvFactory, answered, takes
-from labrl.errors import InputError, LabrlError
+from labrl.envs.single import EnvFactory, answered, takes
+from labrl.errors import Code, EnvironmentFailedError, InputError, LabrlError
 
 STEPS = 50
 """Steps of each of the two longest episodes that are compared before a vector environment is accepted."""
@@ -61,9 +61,12 @@ class VectorFactory(EnvFactory):
         target = make.load()
         settings = {**(make.config if isinstance(make.config, dict) else {}), **self.kwargs}
         if "num_envs" in settings:
+            key = "env.kwargs.num_envs" if "num_envs" in self.kwargs else "env.make.num_envs"
             raise InputError(
-                f"{make.named}: num_envs={settings['num_envs']} is set for it alone. Leave that out: labrl "
-                "makes it with env.num_envs environments, and with other numbers for evaluation and videos."
+                f"{key}={settings['num_envs']} must be left out: labrl makes the vector environment with "
+                "env.num_envs environments, and with other numbers for evaluation and videos.",
+                code="contradiction",
+                key=key,
             )
         if isinstance(target, type) and issubclass(target, gymnasium.Env) and not takes(target, "num_envs"):
             self._refuse(f"it plays one episode at a time. Set {ONE_BY_ONE}")
@@ -73,7 +76,8 @@ class VectorFactory(EnvFactory):
         try:
             return make.build(**asked, autoreset_mode=AutoresetMode.DISABLED)
         except LabrlError as error:
-            raise InputError(f"{error} It was asked for AutoresetMode.DISABLED. {NEEDED}.") from error
+            told = f"{error} It was asked for AutoresetMode.DISABLED. {NEEDED}."
+            raise InputError(told, code=error.code, key=error.key) from error
 
     def _gymnasium_makes(self, env_id: str) -> Any:
         asked = dict(self.kwargs)
@@ -83,7 +87,7 @@ class VectorFactory(EnvFactory):
         if isinstance(entry, str):
             entry = gymnasium.envs.registration.load_env_creator(entry)
         if entry is None:
-            raise InputError(f"env.id={env_id} is registered without a vector_entry_point: set {ONE_BY_ONE}")
+            self._refuse(f"the id is registered without a vector_entry_point. Set {ONE_BY_ONE}")
         if "autoreset_mode" not in asked and takes(entry, "autoreset_mode"):
             asked["autoreset_mode"] = AutoresetMode.DISABLED
         return gymnasium.make_vec(
@@ -133,9 +137,9 @@ class VectorFactory(EnvFactory):
                 f"its own. {NEEDED}. {remedy}"
             )
 
-    def _refuse(self, why: str) -> Never:
-        named = f"env.id={self.env_id}" if self.make is None else self.make.named
-        raise InputError(f"env.vectorization=vector_entry_point: {named}: {why}.")
+    def _refuse(self, why: str, code: Code = "unsupported") -> Never:
+        told = f"env.vectorization=vector_entry_point: {self.named}: {why}."
+        raise InputError(told, code=code, key="env.vectorization")
 
 
 class Together:
@@ -168,7 +172,7 @@ class Together:
         if self._patience:
             self._limit = longest
         self._sizes = choices(self.single_action_space)
-        self._heeds = masked
+        self._uses_masks = masked
         self._in_dict = carries_mask(self.single_observation_space, self.single_action_space)
         self.masked = masked and self._in_dict
         self._begun = False
@@ -233,29 +237,32 @@ class Together:
         try:
             self._expected.check(given)
         except ValueError as error:
-            raise ValueError(f"{self._name}: {when}: {error}, for each of {self.num_envs}") from None
+            raise self._failed(f"{when}: {error}, for each of {self.num_envs}") from None
         return _copied(self.single_observation_space, given)
 
     def _row(self, given: Any, called: str, kinds: str) -> NDArray:
         row = np.asarray(given)
         if row.shape != (self.num_envs,) or row.dtype.kind not in kinds:
-            raise ValueError(
-                f"{self._name}: after a step: its {called} are {row.dtype} of shape {row.shape}; there must "
-                f"be one for each of {self.num_envs} environments"
+            raise self._failed(
+                f"after a step: its {called} are {row.dtype} of shape {row.shape}; there must be one for "
+                f"each of {self.num_envs} environments"
             )
         return row
+
+    def _failed(self, what: str, key: str = "env") -> EnvironmentFailedError:
+        return EnvironmentFailedError(f"{self._name}: {what}", key=key)
 
     def _masks(self, seen: Any, info: Any, which: NDArray[np.bool_]) -> dict[str, Any]:
         """Flags of the valid actions, [num_envs, flags], and of which environments they are."""
         if not isinstance(info, Mapping):
-            raise ValueError(f"{self._name}: its info is {info!r}, it must be a dict")
-        if not self._heeds or not (self._in_dict or KEY in info):
+            raise self._failed(f"its info is {info!r}, it must be a dict")
+        if not self._uses_masks or not (self._in_dict or KEY in info):
             return {}
         if not self.masked:
             if self._begun:
-                raise ValueError(f"{self._name}: {LATE}")
+                raise self._failed(LATE, "env.action_mask")
             if not self._sizes:
-                raise ValueError(f"{KEY} needs Discrete or MultiDiscrete actions")
+                raise self._failed(f"{KEY} needs Discrete or MultiDiscrete actions", "env.action_mask")
             self.masked = True
         given = seen[KEY] if self._in_dict else info[KEY]
         own = which if self._in_dict else which & np.asarray(info.get(f"_{KEY}", which), np.bool_)
@@ -272,7 +279,8 @@ class Together:
             else:
                 flags[own] = flags_of(rows[own].ravel(), needed * int(own.sum())).reshape(-1, needed)
         except ValueError as error:
-            raise ValueError(f"{self._name}: {error} (env.action_mask=false plays without masks)") from None
+            told = f"{error} (env.action_mask=false ignores masks)"
+            raise self._failed(told, "env.action_mask") from None
         return {KEY: flags, f"_{KEY}": own}
 
     def _try(self, make: VectorFactory) -> None:
@@ -290,12 +298,13 @@ class Together:
             mixed = other[:half].copy()
             mixed[:, 0] = own[half:, 0]
             alone = self._played([0, *range(102 + n, 101 + 2 * n)], mixed)
-        except LabrlError:
+        except InputError:
             raise
-        except AnswerError as error:
-            make._refuse(str(error))
+        except EnvironmentFailedError as error:
+            make._refuse(str(error), "environment")
         except (Exception, SystemExit) as error:
-            make._refuse(f"it failed when it was tried: {type(error).__name__}: {error}. {NEEDED}")
+            told = f"it failed when it was tried: {type(error).__name__}: {error}. {NEEDED}"
+            make._refuse(told, "environment")
         self._present = None
         before, restarted = again[: half + 1], again[half + 1 :]
         if not _same(slice(None), first[: half + 1], before):

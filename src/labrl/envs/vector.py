@@ -14,6 +14,7 @@ from labrl.envs.actions import ActionRecord, action_dtype, check_actions
 from labrl.envs.masks import choices, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.repeatability import same
+from labrl.errors import EnvironmentFailedError
 from labrl.observations import Goals, not_finite
 from labrl.seeding import episode_seed
 from labrl.step import Episode, Step
@@ -30,7 +31,7 @@ SHORT = 32
 """Steps at the start of a run in which no next episode is made ready: it may be over before."""
 
 
-class ReplayError(RuntimeError):
+class ReplayError(EnvironmentFailedError):
     """Replaying saved actions did not lead back: the environment is not determined by its seed."""
 
 
@@ -116,12 +117,13 @@ class VectorEnv:
         return step
 
     def _refuse(self, reward: NDArray) -> Never:
-        """Raises ValueError for a reward that is no finite number, which nobody could learn from."""
+        """Raises EnvironmentFailedError for a reward that is not a finite number."""
         env = np.flatnonzero(~(np.abs(reward) <= LARGEST_REWARD))[0]
-        raise ValueError(
+        raise EnvironmentFailedError(
             f"{self.name}: environment {env} gave the reward {reward[env]} for step "
             f"{self._record.lengths[env]} of its episode; rewards must be finite numbers in single precision "
-            f"(below {LARGEST_REWARD:.0e})"
+            f"(below {LARGEST_REWARD:.0e})",
+            key="env",
         )
 
     def _look_at(self, observation: NDArray) -> None:
@@ -203,11 +205,13 @@ class VectorEnv:
             if not same(self._return[env], saved_return[env]):
                 raise ReplayError(
                     f"{self.name}: environment {env} has return {self._return[env]} after its saved"
-                    f" actions, it was {saved_return[env]}"
+                    f" actions, it was {saved_return[env]}",
+                    key="env",
                 )
             if not same(reached[env], saved[env]):
                 raise ReplayError(
-                    f"{self.name}: environment {env} gives another observation after its saved actions"
+                    f"{self.name}: environment {env} gives another observation after its saved actions",
+                    key="env",
                 )
         self._observation = reached
         self.action_mask = self._mask(self._all)
@@ -335,7 +339,8 @@ class VectorEnv:
             if (over & own).any():
                 env = np.flatnonzero(over & own)[0]
                 raise ReplayError(
-                    f"{self.name}: the saved episode of environment {env} ended early in its replay"
+                    f"{self.name}: the saved episode of environment {env} ended early in its replay",
+                    key="env",
                 )
             discarded = over
         last = (start == len(rows)) | discarded

@@ -19,7 +19,7 @@ class Watched(Backend, Protocol):
     """Agent steps in a second, as people play it."""
 
     def picture(self) -> NDArray[np.uint8]:
-        """RGB of the present state, [height, width, 3]. Raises InputError where there is none."""
+        """RGB of the present state, [height, width, 3]. Raises InputError if it cannot be drawn."""
 
 
 def watch(env: Component) -> Watched:
@@ -31,6 +31,8 @@ def watch(env: Component) -> Watched:
     if not hasattr(target, "watched"):
         raise InputError(
             f"env._target_={env.target} cannot be shown: it has no class method `watched(config)` that "
-            "makes a labrl.envs.watch.Watched"
+            "makes a labrl.envs.watch.Watched",
+            code="unsupported",
+            key="env._target_",
         )
     return target.watched(env.config)

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
 from labrl.envs.single import EnvFactory, MakeEnv
-from labrl.errors import InputError
+from labrl.errors import InputError, LabrlError, LostProcessError
 from labrl.processes import find_place_for_sockets, heed_no_signals, how_it_ended, signals_wait_in_children
 from labrl.script import Carried
 
@@ -24,7 +24,7 @@ LEAVE_SECONDS = 5.0
 """That workers have to end the step that they are in and close their environments."""
 
 
-class EnvironmentLostError(RuntimeError):
+class EnvironmentLostError(LostProcessError):
     """A worker process is gone, and its environment with it."""
 
 
@@ -85,7 +85,7 @@ class Workers(AsyncVectorEnv[Any, Any]):
         self._state = AsyncState.DEFAULT
         _, kind, value, trace = errors[0]
         try:
-            error = kind(value)
+            error = value if isinstance(value, LabrlError) else kind(value)
         except Exception:  # one that is made from more than what it says
             error = RuntimeError(f"{kind.__name__}: {value}")
         raise error from InWorkerError(trace)
@@ -140,9 +140,13 @@ class _Watch(threading.Thread):
         """What to raise where a worker does not answer."""
         self.join(LEAVE_SECONDS)
         if self._lost is None:
-            return EnvironmentLostError("the worker processes of the environments no longer answer")
+            return EnvironmentLostError(
+                "the worker processes of the environments no longer answer", key="env"
+            )
         number, code = self._lost
-        return EnvironmentLostError(f"the worker process of environment {number} {how_it_ended(code)}")
+        return EnvironmentLostError(
+            f"the worker process of environment {number} {how_it_ended(code)}", key="env"
+        )
 
 
 class _WorkerFactory:
@@ -171,8 +175,10 @@ def _check_semaphores() -> None:
         _ = [context.Lock() for _ in range(8)]  # a few more than Gymnasium makes
     except (OSError, ImportError) as error:
         raise InputError(
-            f"env.vectorization=async: worker processes share memory, and this machine gives none ({error}). "
-            "Mount /dev/shm, with room and so that it can be written, or set env.vectorization=sync."
+            "env.vectorization=async needs memory that processes share, and this machine does not provide it "
+            f"({error}). Mount /dev/shm writable and with free space, or set env.vectorization=sync.",
+            code="resources",
+            key="env.vectorization",
         ) from error
 
 

@@ -76,14 +76,11 @@ def run_session(
     except LabrlError as error:
         if error.exit_code == WRONG_INPUT and (session is None or session.clock.frame == 0):
             raise
-        result.error = str(error)
+        result.error = why_lost() if isinstance(error, RankLostError) else str(error)
         session_log.append(folder.log, traceback.format_exc() if error.__cause__ else result.error)
     except NonFiniteError as error:
         result.error = str(error)
         session_log.append(folder.log, str(error))
-    except RankLostError:
-        result.error = why_lost()
-        session_log.append(folder.log, result.error)
     except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
         result.error = f"{type(error).__name__}: {error}"
         session_log.append(folder.log, traceback.format_exc())

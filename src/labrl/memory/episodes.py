@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.errors import LabrlError
 from labrl.memory.rollout import Rollout
 from labrl.workspace import memory_available
 
@@ -90,14 +91,16 @@ class Episodes(Rollout):
         return array[: self.t].swapaxes(0, 1)[self._whole().T]
 
     def _make_room(self, rows: int) -> None:
-        """Raises MemoryError before the system would end the process."""
+        """Raises LabrlError before the system would end the process."""
         while self.horizon < rows:
             more, free = sum(array.nbytes for array in self._arrays.values()), memory_available()
             if free is not None and more > free:
-                raise MemoryError(
-                    f"{self.num_envs} episodes of up to {self.t:,} steps are under way, whose storage needs "
-                    f"{more / 2**30:.1f} GB more, and {free / 2**30:.1f} are free: learn from steps "
-                    "(agent.horizon) in place of whole episodes, or set env.num_envs lower"
+                raise LabrlError(
+                    f"agent.episodes: storing {self.num_envs} episodes of up to {self.t:,} steps needs "
+                    f"{more / 2**30:.1f} GB more, and {free / 2**30:.1f} GB are free: learn from a fixed "
+                    "number of steps (agent.horizon) instead of whole episodes, or set env.num_envs lower",
+                    code="resources",
+                    key="agent.episodes",
                 )
             for name, array in self._arrays.items():
                 self._arrays[name] = np.concatenate([array, np.zeros_like(array)])

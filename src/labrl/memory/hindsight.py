@@ -20,10 +20,10 @@ from labrl.step import Step
 class HindsightReplayConfig(ReplayConfig):
     """Options of hindsight experience replay."""
 
-    strategy: Literal["future", "final", "episode"] = "future"
+    strategy: Literal["future", "final", "episode"]
     """Which state of the same episode has the goal, section 4.5: one that came of this step or a later one,
     the last one, or any."""
-    relabelled: Probability = 0.8
+    relabelled: Probability
     """Share of the transitions that get another goal, in [0, 1]; k / (k + 1) in the paper's terms."""
 
 
@@ -42,7 +42,7 @@ class HindsightReplay(Replay):
     ) -> None:
         """goals: of the environment; all else as Replay."""
         if goals is None and not runtime["workspace"].acting_only:
-            raise InputError(NO_GOALS)
+            raise _no_goals()
         super().__init__(config, n_step=n_step, **runtime)
         self._strategy, self._share, self._goals = config.strategy, config.relabelled, goals
         self._gamma = np.float32(runtime["gamma"])
@@ -56,12 +56,14 @@ class HindsightReplay(Replay):
     def check(cls, config: HindsightReplayConfig, goals: Goals | None, n_step: int) -> None:
         """Raises InputError where there are no goals, and for windows of several steps."""
         if goals is None:
-            raise InputError(NO_GOALS)
+            raise _no_goals()
         goals.check()
         if n_step > 1:
             raise InputError(
                 f"agent.n_step must be 1 with agent/memory=hindsight, got {n_step}: another goal changes the "
-                "reward of every step of a window. Set agent.n_step=1."
+                "reward of every step of a window. Set agent.n_step=1.",
+                code="contradiction",
+                key="agent.n_step",
             )
 
     def add(
@@ -133,7 +135,11 @@ class HindsightReplay(Replay):
         self._begin[env] = last + 1
 
 
-NO_GOALS = (
-    "agent/memory=hindsight needs a goal environment: observations that are a dict with achieved_goal and "
-    "desired_goal, and a method compute_reward(achieved_goal, desired_goal, info). Use agent/memory=uniform."
-)
+def _no_goals() -> InputError:
+    return InputError(
+        "agent.memory: hindsight needs a goal environment, whose observations are a dict with achieved_goal "
+        "and desired_goal, and a method compute_reward(achieved_goal, desired_goal, info). Set "
+        "agent/memory=uniform.",
+        code="unsupported",
+        key="agent.memory",
+    )

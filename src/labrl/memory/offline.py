@@ -21,11 +21,11 @@ from labrl.workspace import Workspace
 class OfflineConfig:
     """How much is learned from transitions that were collected elsewhere."""
 
-    share: Probability = 0.5
+    share: Probability
     """Share of a batch that is theirs, rounded, in [0, 1], while there are some of this session too."""
-    online_every: PositiveInt = 1
+    online_every: PositiveInt
     """This session's transitions take part in every so many updates, >= 1; the others do without."""
-    max_transitions: PositiveInt | None = None
+    max_transitions: PositiveInt | None
     """At most so many are kept, the first that come, >= 1; null: all."""
 
 
@@ -60,9 +60,14 @@ class OfflineData:
         self._config = config
         total = min(total, config.max_transitions or total)
         if total <= wanted.n_step:
-            raise InputError(f"agent.offline: its source holds {total} transitions, too few to learn from.")
+            raise InputError(
+                f"agent.offline: the source has {total} transitions, and learning needs more than "
+                f"{wanted.n_step}.",
+                code="unsupported",
+                key="agent.offline",
+            )
         self._memory = Replay(
-            ReplayConfig(capacity=total + wanted.n_step),
+            ReplayConfig(capacity=total + wanted.n_step, storage="ram", newest_share=0.0),
             observation_space=wanted.observation,
             action_space=wanted.stored,
             num_envs=1,
@@ -107,8 +112,10 @@ class OfflineData:
         """Raises InputError where the source has other transitions than when the state was saved."""
         if dict(state) != self.state_dict():
             raise InputError(
-                "agent.offline: its source holds other transitions than when the checkpoint was written: a "
-                "run that goes on must find them as they were. Bring them back, or start afresh."
+                "agent.offline: the source does not hold the transitions that it held when the checkpoint "
+                "was written. Restore them, or start a new run.",
+                code="changed-past",
+                key="agent.offline",
             )
 
 

@@ -20,14 +20,14 @@ from labrl.step import Step
 class PrioritizedReplayConfig(ReplayConfig):
     """Options of prioritized replay."""
 
-    alpha: NonNegativeSchedule = 0.6
+    alpha: NonNegativeSchedule
     """Exponent of the priorities, eq. 1, >= 0; 0 is uniform sampling. On a schedule, a priority is what the
     exponent made of the error when the transition was learned from."""
-    beta: NonNegativeSchedule = 0.4
+    beta: NonNegativeSchedule
     """Exponent of the importance weights, section 3.4, >= 0; 1 corrects the bias in full."""
-    eps: PositiveFloat = 1e-6
+    eps: PositiveFloat
     """Added to every error, so that none is never sampled, > 0."""
-    stratified: bool = True
+    stratified: bool
     """Draw once from each of batch_size equal parts of the total priority (appendix B.2.1)."""
 
 

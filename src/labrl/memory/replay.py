@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.types import PositiveInt, Probability
-from labrl.errors import InputError
+from labrl.errors import DamagedFileError, InputError
 from labrl.memory.extent import Extent
 from labrl.memory.piece import Piece
 from labrl.memory.transitions import Sample, Transitions
@@ -27,11 +27,11 @@ __all__ = ["Replay", "ReplayConfig", "Sample", "check_capacity"]
 class StorageConfig:
     """How many transitions are kept, and where."""
 
-    capacity: PositiveInt = 100_000
+    capacity: PositiveInt
     """Latest transitions that are kept, over all environments, each with an equal share;
     >= env.num_envs * (agent.n_step + 1). Of images, frames for that many and a sixteenth more are kept:
     where episodes last but a few dozen steps, the oldest transitions leave early."""
-    storage: Literal["ram", "mmap"] = "ram"
+    storage: Literal["ram", "mmap"]
     """Where the transitions lie: in memory, so that every checkpoint copies them, or in files in the run
     folder, so that a checkpoint has them written out and copies nothing."""
 
@@ -40,7 +40,7 @@ class StorageConfig:
 class ReplayConfig(StorageConfig):
     """Options of every memory of single transitions."""
 
-    newest_share: Probability = 0.0
+    newest_share: Probability
     """Share of each batch, rounded up, that is the newest transitions themselves, in [0, 1]; 1 / batch_size
     is combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
 
@@ -51,14 +51,16 @@ def check_capacity(config: ReplayConfig, num_envs: int, n_step: int) -> None:
     if config.capacity < least:
         raise InputError(
             f"agent.memory.capacity must be at least {least} (env.num_envs {num_envs} x (agent.n_step "
-            f"{n_step} + 1)), got {config.capacity} (set agent.memory.capacity={least} or more)."
+            f"{n_step} + 1)), got {config.capacity} (set agent.memory.capacity={least} or more).",
+            code="contradiction",
+            key="agent.memory.capacity",
         )
 
 
 class Replay:
     """Every transition is as likely as any other."""
 
-    Config = ReplayConfig
+    Config: type[ReplayConfig] = ReplayConfig
 
     def __init__(
         self,
@@ -179,13 +181,18 @@ def extent_of(
 def arrays_of(
     config: StorageConfig, layouts: dict[str, Layout], workspace: Workspace, mapped: bool
 ) -> Arrays:
-    """Room for all that is kept. Raises InputError where there is none."""
+    """Arrays for all that is kept.
+
+    Raises InputError if there is no room, DamagedFileError for files that do not fit.
+    """
     try:
         return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
     except UnfitFileError as unfit:
-        raise InputError(
-            f"agent.memory: {unfit}: it is of another configuration, or broken. Set agent.memory.capacity, "
-            f"env.num_envs and agent.n_step as they were, or remove {workspace.folder} to start afresh."
+        raise DamagedFileError(
+            f"agent.memory: {unfit}: the file is damaged or was written with another configuration. Set "
+            "agent.memory.capacity, env.num_envs and agent.n_step as they were, or remove "
+            f"{workspace.folder} to start anew.",
+            key=str(workspace.folder),
         ) from None
     except NoRoomError as full:
         place = f"on the disk of {workspace.folder}" if mapped else "of memory"
@@ -195,7 +202,9 @@ def arrays_of(
         raise InputError(
             f"agent.memory.capacity={config.capacity} needs {gigabytes(full.needed)} GB {place}, "
             f"{gigabytes(full.available)} GB are available{each} (set agent.memory.capacity={fits}, or "
-            f"agent.memory.storage={other})."
+            f"agent.memory.storage={other}).",
+            code="resources",
+            key="agent.memory.capacity",
         ) from None
 
 

@@ -53,7 +53,9 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
         raise InputError(
             f"agent.horizon={horizon} x env.num_envs={num_envs}: the observations of a rollout need "
             f"{gigabytes(needed)} GB of memory, {gigabytes(available)} GB are available. Set "
-            f"agent.horizon to {horizon * available // needed} or less."
+            f"agent.horizon to {horizon * available // needed} or less.",
+            code="resources",
+            key="agent.horizon",
         )
 
 

@@ -22,16 +22,16 @@ from labrl.workspace import Layout, Workspace
 class SequenceReplayConfig(StorageConfig):
     """Options of a replay memory of sequences, each of one environment's steps, whatever ends in them."""
 
-    sequence_length: PositiveInt = 32
+    sequence_length: PositiveInt
     """Steps of a sequence, those of the burn-in included, >= 1; m in the paper."""
-    burn_in: NonNegativeInt = 16
+    burn_in: NonNegativeInt
     """First steps of a sequence that only bring the network's state up to date, >= 0 and less than
     sequence_length. Sequences overlap by as many, so that every step is learned from alike."""
 
     def __post_init__(self) -> None:
         if self.burn_in >= self.sequence_length:
             raise ValueError(
-                f"burn_in must be less than sequence_length {self.sequence_length}, or there is no step to "
+                f"must have burn_in less than sequence_length {self.sequence_length}, or there is no step to "
                 f"learn from: got {self.burn_in} (set agent.memory.burn_in={self.sequence_length // 2} or a "
                 "longer sequence)"
             )
@@ -65,14 +65,18 @@ class SequenceReplayConfig(StorageConfig):
             raise InputError(
                 f"agent.memory.capacity must be at least {least}, so that each of {num_envs} environments "
                 f"keeps a whole sequence (agent.memory.sequence_length {self.sequence_length}, agent.n_step "
-                f"{n_step}), got {self.capacity} (set agent.memory.capacity={least} or more)."
+                f"{n_step}), got {self.capacity} (set agent.memory.capacity={least} or more).",
+                code="contradiction",
+                key="agent.memory.capacity",
             )
         if batch_size % self.learned:
             raise InputError(
                 f"agent.batch_size counts steps and must be a multiple of the {self.learned} that each "
                 f"sequence is learned from (agent.memory.sequence_length {self.sequence_length} less "
                 f"agent.memory.burn_in {self.burn_in}), got {batch_size} (set "
-                f"agent.batch_size={-(-batch_size // self.learned) * self.learned})."
+                f"agent.batch_size={-(-batch_size // self.learned) * self.learned}).",
+                code="contradiction",
+                key="agent.batch_size",
             )
 
 
@@ -227,7 +231,9 @@ class SequenceReplay:
             if state[name] != getattr(self._config, name):
                 raise InputError(
                     f"agent.memory.{name} must stay {state[name]}, as it was when the checkpoint was "
-                    f"written, got {getattr(self._config, name)}."
+                    f"written, got {getattr(self._config, name)}.",
+                    code="changed-past",
+                    key=f"agent.memory.{name}",
                 )
         self._transitions.load_state_dict(state["transitions"])
         if state["states"] is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.errors import InputError
+from labrl.errors import DamagedFileError, InputError
 from labrl.memory.extent import Extent
 from labrl.memory.frames import FrameRing
 from labrl.memory.piece import Piece
@@ -288,8 +288,8 @@ class Transitions:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved state.
 
-        Raises InputError when it is of a memory of another size, or counts on files that are not
-        there or are no longer as it needs them.
+        Raises InputError when it is of a memory of another size, DamagedFileError when it needs files that
+        are not there or no longer hold what it needs.
         """
         self._check_size(state)
         content = state["content"]
@@ -317,7 +317,9 @@ class Transitions:
         if not np.can_cast(observation.dtype, dtype, "same_kind"):
             raise InputError(
                 f"transforms: observations have become {observation.dtype}, agent.memory has reserved room "
-                f"for {dtype}, which the environment gives. Leave the transform out or let it keep the type."
+                f"for {dtype}, which the environment gives. Leave the transform out or let it keep the type.",
+                code="unsupported",
+                key="transforms",
             )
         if self.steps == 0:
             self._written[:] = 0
@@ -349,32 +351,42 @@ class Transitions:
             storage = "mmap" if state["content"] is None else "ram"
             raise InputError(
                 "agent.memory.storage must stay as it was when the checkpoint was written "
-                f"(set agent.memory.storage={storage})."
+                f"(set agent.memory.storage={storage}).",
+                code="changed-past",
+                key="agent.memory.storage",
             )
         saved, own = list(state["extent"]), self._lengths()
         if saved != own:
             raise InputError(
-                "agent.memory: the checkpoint's memory has {} environments, {} transitions and {} frames of "
-                "each, this one {}, {} and {} (set agent.memory.capacity, env.num_envs and agent.n_step as "
-                "they were).".format(*saved, *own)
+                "agent.memory.capacity: the checkpoint's memory has {} environments, {} transitions and {} "
+                "frames of each, this one {}, {} and {} (set agent.memory.capacity, env.num_envs and "
+                "agent.n_step as they were).".format(*saved, *own),
+                code="changed-past",
+                key="agent.memory.capacity",
             )
 
     def _lengths(self) -> list[int]:
         return [self.num_envs, self.slots, self._ring.length]
 
     def _check_files(self) -> None:
-        """Raises InputError unless the files still hold all that the counters say."""
+        """Raises DamagedFileError unless the files still hold all that the counters say."""
         if self.steps == 0:
             return
         written, steps = self._written[:-1], int(self._written[-1])
-        folder, way_out = self._arrays.folder, "Resume from a newer checkpoint, or start afresh."
         if (written < self._ring.head).any() or steps < self.steps:
-            raise InputError(
-                f"agent.memory: the files in {folder} hold less than the checkpoint counts on: they are new, "
-                "or those of another run. Bring back the ones that were there, or start afresh."
+            raise self._damaged(
+                "hold less than the checkpoint needs: they are new, or those of another run. Restore the "
+                "files that were there, or start a new run."
             )
         if steps > int(self.oldest.min()) + self.slots:
-            raise InputError(f"agent.memory: {folder} has lost transitions of this checkpoint. {way_out}")
+            raise self._damaged(f"no longer hold the transitions of this checkpoint. {WAY_OUT}")
         first = self._columns["frame"][self._envs, self.oldest % self.slots] - self._extent.shape.stack + 1
         if (written > first + self._ring.length).any():
-            raise InputError(f"agent.memory: {folder} has lost frames of this checkpoint. {way_out}")
+            raise self._damaged(f"no longer hold the frames of this checkpoint. {WAY_OUT}")
+
+    def _damaged(self, what: str) -> DamagedFileError:
+        folder = self._arrays.folder
+        return DamagedFileError(f"agent.memory: the files in {folder} {what}", key=str(folder))
+
+
+WAY_OUT = "Resume from a newer checkpoint, or start a new run."

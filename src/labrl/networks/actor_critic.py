@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -28,20 +28,20 @@ class ActorCriticConfig:
 
     torso: Component
     """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
-    shared: bool | None = None
+    shared: bool | None
     """Whether policy and value function share one torso; null: they do for images only."""
-    policy_head: list[PositiveInt] = field(default_factory=list)
+    policy_head: list[PositiveInt]
     """Units of each layer between the torso and the policy's outputs."""
-    value_head: list[PositiveInt] = field(default_factory=list)
+    value_head: list[PositiveInt]
     """Units of each layer between the torso and the value."""
-    head_activation: Activation = "Tanh"
+    head_activation: Activation
     """After each of these layers: an activation of torch.nn by its name."""
-    head_layer_norm: bool = False
+    head_layer_norm: bool
     """Whether their outputs are normalized before the activation (arXiv:1607.06450)."""
 
     def __post_init__(self) -> None:
         units = {"policy_head": self.policy_head, "value_head": self.value_head}
-        check_head(units, self.head_activation, ActorCriticConfig.head_activation, self.head_layer_norm)
+        check_head(units, self.head_layer_norm)
 
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
@@ -53,7 +53,12 @@ def _layers(units: list[int], num_features: int, config: ActorCriticConfig) -> l
     """The layers of a head before its last, none where there are no units."""
     if not units:
         return []
-    layers = MLPConfig(hidden=units, activation=config.head_activation, layer_norm=config.head_layer_norm)
+    layers = MLPConfig(
+        hidden=units,
+        activation=config.head_activation,
+        initialization="orthogonal",
+        layer_norm=config.head_layer_norm,
+    )
     return [MLP(layers, gym.spaces.Box(-np.inf, np.inf, (num_features,), np.float32))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,15 +21,15 @@ from labrl.networks.torso import AutoTorso, ImageTorso, NatureCNN, NatureCNNConf
 class BatchRenormConfig:
     """How a layer's features are normalized."""
 
-    momentum: Fraction = 0.01
+    momentum: Fraction
     """Share of a minibatch in the running mean and variance, in (0, 1]."""
-    warmup: NonNegativeInt = 100_000
+    warmup: NonNegativeInt
     """Minibatches in which the minibatch alone counts, as in batch normalization, >= 0."""
-    r_max: PositiveFloat = 3.0
+    r_max: PositiveFloat
     """Largest correction of a minibatch's deviation, as a factor and as its inverse."""
-    d_max: PositiveFloat = 5.0
+    d_max: PositiveFloat
     """Largest correction of its mean, in running deviations."""
-    eps: PositiveFloat = 1e-3
+    eps: PositiveFloat
     """Added to every variance."""
 
 
@@ -86,13 +86,13 @@ class BatchRenorm(nn.Module):
 class RenormalizedMLPConfig:
     """Fully connected layers, their inputs normalized."""
 
-    hidden: list[PositiveInt] = field(default_factory=lambda: [256, 256])
+    hidden: list[PositiveInt]
     """Units of each layer."""
-    activation: Activation = "ReLU"
+    activation: Activation
     """After each layer: an activation of torch.nn by its name."""
-    initialization: Initialization = "uniform"
+    initialization: Initialization
     """How weights begin."""
-    renorm: BatchRenormConfig = field(default_factory=BatchRenormConfig)
+    renorm: BatchRenormConfig
     """Of vectors, and of what each layer gives."""
 
 
@@ -124,7 +124,7 @@ class RenormalizedMLP(nn.Module):
 class RenormalizedConfig(RenormalizedMLPConfig):
     """A normalized torso that fits the observation space: the layers of a perceptron are for vectors."""
 
-    features: PositiveInt = 512
+    features: PositiveInt
     """Of images: units after the convolutions."""
 
 
@@ -139,7 +139,9 @@ class RenormalizedCNN(ImageTorso):
         super().__init__(config, observation_space)
         kind, between = config.initialization, config.activation
         plain = NatureCNN(
-            NatureCNNConfig(features=config.features, initialization=kind, activation=between),
+            NatureCNNConfig(
+                features=config.features, activation=between, initialization=kind, layer_norm=False
+            ),
             observation_space,
         )
         self.first = plain.first

@@ -35,7 +35,9 @@ class BoxActions:
         if not has_bounds(space) or not np.issubdtype(space.dtype, np.floating):
             raise InputError(
                 f"agent: {agent} rescales its actions from (-1, 1) to the bounds of a box of real numbers; "
-                f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds."
+                f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds.",
+                code="unsupported",
+                key="agent",
             )
 
     def to_env(self, action: NDArray) -> NDArray:

@@ -20,6 +20,8 @@ DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, n
 DROPS = nn.RNNBase, nn.MultiheadAttention
 """Layers with the same inside them, where their `dropout` is not 0."""
 
+UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"
+
 Built = TypeVar("Built", bound=tuple[nn.Module, ...])
 
 
@@ -49,28 +51,32 @@ def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
     """Raises InputError for layers of a user's network that draw numbers, mix the rows of a batch or keep
     something of it: copies of the network, for other threads and as a target, would not have the same."""
     for name, layer in network.named_modules():
-        told = f"agent.network: {name} of {type(network).__name__} is a {type(layer).__name__}"
+        told = f"{name} of {type(network).__name__} is a {type(layer).__name__}"
         if isinstance(layer, DRAWS) and layer.p > 0:
-            raise InputError(f"{told}, whose draws no seed of a run fixes. Leave it out, or set its p to 0.")
+            raise _unsupported(f"{told}, {UNSEEDED}. Leave it out, or set its p to 0.")
         if isinstance(layer, DROPS) and layer.dropout > 0:
-            raise InputError(f"{told} with dropout, whose draws no seed of a run fixes. Set dropout to 0.")
+            raise _unsupported(f"{told} with dropout, {UNSEEDED}. Set dropout to 0.")
         if isinstance(layer, nn.RReLU):
-            raise InputError(f"{told}, whose draws no seed of a run fixes. Take nn.LeakyReLU.")
+            raise _unsupported(f"{told}, {UNSEEDED}. Use nn.LeakyReLU.")
         if isinstance(layer, _BatchNorm) and not whole_minibatches:
-            raise InputError(
-                f"{told}: it {BY_THE_MINIBATCH}. Take nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
+            raise _unsupported(
+                f"{told}: it {BY_THE_MINIBATCH}. Use nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
             )
     for torso in network.modules():
         habits = getattr(torso, "habits", None)
-        told = f"agent.network.torso: the forward pass of {type(torso).__name__}"
+        told = f"the forward pass of {type(torso).__name__}"
         if habits is not None and habits.draws:
-            raise InputError(f"{told} draws random numbers, which no seed of a run fixes. Leave them out.")
+            raise _unsupported(f"{told} draws random numbers, {UNSEEDED}. Leave them out.")
         if habits is not None and habits.changes and not whole_minibatches:
-            raise InputError(
-                f"{told} changes its buffer {habits.changes[0]}, and each thread that learns, and a target "
-                "network, would come to another one. Compute by weights and constants alone, such as "
-                "weight_norm or LayerNorm in place of spectral_norm."
+            raise _unsupported(
+                f"{told} changes its buffer {habits.changes[0]}, which would differ between the threads that "
+                "learn and the target network. Compute with weights and constants alone, such as weight_norm "
+                "or LayerNorm instead of spectral_norm."
             )
+
+
+def _unsupported(what: str) -> InputError:
+    return InputError(f"agent.network.torso: {what}", code="unsupported", key="agent.network.torso")
 
 
 def precise(spaces: Spaces, compute: Compute) -> Compute:

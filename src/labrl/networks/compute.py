@@ -29,10 +29,18 @@ def _check_gpus(device: str, num_gpus: float) -> None:
     there = torch.cuda.device_count()
     if num_gpus > there:
         raise InputError(
-            f"meta.num_gpus={num_gpus:g}: torch sees {there} GPUs here. Use at most {there}, or null for all."
+            f"meta.num_gpus={num_gpus:g} must be at most {there}, the GPUs that PyTorch finds here (null: "
+            "all of them).",
+            code="resources",
+            key="meta.num_gpus",
         )
     if device == "cuda" and num_gpus == 0:
-        raise InputError("meta.device=cuda needs a GPU: set meta.num_gpus to more than 0, or null for all")
+        raise InputError(
+            "meta.device=cuda needs a GPU, but meta.num_gpus=0: set meta.num_gpus to more than 0, or to null "
+            "for all.",
+            code="contradiction",
+            key="meta.num_gpus",
+        )
 
 
 def in_float32(last: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
@@ -80,8 +88,10 @@ class Compute:
             _check_gpus(device, num_gpus)
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError(
-                "meta.device: cuda was asked for, but torch sees no GPU here. Use meta.device=auto or cpu, "
-                "or install a torch build for your GPU."
+                "meta.device=cuda needs a GPU, and PyTorch finds none here: set meta.device=auto or cpu, or "
+                "install a build of PyTorch for your GPU.",
+                code="resources",
+                key="meta.device",
             )
         on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available() and num_gpus != 0)
         granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -26,9 +26,9 @@ class PolicyAndCriticsConfig:
 
     torso: Component
     """Of the policy: from observations to features, a labrl torso or any `nn.Module` by `_target_`."""
-    critic_torso: Component | None = None
+    critic_torso: Component | None
     """Of each critic; null: as the policy's."""
-    action_head: list[PositiveInt] = field(default_factory=lambda: [256])
+    action_head: list[PositiveInt]
     """Units of a critic's layers after the torso where continuous actions join its features: with images and
     choices as observations. Vectors go into the torso together with the action, and no layer follows."""
 

@@ -328,11 +328,15 @@ def distribution_for(
     if not isinstance(space, gym.spaces.Box):
         raise InputError(
             f"agent: {agent} acts in Discrete, MultiDiscrete, MultiBinary and Box spaces; this environment's "
-            f"actions are {space}."
+            f"actions are {space}.",
+            code="unsupported",
+            key="agent",
         )
     if bounds in ("rescale", "squash") and not has_bounds(space):
         raise InputError(
-            f"agent.action_bounds={bounds} needs bounds on every side, this environment's actions are "
-            f"{space} (set agent.action_bounds=clip)."
+            f"agent.action_bounds={bounds} needs actions with bounds on every side; this environment's "
+            f"actions are {space}. Set agent.action_bounds=clip.",
+            code="unsupported",
+            key="agent.action_bounds",
         )
     return _GAUSSIANS[bounds or "clip"](space)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -19,13 +19,13 @@ from labrl.networks.torso import ImageTorso
 class ImpalaCNNConfig:
     """Sections of a convolution, a pooling and two residual blocks, each halving height and width."""
 
-    channels: Annotated[list[PositiveInt], Field(min_length=1)] = field(default_factory=lambda: [16, 32, 32])
+    channels: Annotated[list[PositiveInt], Field(min_length=1)]
     """Maps of each section."""
-    features: PositiveInt | None = 256
+    features: PositiveInt | None
     """Units of the fully connected layer after the sections; null: none, for a head that has its own."""
-    activation: Activation = "ReLU"
+    activation: Activation
     """Around the convolutions of a block and after the last layers: an activation of torch.nn by its name."""
-    initialization: Initialization = "orthogonal"
+    initialization: Initialization
     """How weights begin; residual blocks begin as the identity."""
 
 

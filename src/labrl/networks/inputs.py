@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -23,9 +23,6 @@ from labrl.errors import InputError, LabrlError
 from labrl.networks.spaces import choices_of, is_image, range_of, sees_images
 from labrl.observations import example
 
-MLP_TARGET = "labrl.networks.torso.MLP"
-CNN_TARGET = "labrl.networks.torso.NatureCNN"
-
 
 def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
     """The torso for observations of `space`; its `layout` makes one array of several inputs."""
@@ -37,18 +34,14 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> nn.Module:
     except LabrlError:
         raise
     except Exception as error:  # whatever a user's own code may raise
-        raise InputError(
-            f"agent.network.torso: {torso.target} cannot be made: {type(error).__name__}: {error}"
-        ) from error
+        raise _not_a_torso(f"{torso.target} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(built, nn.Module):
-        raise InputError(
-            f"agent.network.torso: {torso.target} is no torch.nn.Module; derive it from that class."
-        )
+        raise _not_a_torso(f"{torso.target} is not a torch.nn.Module; derive it from that class.")
     for weight in weights:
         if weight.dtype != torch.float32:
-            raise InputError(
-                f"agent.network.torso: {torso.target} has weights in {weight.dtype}, and labrl trains "
-                "those in torch.float32. Make them so; meta.precision=bf16 computes in bfloat16 by them."
+            raise _not_a_torso(
+                f"{torso.target} has weights in {weight.dtype}; labrl trains weights in torch.float32, and "
+                "meta.precision=bf16 computes in bfloat16 with them."
             )
     if layout is not None:
         built.layout = layout  # type: ignore[assignment]  # no module, nor a tensor
@@ -101,16 +94,16 @@ def _num_features(torso: nn.Module, batch: Tensor) -> int:
     version = batch._version
     features = _features(torso, batch)
     if batch._version != version:
-        raise InputError(
-            f"agent.network.torso: {type(torso).__name__} changes the observations that it is given, which "
-            "are stored to be learned from. Clone them first in its forward()."
+        raise _not_a_torso(
+            f"{type(torso).__name__} changes the observations that it is given, which are stored to be "
+            "learned from. Clone them first in its forward()."
         )
-    told = f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations"
+    told = f"{type(torso).__name__} must turn observations into features [batch, features]"
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise InputError(f"{told}, of {list(batch.shape)} it made {given}.")
+        raise _not_a_torso(f"{told}, it turned {list(batch.shape)} into {given}.")
     if features.dtype not in (torch.float32, torch.bfloat16):
-        raise InputError(f"{told} as float32, it made {features.dtype}.")
+        raise _not_a_torso(f"{told} in float32, it returned {features.dtype}.")
     return int(features.shape[1])
 
 
@@ -118,10 +111,14 @@ def _features(torso: nn.Module, batch: Tensor) -> Any:
     try:
         return torso(batch)
     except Exception as error:  # whatever a user's own code may raise
-        raise InputError(
-            f"agent.network.torso: {type(torso).__name__} must make [batch, features] of observations, and "
-            f"fails on {list(batch.shape)}: {type(error).__name__}: {error}"
+        raise _not_a_torso(
+            f"{type(torso).__name__} must turn observations into features [batch, features], and fails on "
+            f"{list(batch.shape)}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _not_a_torso(what: str) -> InputError:
+    return InputError(f"agent.network.torso: {what}", code="target", key="agent.network.torso")
 
 
 def _habits(torso: nn.Module, batch: Tensor) -> Habits:
@@ -147,13 +144,15 @@ def check_reads(torso: Component, space: gym.Space[Any]) -> None:
     if several_images and not getattr(target, "several_inputs", False):
         raise InputError(
             f"agent.network.torso: {target.__name__} reads one array, this environment's observations are "
-            f"{space}. Use agent/network=auto or agent/network=inputs."
+            f"{space}. Use agent/network=auto or agent/network=inputs.",
+            code="unsupported",
+            key="agent.network.torso",
         )
     taken = accepted_settings(target)
     if taken is not None and "observation_space" not in taken:
-        raise InputError(
-            f"agent.network.torso: {torso.target} cannot be built for an environment, for it takes no "
-            "observation_space. Derive from it a class whose __init__ does, and name that one."
+        raise _not_a_torso(
+            f"{torso.target} cannot be built for an environment, because its __init__ takes no argument "
+            "observation_space. Derive a class from it whose __init__ does, and name that one."
         )
     if hasattr(target, "check"):
         target.check(torso.config, vector_space(space))
@@ -198,11 +197,11 @@ def _numbers(values: NDArray, choices: list[tuple[int, int]], bounds: Any) -> ND
 class InputsConfig:
     """Torsos of several inputs."""
 
-    joint: Component = field(default_factory=lambda: Component.parse({"_target_": MLP_TARGET}))
+    joint: Component
     """Over the features of all images and all other inputs side by side: a torso for vectors."""
-    image: Component = field(default_factory=lambda: Component.parse({"_target_": CNN_TARGET}))
+    image: Component
     """For each image."""
-    own: dict[str, Component] = field(default_factory=dict)
+    own: dict[str, Component]
     """For single images, by name, in place of `image`."""
 
 
@@ -248,13 +247,17 @@ class Inputs(nn.Module):
         if not isinstance(observation_space, gym.spaces.Dict) or not sees_images(observation_space):
             raise InputError(
                 "agent.network.torso: Inputs is for several inputs with images among them, got "
-                f"{observation_space}. Use agent/network=auto."
+                f"{observation_space}. Use agent/network=auto.",
+                code="unsupported",
+                key="agent.network.torso",
             )
         names = [name for name, inner in observation_space.spaces.items() if is_image(inner)]
         for name in config.own:
             if name not in names:
                 raise InputError(
-                    f"agent.network.torso.own.{name}: there is no such image; there are {', '.join(names)}"
+                    f"agent.network.torso.own.{name}: there is no such image; there are {', '.join(names)}",
+                    code="unknown-key",
+                    key=f"agent.network.torso.own.{name}",
                 )
         for name in names:
             check_reads(_of(config, name), observation_space.spaces[name])

@@ -37,24 +37,17 @@ def activation_layer(name: Activation) -> nn.Module:
     return nn.ReLU(inplace=True) if name == "ReLU" else getattr(nn, name)()
 
 
-def check_head(
-    units: Mapping[str, list[int]], between: Activation, usual: Activation, layer_norm: bool
-) -> None:
-    """Raises ValueError for options of layers between torso and outputs where there are none.
+def check_head(units: Mapping[str, list[int]], layer_norm: bool) -> None:
+    """Raises ValueError if layers between torso and outputs are to be normalized and there are none.
 
-    units: of these layers, by their keys in `agent.network`; between: their activation, which is the `usual`
-    one where none is asked for; layer_norm: whether they are normalized.
+    units: of these layers, by their keys in `agent.network`.
     """
-    if any(units.values()):
-        return
-    normed = str(layer_norm).lower()
-    for key, value, default in [("head_activation", between, usual), ("head_layer_norm", normed, "false")]:
-        if value != default:
-            none = " and ".join(f"agent.network.{name}=[]" for name in units)
-            raise ValueError(
-                f"{key}={value} is for layers between torso and outputs, and {none}: set "
-                f"agent.network.{next(iter(units))}=[64] or agent.network.{key}={default}"
-            )
+    if layer_norm and not any(units.values()):
+        none = " and ".join(f"agent.network.{name}=[]" for name in units)
+        raise ValueError(
+            f"has head_layer_norm=true for layers between torso and outputs, but {none}: set "
+            f"agent.network.{next(iter(units))}=[64] or agent.network.head_layer_norm=false"
+        )
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

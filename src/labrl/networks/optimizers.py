@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from labrl.config.types import Fraction, NonNegativeFloat, PositiveFloat, real_number
+from labrl.config.types import Fraction, PositiveFloat, real_number
 
 
 class Optimizer(Protocol):
@@ -56,9 +56,9 @@ def cut(gradient: Sequence[Tensor], largest: float | None) -> float:
 class AdamConfig:
     """Options of Adam."""
 
-    eps: PositiveFloat = 1e-8
+    eps: PositiveFloat
     """Added to the root of the second moment, > 0."""
-    beta1: Annotated[float, BeforeValidator(real_number), Field(ge=0, lt=1)] = 0.9
+    beta1: Annotated[float, BeforeValidator(real_number), Field(ge=0, lt=1)]
     """Decay of the mean gradient, in [0, 1)."""
 
 
@@ -117,21 +117,18 @@ class Adam:
 class RMSPropConfig:
     """Options of RMSProp."""
 
-    decay: Fraction = 0.99
+    decay: Fraction
     """Weight of the past in the mean square, alpha, in (0, 1]."""
-    eps: PositiveFloat = 1e-10
+    eps: PositiveFloat
     """Added to the mean square, under the root, > 0."""
-    initial: NonNegativeFloat = 0.0
-    """The mean square before the first update, >= 0. From 0 the first steps are the longest, 10 lr for each
-    weight at a decay of 0.99; from 1 they are short for as long as the decay remembers it."""
 
 
 class RMSProp:
     """g <- alpha g + (1 - alpha) d^2, then w <- w - lr d / sqrt(g + eps), for a gradient d.
 
-    As Mnih et al. (2016, arXiv:1602.01783, section 4) have it. By default it takes the steps of torch's, with
-    1e-5 beside the root; `eps=1e-5 initial=1` are those of TensorFlow's and of the A2C of OpenAI Baselines.
-    A2C's gradients are far smaller than the root of that eps, and its steps then far shorter than lr.
+    As Mnih et al. (2016, arXiv:1602.01783, section 4) have it. With eps=1e-10 its steps are those of torch's
+    RMSprop with an eps of 1e-5 beside the root. The first steps are the longest: 10 lr for each weight with a
+    decay of 0.99, because g begins at 0.
     """
 
     Config = RMSPropConfig
@@ -141,7 +138,7 @@ class RMSProp:
     ) -> None:
         self._config, self._max_grad_norm = config, max_grad_norm
         self._parameters = list(parameters)
-        self._squares = [torch.full_like(parameter.data, config.initial) for parameter in parameters]
+        self._squares = [torch.zeros_like(parameter.data) for parameter in parameters]
 
     def step(self, lr: float) -> float:
         """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
@@ -179,7 +176,7 @@ class TorchOptimizerConfig:
 
     name: ByName
     """The class."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
     """What it takes besides the learning rate, as {momentum: 0.9, nesterov: true} for SGD; all else is as
     torch has it."""
 
@@ -189,14 +186,15 @@ class TorchOptimizerConfig:
         for option in self.options:
             if option not in known:
                 raise ValueError(
-                    f"options.{option}: {self.name} has no such option. Known: {', '.join(known)}"
+                    f"has options.{option}, which torch.optim.{self.name} does not take: it takes "
+                    f"{', '.join(known)}"
                 )
         weight = nn.Parameter(torch.zeros(1))
         weight.grad = torch.ones(1)
         try:
             optimizer([weight], lr=1e-3, **self.options).step()
         except Exception as error:  # some are not looked at before the first step, which stumbles over them
-            raise ValueError(f"options: torch.optim.{self.name} refuses them: {error}") from None
+            raise ValueError(f"has options that torch.optim.{self.name} does not take: {error}") from None
 
 
 class TorchOptimizer:

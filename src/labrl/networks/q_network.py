@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,20 +26,19 @@ class QNetworkConfig:
 
     torso: Component
     """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
-    head: list[PositiveInt] = field(default_factory=list)
+    head: list[PositiveInt]
     """Units of each layer between torso and outputs; in a dueling network of both streams."""
-    head_activation: Activation = "ReLU"
+    head_activation: Activation
     """After each of these layers: an activation of torch.nn by its name."""
-    head_layer_norm: bool = False
+    head_layer_norm: bool
     """Whether their outputs are normalized before the activation (arXiv:1607.06450)."""
-    dueling: bool = False
+    dueling: bool
     """Whether the state's value and the actions' advantages have a stream each."""
-    noisy: PositiveFloat | None = None
+    noisy: PositiveFloat | None
     """Initial noise of the layers after the torso, sigma_0, 0.5 in the paper; null: they are not noisy."""
 
     def __post_init__(self) -> None:
-        usual = QNetworkConfig.head_activation
-        check_head({"head": self.head}, self.head_activation, usual, self.head_layer_norm)
+        check_head({"head": self.head}, self.head_layer_norm)
 
 
 class Stream(nn.Module):

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from labrl.errors import LostProcessError
 
-class RankLostError(RuntimeError):
-    """Another process of the session has ended, or its network is gone: nothing can be told any more."""
+
+class RankLostError(LostProcessError):
+    """Another process of the session has ended, or the network between them is gone."""
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,11 @@ class RecurrentConfig:
 
     torso: Component
     """What the memory is fed with: a labrl torso or any `nn.Module` by `_target_`."""
-    kind: Literal["gru", "lstm"] = "gru"
+    kind: Literal["gru", "lstm"]
     """Its cells."""
-    hidden_size: PositiveInt = 64
+    hidden_size: PositiveInt
     """Units of each layer, as many as the features that come out."""
-    layers: PositiveInt = 1
+    layers: PositiveInt
     """Layers, each fed with the one before it."""
 
 
@@ -116,11 +116,13 @@ class Recurrent(nn.Module):
 
     @classmethod
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises InputError where the torso cannot read the observations, or has a memory of its own."""
+        """Raises InputError if the torso cannot read the observations, or is recurrent itself."""
         if hasattr(config.torso.load(), "unroll"):
             raise InputError(
-                f"agent.network.torso.torso: {config.torso.target} has a memory of its own, which would be "
-                "empty at every step. Set another one, or agent.network.torso.layers=2 for two layers."
+                f"agent.network.torso.torso: {config.torso.target} is recurrent itself, and its state would "
+                "be empty at every step. Set another torso, or agent.network.torso.layers=2 for two layers.",
+                code="unsupported",
+                key="agent.network.torso.torso",
             )
         check_reads(config.torso, observation_space)
 

@@ -8,7 +8,7 @@ layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` al
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -56,13 +56,13 @@ def vectors(observation: Tensor, choices: list[tuple[int, int]], unit: float = 1
 class MLPConfig:
     """Fully connected layers over the flattened observation."""
 
-    hidden: list[PositiveInt] = field(default_factory=lambda: [64, 64])
+    hidden: list[PositiveInt]
     """Units of each layer."""
-    activation: Activation = "Tanh"
+    activation: Activation
     """After each layer: an activation of torch.nn by its name."""
-    initialization: Initialization = "orthogonal"
+    initialization: Initialization
     """How weights begin."""
-    layer_norm: bool = False
+    layer_norm: bool
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
@@ -173,13 +173,17 @@ class ImageTorso(nn.Module):
         if not is_image(observation_space):
             raise InputError(
                 f"agent.network.torso: {cls.__name__} needs images (three axes of bytes), "
-                f"got {observation_space}. Use agent/network=auto or agent/network=mlp."
+                f"got {observation_space}. Use agent/network=auto or agent/network=mlp.",
+                code="unsupported",
+                key="agent.network.torso",
             )
         height, width, _, _ = image_shape(observation_space)
         if min(height, width) < cls.smallest:
             raise InputError(
                 f"agent.network.torso: {cls.__name__} needs images of at least {cls.smallest} pixels each "
-                f"way, got {height} x {width}. Use agent/network=mlp or a torso of your own."
+                f"way, got {height} x {width}. Use agent/network=mlp or a torso of your own.",
+                code="unsupported",
+                key="agent.network.torso",
             )
 
     def layout(self, observation: NDArray) -> NDArray:
@@ -217,13 +221,13 @@ class ImageTorso(nn.Module):
 class NatureCNNConfig:
     """The convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
 
-    features: PositiveInt | None = 512
+    features: PositiveInt | None
     """Units of the fully connected layer after the convolutions; null: none, for a head that has its own."""
-    activation: Activation = "ReLU"
+    activation: Activation
     """After each layer: an activation of torch.nn by its name."""
-    initialization: Initialization = "orthogonal"
+    initialization: Initialization
     """How weights begin."""
-    layer_norm: bool = False
+    layer_norm: bool
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
@@ -299,8 +303,7 @@ class NatureCNN(ImageTorso):
 
 
 BY_THE_MINIBATCH = (
-    "normalizes by the minibatch, and this agent would act by the statistics of the few environments that it "
-    "plays"
+    "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
 )
 """Why a layer is refused to agents that have no `whole_minibatches`."""
 
@@ -319,17 +322,23 @@ def check_torso(
             raise InputError(
                 f"agent.network.torso: {part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or "
                 "agent/network=wide or another one (agent.network.torso.mlp.layer_norm=true normalizes each "
-                "sample by itself)."
+                "sample by itself).",
+                code="unsupported",
+                key="agent.network.torso",
             )
     if hasattr(target, "unroll") and not remembers:
         raise InputError(
-            f"agent.network.torso: {torso.target} has a memory, and this agent carries none from step to "
-            "step. Set agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
+            f"agent.network.torso: {torso.target} is recurrent, and this agent carries no state between "
+            "steps. Set agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network.",
+            code="unsupported",
+            key="agent.network.torso",
         )
     if remembers and not hasattr(target, "unroll"):
         raise InputError(
-            f"agent.network.torso: {torso.target} has no memory, and a recurrent agent needs one. Set "
-            "agent/network=gru or lstm, or take the agent that remembers nothing (agent=ppo, a2c, dqn)."
+            f"agent.network.torso: {torso.target} is not recurrent, but a recurrent agent needs one that is: "
+            "set agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn).",
+            code="unsupported",
+            key="agent.network.torso",
         )
     check_reads(torso, spaces.observation)
 
@@ -351,9 +360,9 @@ def _components(settings: Any) -> Iterator[Component]:
 class AutoTorsoConfig:
     """A torso that fits the observation space."""
 
-    mlp: MLPConfig = field(default_factory=MLPConfig)
+    mlp: MLPConfig
     """Used for vectors and discrete observations."""
-    cnn: NatureCNNConfig = field(default_factory=NatureCNNConfig)
+    cnn: NatureCNNConfig
     """Used for images."""
 
 
@@ -374,15 +383,17 @@ class AutoTorso:
             raise InputError(
                 f"agent.network.torso: {cls.__name__} reads vectors and images of three axes, and these are "
                 f"stacks of pictures in colour, {observation_space.shape}. Set env.grayscale=true for a game "
-                "of the ALE, or take a torso of your own: ~agent.network.torso "
-                "'+agent.network.torso={_target_: my_module.MyTorso}'."
+                "of the ALE, or use a torso of your own: ~agent.network.torso "
+                "'+agent.network.torso={_target_: my_module.MyTorso}'.",
+                code="unsupported",
+                key="agent.network.torso",
             )
 
     def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> nn.Module:  # type: ignore[misc]
         """The torso that fits `observation_space`."""
         if isinstance(observation_space, gym.spaces.Dict):
             own = Component(f"{cls.__module__}.{cls.__qualname__}", config)
-            return Inputs(InputsConfig(joint=own, image=own), observation_space)
+            return Inputs(InputsConfig(joint=own, image=own, own={}), observation_space)
         large = is_image(observation_space) and min(image_shape(observation_space)[:2]) >= NatureCNN.smallest
         return (cls.for_images if large else cls.for_vectors)(config, observation_space)
 
