@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.folder import config_folder
-from labrl.errors import InputError, LabrlError, Mistake
+from labrl.errors import Code, InputError, LabrlError, Mistake
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -225,16 +225,18 @@ def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], c
 
 def _wrong_values(invalid: InvalidError, plain: Mapping[str, Any]) -> InputError:
     """What is wrong with the values of `plain`, and what keys that there are not may have been meant for."""
-    from labrl.config.other_names import all_keys, unknown_key
+    from labrl.config.other_names import all_keys, other_names, unknown_key
 
     found = []
     for mistake, line in zip(invalid.mistakes, invalid.told().splitlines(), strict=True):
         key = ".".join(map(str, mistake[0]))
-        if ": no such key" in mistake[1]:
+        leaf = key.rpartition(".")[2].lower()
+        if ": no such key" in mistake[1] and (leaf in other_names() or leaf == key):
             known = [name for name in all_keys(plain) if not f"{name}.".startswith(f"{key}.")]
             found.append(unknown_key(key, str(OmegaConf.select(OmegaConf.create(dict(plain)), key)), known))
         else:
-            found.append(Mistake("type", key, line))
+            code: Code = "unknown-key" if ": no such key" in mistake[1] else "type"
+            found.append(Mistake(code, key, line))
     return InputError.of(found)
 
 
