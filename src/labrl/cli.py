@@ -97,6 +97,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
             f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration: "
             "change to a folder without it"
         )
+    _check_words(arguments)
     words = get_args(arguments)
     if words.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
         print("\n".join(completed))
@@ -135,8 +136,19 @@ def _run(arguments: list[str], typed: Typed) -> int:
         except LabrlError:
             raise
         except Exception as error:
-            raise explain(error, words.overrides, words.config_dir) from error
+            raise explain(error, words.overrides, words.config_dir, words.multirun) from error
     return job.exit_code
+
+
+def _check_words(arguments: Sequence[str]) -> None:
+    """Raise InputError, which says all that is wrong, where a word is neither a flag nor an override."""
+    from labrl.config.compose import explain, prepare
+    from labrl.lab.command_line import stray_words
+
+    mistakes, overrides = stray_words(arguments)
+    if mistakes and {"-h", "--help", "--hydra-help"}.isdisjoint(arguments):
+        prepare()
+        raise explain(InputError.of(mistakes), overrides, multirun=True)
 
 
 def list_envs(argv: Sequence[str] | None = None) -> int:

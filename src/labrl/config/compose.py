@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
@@ -16,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.folder import config_folder
-from labrl.errors import InputError, LabrlError, nearest
+from labrl.errors import Code, InputError, LabrlError, Mistake
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -43,15 +42,46 @@ def compose(
 
 
 def explain(
-    error: Exception, overrides: list[str], config_dir: str | os.PathLike[str] | None = None
-) -> InputError:
-    """What Hydra complained about while it composed `overrides`, told in terms of what to type instead."""
+    error: Exception,
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None = None,
+    multirun: bool = False,
+) -> LabrlError:
+    """Everything that is wrong with `overrides`, which Hydra has refused with `error`.
+
+    multirun: whether an override may give several values.
+    """
+    import hydra
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
 
-    from labrl.config.explain import explained
+    from labrl.config.explain import first_line, wrong_overrides
 
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        where = f" {os.path.abspath(error.filename)}" if error.filename else ""
+        return InputError(
+            f"the run folder cannot be made ({error.strerror or error}:{where}): "
+            "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m",
+            code="usage",
+            key="hydra.sweep.dir" if multirun else "hydra.run.dir",
+        )
+    found = list(error.mistakes) if isinstance(error, LabrlError) else []
+    if found and not overrides:
+        assert isinstance(error, LabrlError)
+        return error
     with _hydra(config_dir):
-        return explained(error, overrides, GlobalHydra.instance().config_loader())
+        mistakes, fine = wrong_overrides(overrides, GlobalHydra.instance().config_loader(), multirun)
+        found += mistakes
+        typed = {key for word in fine if "." in (key := word.lstrip("+").partition("=")[0]) or key == "seed"}
+        try:
+            if typed or not found:
+                resolve(hydra.compose("config", overrides=fine))
+        except LabrlError as wrong:  # a contradiction may come from the words that are left out
+            among = [one for one in wrong.mistakes if one.key in typed and one.code != "contradiction"]
+            found += among if found else wrong.mistakes
+        except Exception:  # the error that is explained is this one
+            pass
+    return InputError.of(found) if found else InputError(first_line(error), code="usage")
 
 
 @contextmanager
@@ -181,8 +211,7 @@ def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], c
         if complete and (lacking := hidden(config, plain)):
             raise InvalidError(lacking)
     except InvalidError as invalid:
-        _check_verbs(plain)
-        raise InputError(invalid.without(_echoes(composed, invalid)).told()) from None
+        raise _wrong_values(invalid.without(_echoes(composed, invalid)), plain) from None
     if isinstance(config.env.config, dict):
         raise InputError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
@@ -194,16 +223,21 @@ def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], c
     return config
 
 
-def _check_verbs(plain: Mapping[str, Any]) -> None:
-    """Raises InputError for a key that nobody knows and that looks like `+resume` or another of its kind."""
-    from labrl.config.explain import VERBS
-    from labrl.config.schema import TrialConfig
+def _wrong_values(invalid: InvalidError, plain: Mapping[str, Any]) -> InputError:
+    """What is wrong with the values of `plain`, and what keys that there are not may have been meant for."""
+    from labrl.config.other_names import all_keys, other_names, unknown_key
 
-    known = {field.name for field in dataclasses.fields(TrialConfig)}
-    for name, value in plain.items():
-        meant = [] if name in known else nearest(name, [*known, *VERBS])
-        if set(meant) & set(VERBS):
-            raise InputError(f"+{name}={value}: no such key. Did you mean +{meant[0]}={value}?")
+    found = []
+    for mistake, line in zip(invalid.mistakes, invalid.told().splitlines(), strict=True):
+        key = ".".join(map(str, mistake[0]))
+        leaf = key.rpartition(".")[2].lower()
+        if ": no such key" in mistake[1] and (leaf in other_names() or leaf == key):
+            known = [name for name in all_keys(plain) if not f"{name}.".startswith(f"{key}.")]
+            found.append(unknown_key(key, str(OmegaConf.select(OmegaConf.create(dict(plain)), key)), known))
+        else:
+            code: Code = "unknown-key" if ": no such key" in mistake[1] else "type"
+            found.append(Mistake(code, key, line))
+    return InputError.of(found)
 
 
 def _echoes(cfg: DictConfig | Mapping[str, Any], invalid: InvalidError) -> set[tuple[str | int, ...]]:

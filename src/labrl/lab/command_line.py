@@ -1,0 +1,135 @@
+"""Words after `labrl` that are neither flags nor overrides, and what to type instead."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+
+from labrl.config.folder import config_folder
+from labrl.config.other_names import (
+    VERBS,
+    choice_of,
+    names_in,
+    option_named,
+    other_names,
+    other_words,
+    owners_of,
+)
+from labrl.errors import Code, Mistake, nearest
+
+FLAGS = {
+    **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--run", "-r", "--resolve"), ""),
+    **dict.fromkeys(("--multirun", "-m", "--shell-completion", "-sc"), ""),
+    **dict.fromkeys(("--cfg", "-c"), "job, hydra, all"),
+    **dict.fromkeys(("--package", "-p"), "<key>"),
+    **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),
+    **dict.fromkeys(("--info", "-i"), "all, aliases, config, defaults, defaults-tree, plugins, searchpath"),
+}
+"""The flags of `labrl`, which Hydra reads, and the values that they take."""
+
+
+def stray_words(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
+    """What is wrong with words that are neither flags nor key=value nor ~key, and the overrides.
+
+    They are commands of other programs (train, --env pong, -s 3), options without their group (pong), or
+    overrides that the shell has divided (env = pong, key=[1, 2]). One mistake says of all of them how the
+    command line is written here. Without this Hydra would print its usage, or take -s for its flag -sc.
+    """
+    mistakes: list[Mistake] = []
+    overrides: list[str] = []
+    wrong: list[str] = []
+    line = ["labrl"]
+    left = [re.sub("^[\N{EN DASH}\N{EM DASH}]", "--", word) for word in arguments]
+    while left:
+        parts, word = _taken(left)
+        typed = " ".join(parts)
+        name, equals, value = word.partition("=")
+        if name in FLAGS:
+            line.append(typed)
+            if not _takes(name, equals, value):
+                message = f"{typed}: {name} takes {FLAGS[name] or 'no value'}"
+                mistakes.append(Mistake("unknown-option" if value else "missing", name, message))
+        elif len(parts) == 1 and (word.startswith("~") or (equals and not word.startswith("-"))):
+            overrides.append(word)
+            line.append(shlex.quote(word))
+        else:
+            wrong.append(typed)
+            line.append(shlex.quote(word) if "=" in parts[0] and word[0] != "-" else _meant(name, value))
+    if wrong:
+        command = next((part for part in line if part.startswith("labrl-")), " ".join(filter(None, line)))
+        message = f"{', '.join(wrong)}: not of the form key=value, without spaces. Write: {command}"
+        code: Code = "unknown-option" if wrong[0].startswith("-") else "syntax"
+        mistakes.insert(0, Mistake(code, wrong[0].split()[0], message))
+    return mistakes, overrides
+
+
+def _taken(left: list[str]) -> tuple[list[str], str]:
+    """Take the words from the front of `left` that belong together: as they were typed, and as one word."""
+    word = left.pop(0)
+    parts = [word]
+    while left and _goes_on(word, left[0]):
+        part = left.pop(0)
+        parts.append(part)
+        word += f" {part}" if _is_open(word) else part if "=" in word + part else f"={part}"
+    return parts, word
+
+
+def _goes_on(word: str, following: str) -> bool:
+    """Whether `following` is the rest of `word`: a value, or what the shell has cut off."""
+    if following.startswith("="):
+        return "=" not in word
+    if _is_open(word):
+        return True
+    if not re.fullmatch(r"[^-~=][^=]*|-[\d.e+-]+", following):
+        return False
+    if "=" in word or word.startswith("-"):
+        return word.endswith("=") or ("=" not in word and FLAGS.get(word) != "")
+    if word.lstrip("+") in VERBS:
+        return following == "latest" or os.path.exists(following)
+    is_key = "." in word or word in other_names() or (config_folder() / word).is_dir()
+    return is_key and word not in other_words()
+
+
+def _is_open(word: str) -> bool:
+    """Whether a bracket is not closed."""
+    return sum(map(word.count, "[{(")) > sum(map(word.count, "]})"))
+
+
+def _takes(flag: str, equals: str, value: str) -> bool:
+    """Whether a flag can have this value."""
+    allowed = FLAGS[flag]
+    if not value:
+        return not equals and (not allowed or flag in ("--info", "-i"))
+    return bool(allowed) and (allowed.startswith("<") or value in allowed.split(", "))
+
+
+def _meant(name: str, value: str) -> str:
+    """What to type in place of an unknown flag or a bare word. value: what follows it, or ''."""
+    plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
+    if not value and ":" in plain:
+        plain, _, value = plain.partition(":")
+    words = other_words()
+    if not value and plain.lower() in words:
+        return words[plain.lower()]
+    if plain in VERBS:
+        return f"+{plain}={shlex.quote(value) or 'latest'}"
+    if plain in ("agent", "env"):
+        return choice_of(plain, value)
+    if others := other_names().get(plain.lower()):
+        return others[0].typed(value)
+    if not value and (option := option_named(name)):
+        return option
+    if not value and os.path.isdir(name):
+        return f"+resume={shlex.quote(name)}"
+    if ("." in plain and "/" not in plain) or (config_folder() / plain).is_dir():
+        return shlex.quote(f"{plain}={value}") if value else f"{plain}=<value>"
+    for node in ("agent", "env", "meta", "wandb"):
+        if owners_of(f"{node}.{plain}", ()):
+            return f"{node}.{plain}={value or '<value>'}"
+    options = [option for group in ("agent", "env", "meta") for option in names_in(group)]
+    near = nearest(name, [*FLAGS, *words, *options])
+    if not near:
+        return f"<key>={value or '<value>'}"
+    return words.get(near[0]) or option_named(near[0]) or near[0]

@@ -1,0 +1,274 @@
+"""Wrong command lines: one message that says what to type, exit code 2, and no folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import labrl.cli
+import labrl.lab.job
+from labrl.config.compose import compose
+from labrl.config.other_names import all_keys, other_names
+from labrl.errors import LabrlError, Mistake
+
+WRONG = {
+    # keys
+    "agent.lrr=1": [("unknown-key", "agent.lrr")],
+    "lr=1e-4": [("unknown-key", "lr")],
+    "agnet=ppo": [("unknown-key", "agnet")],
+    "agent.lr.end=0 preset=none": [("unknown-key", "agent.lr.end")],
+    "+agent.horizn=4": [("unknown-key", "agent.horizn")],
+    "+mine=4": [("unknown-key", "mine")],
+    "~agent.lrr": [("unknown-key", "agent.lrr")],
+    "~agent.gamma=0.3": [("contradiction", "agent.gamma")],
+    "+env.num_envs=4": [("unknown-key", "env.num_envs")],
+    "agent=dqn agent.horizon=5": [("unknown-key", "agent.horizon")],
+    "hydra.run.dirr=x": [("unknown-key", "hydra.run.dirr")],
+    "agent/memory=uniform": [("unknown-key", "agent/memory")],
+    "agent/netwrk=mlp": [("unknown-key", "agent/netwrk")],
+    "agent.lrr=1 env.num_env=2 agent=dqnn": [
+        ("unknown-option", "agent"),
+        ("unknown-key", "agent.lrr"),
+        ("unknown-key", "env.num_env"),
+    ],
+    "agent.lrr=1 env.num_envs=0": [("unknown-key", "agent.lrr"), ("range", "env.num_envs")],
+    # names from elsewhere
+    "agent.n_steps=5": [("unknown-key", "agent.n_steps")],
+    "+n_steps=5": [("unknown-key", "n_steps")],
+    "agent=dqn num_steps=5": [("unknown-key", "num_steps")],
+    "total_timesteps=1e6 n_envs=8": [("unknown-key", "total_timesteps"), ("unknown-key", "n_envs")],
+    "meta.max_frame=1e5": [("unknown-key", "meta.max_frame")],
+    "agent=dqn agent.tau=0.01": [("unknown-key", "agent.tau")],
+    "policy_kwargs=dict(net_arch=[64,64])": [("syntax", "policy_kwargs")],
+    # options
+    "agent=PPO": [("unknown-option", "agent")],
+    "env=Pong-v5": [("unknown-option", "env")],
+    "env=ponk meta=fast": [("unknown-option", "env"), ("unknown-option", "meta")],
+    "agent=3": [("unknown-option", "agent")],
+    "env=ppo": [("unknown-option", "env")],
+    "experiment=slm_lab": [("unknown-option", "experiment")],
+    "hydra/launcher=slrm": [("unknown-option", "hydra/launcher")],
+    "~agent": [("missing", "agent")],
+    "+agent=ppo": [("unknown-key", "agent")],
+    # values, types, ranges, contradictions
+    "env=gymnasium": [("missing", "env.id")],
+    "env.num_envs=many": [("type", "env.num_envs")],
+    "agent.gamma=1.5": [("range", "agent.gamma")],
+    "meta.device=gpu": [("unknown-option", "meta.device")],
+    "agent.lr=[1]": [("type", "agent.lr")],
+    "hydra.run.dir=null": [("type", "hydra.run.dir")],
+    "env.max_frame=10k seed=x": [("type", "env.max_frame"), ("type", "seed")],
+    "agent.batch_size=100": [("contradiction", "agent.batch_size")],
+    "meta.eval_episodes=5": [("contradiction", "meta.eval_episodes")],
+    "agent._target_=labrl.agents.ppo.PPOO": [("target", "agent._target_")],
+    "env.id=CartPole-v9": [("unknown-option", "env.id")],
+    "'agent.lr=${nothing}'": [("missing", "agent.lr")],
+    # flags
+    "--seed 3": [("unknown-option", "--seed")],
+    "-s 3": [("unknown-option", "-s")],
+    "--env=PongNoFrameskip-v4 --algo ppo --track": [("unknown-option", "--env=PongNoFrameskip-v4")],
+    "--multi seed=1,2": [("unknown-option", "--multi")],
+    "--cfg jobb": [("unknown-option", "--cfg")],
+    "--config-dir": [("missing", "--config-dir")],
+    "--config-dir nowhere": [("not-found", "--config-dir")],
+    # commands and bare words
+    "train env=pong": [("syntax", "train")],
+    "ppo pong": [("syntax", "ppo")],
+    "help": [("syntax", "help")],
+    "train --env pong agent.lrr=3": [("syntax", "train"), ("unknown-key", "agent.lrr")],
+    # slips of the shell
+    "env = pong": [("syntax", "env")],
+    "agent.lr= 1e-4": [("syntax", "agent.lr=")],
+    "agent.lr=1e-4,": [("syntax", "agent.lr")],
+    "agent.network.torso.mlp.hidden=[64, 64]": [("syntax", "agent.network.torso.mlp.hidden=[64,")],
+    "'agent.lr=1e-4;env=pong'": [("syntax", "agent.lr")],
+    "agent.batch_size==64": [("syntax", "agent.batch_size")],
+    "=3": [("syntax", "=3")],
+    # experiments and searches
+    "seed=1,2": [("usage", "seed")],
+    "-m agent=ppo,dqnn": [("unknown-option", "agent")],
+    "-m agent=ppo,dqn agent.horizon=32": [("unknown-key", "agent.horizon")],
+    "-m seed=1,2 agent.lrr=3": [("unknown-key", "agent.lrr")],
+    "-m hydra/sweeper=optuna search=ppoo": [("unknown-option", "search")],
+    # back to a run
+    "resume": [("syntax", "resume")],
+    "+resume=": [("missing", "+resume")],
+    "+resume=nowhere": [("not-found", "nowhere")],
+    "+resum=latest": [("unknown-key", "resum")],
+    "+force=true": [("usage", "+force")],
+    "+resume=a +rerun=b": [("contradiction", "+resume")],
+    "+enjoy=nowhere": [("not-found", "nowhere")],
+}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Mistake, ...]]:
+    """What `labrl <line>`, which is wrong, gives as its mistakes."""
+    monkeypatch.chdir(tmp_path)
+    errors: list[LabrlError] = []
+    refused = labrl.lab.job.refused
+
+    def recorded(error: LabrlError, full_error: bool) -> int:
+        errors.append(error)
+        return refused(error, full_error)
+
+    monkeypatch.setattr(labrl.cli, "refused", recorded)
+    monkeypatch.setattr(labrl.lab.job, "refused", recorded)
+
+    def mistakes(line: str) -> tuple[Mistake, ...]:
+        assert labrl.cli.main(shlex.split(line)) == 2
+        assert not list(tmp_path.glob("runs/*"))
+        (error,) = errors
+        return error.mistakes
+
+    return mistakes
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_command_line_ends_with_one_message_and_leaves_no_folder(
+    line: str, told: Callable[[str], tuple[Mistake, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [(one.code, one.key) for one in told(line)] == WRONG[line]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert all(text.startswith("labrl: ") for text in lines)
+    assert len(lines) == len(WRONG[line])
+    assert "Traceback" not in printed.err
+    for text, (_, key) in zip(lines, WRONG[line], strict=True):
+        assert key in text
+
+
+MEANT = {
+    "train": "labrl",
+    "pong": "labrl env=pong",
+    "CartPole-v1": "labrl env=cartpole",
+    "ALE/MsPacman-v5": "labrl env=ms_pacman",
+    "Humanoid-v5": "labrl env=gymnasium env.id=Humanoid-v5",
+    "ppo pong": "labrl agent=ppo env=pong",
+    "DQN": "labrl agent=dqn",
+    "train env=pong": "labrl env=pong",
+    "resume": "labrl +resume=latest",
+    "resume latest env.max_frame=2e5": "labrl +resume=latest env.max_frame=2e5",
+    "eval": "labrl +enjoy=latest",
+    "help": "labrl --help",
+    "report": "labrl-report latest",
+    "-s 3": "labrl seed=3",
+    "--seed 3 --env pong": "labrl seed=3 env=pong",
+    "--seed=3": "labrl seed=3",
+    "--algo PPO --total-timesteps 1e6 --n-envs 4": "labrl agent=ppo env.max_frame=1e6 env.num_envs=4",
+    "--env-id BreakoutNoFrameskip-v4 --track": "labrl env=breakout wandb=online",
+    "--agent.lr=1e-4": "labrl agent.lr=1e-4",
+    "--multi seed=1,2": "labrl --multirun seed=1,2",
+    "env = pong": "labrl env=pong",
+    "agent.lr =1e-4": "labrl agent.lr=1e-4",
+    "agent.lr:1e-4": "labrl agent.lr=1e-4",
+    "seed 3": "labrl seed=3",
+    "-m agent.network.torso.mlp.hidden=[64, 64]": "labrl -m 'agent.network.torso.mlp.hidden=[64, 64]'",
+    "agent.lr={kind: linear, start: 1}": "labrl 'agent.lr={kind: linear, start: 1}'",
+}
+
+
+@pytest.mark.parametrize("line", MEANT)
+def test_words_of_another_form_are_answered_with_the_command_that_was_meant(
+    line: str, told: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    (mistake,) = told(line)
+    assert mistake.message.endswith(f" {MEANT[line]}")
+
+
+ELSEWHERE = {
+    "n_steps": "agent.horizon",
+    "num_steps": "agent.horizon",
+    "n_envs": "env.num_envs",
+    "total_timesteps": "env.max_frame",
+    "max_t": "env.max_episode_steps",
+    "learning_rate": "agent.lr",
+    "ent_coef": "agent.entropy_coef",
+    "vf_coef": "agent.value_coef",
+    "clip_range_vf": "agent.value_clip_range",
+    "clip_coef": "agent.clip_range",
+    "clip": "agent.clip_range",
+    "discount": "agent.gamma",
+    "n_epochs": "agent.epochs",
+    "update_epochs": "agent.epochs",
+    "num_minibatches": "agent.batch_size",
+    "minibatch_size": "agent.batch_size",
+    "buffer_size": "agent.memory.capacity",
+    "tau": "agent.target.tau",
+    "train_freq": "agent.updates_per_frame",
+    "gradient_steps": "agent.updates_per_frame",
+    "target_update_interval": "agent.target.every",
+    "exploration_fraction": "agent.exploration.epsilon.horizon",
+    "exploration_initial_eps": "agent.exploration.epsilon.start",
+    "exploration_final_eps": "agent.exploration.epsilon.end",
+    "eval_freq": "meta.eval_frequency",
+    "n_eval_episodes": "meta.eval_episodes",
+    "verbose": "meta.progress",
+    "env_id": "env",
+    "algo": "agent",
+    "policy": "agent.network",
+    "policy_kwargs": "agent.network.torso.mlp.hidden",
+    "net_arch": "agent.network.torso.mlp.hidden",
+    "activation_fn": "agent.network.torso.mlp.activation",
+    "lam": "agent.gae_lambda",
+    "lambda": "agent.gae_lambda",
+    "tensorboard_log": "meta.tensorboard",
+    "log_interval": "meta.log_frequency",
+    "save_freq": "meta.log_frequency",
+    "wandb_project_name": "wandb.project",
+    "track": "wandb.mode",
+    "capture_video": "meta.videos",
+    "torch_deterministic": "seed",
+    "cuda": "meta.device",
+    "random_seed": "seed",
+    "hidden_sizes": "agent.network.torso.mlp.hidden",
+    # labrl's own, at another place
+    "clip_range": "agent.clip_range",
+    "gae_lambda": "agent.gae_lambda",
+    "num_envs": "env.num_envs",
+    "max_frame": "env.max_frame",
+    "frame_stack": "env.frame_stack",
+    "device": "meta.device",
+    "max_episode_steps": "env.max_episode_steps",
+}
+
+
+@pytest.mark.parametrize("place", ["", "agent.", "meta.", "+", "+agent.", "+meta."])
+def test_names_from_other_libraries_are_answered_with_labrls_key(
+    place: str, told: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    names = {name: key for name, key in ELSEWHERE.items() if f"{place.lstrip('+')}{name}" != key}
+    if place == "meta.":
+        names.pop("device")
+    mistakes = told(" ".join(f"{place}{name}=1" for name in names))
+    assert [one.key for one in mistakes] == [f"{place.lstrip('+')}{name}" for name in names]
+    for mistake, key in zip(mistakes, names.values(), strict=True):
+        assert mistake.code == "unknown-key"
+        assert f" {key} (" in mistake.message or f" {key}, which is there with " in mistake.message
+
+
+def test_every_answer_is_a_key_of_some_configuration() -> None:
+    pairs = [
+        "ppo pong",
+        "dqn cartpole",
+        "sac pendulum",
+        "td3 pendulum",
+        "rainbow pong",
+        "a2c cartpole",
+        "c51 cartpole",
+    ]
+    words = [[f"agent={agent}", f"env={env}"] for agent, env in map(str.split, pairs)]
+    words.append(["agent/network=mlp"])
+    keys = {key for each in words for key in all_keys(compose(each, with_hydra=True))}
+    assert {one.key for meant in other_names().values() for one in meant} <= keys
+
+
+def test_a_name_that_the_chosen_agent_has_no_key_for_is_answered_with_those_that_have_it(
+    told: Callable[[str], tuple[Mistake, ...]],
+) -> None:
+    (mistake,) = told("agent=dqn n_steps=5")
+    assert {"agent.horizon,", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
