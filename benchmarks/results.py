@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks import atari, record, studies
 from labrl.analysis.published import Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_experiment, load_run
-from labrl.errors import InputError
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.storage.experiment_folder import is_experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {' '.join(command(known[name], folder))}", flush=True)
         code = _train(command(known[name], folder), left)
         write_page(words.root)
-        if code in (130, 143):
+        if code in (INTERRUPTED, TERMINATED):
             break
         if code:
             failed.append(name)
     print(write_page(words.root))
     if failed:
         print(f"not trained: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return FAILED if failed else DONE
 
 
 def command(words: Sequence[str], folder: Path) -> list[str]:
@@ -143,16 +143,16 @@ def _train(words: Sequence[str], seconds: float | None) -> int:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
         process.wait()
-        return 143
+        return TERMINATED
     except KeyboardInterrupt:  # which the terminal has sent there, too
         process.wait()
-        return 130
+        return INTERRUPTED
 
 
 def _run_in(folder: Path) -> Run | None:
     try:
         return load_run(folder)
-    except InputError:
+    except LabrlError:
         return None
 
 

@@ -161,13 +161,13 @@ def test_a_restored_agent_has_the_same_future(steps: int, words: tuple[str, ...]
 def test_the_two_ways_to_say_when_to_learn_exclude_each_other() -> None:
     env = SimpleNamespace(num_envs=4, max_frame=1000)
     for words in (("agent.episodes=3",), ("agent.horizon=null",)):
-        with refused("agent.horizon", "contradiction", "agent.episodes=null", "agent.horizon=null"):
+        with refused("contradiction", "agent.horizon", "agent.episodes=null", "agent.horizon=null"):
             A2C.check_config(config_of("a2c", *words).agent.config, env)
-    with refused("env.max_frame", "contradiction", "env.max_frame=20"):
+    with refused("contradiction", "env.max_frame", "env.max_frame=20"):
         A2C.check_config(config_of("a2c").agent.config, SimpleNamespace(num_envs=4, max_frame=19))
 
 
 def test_a_shared_network_has_no_second_learning_rate() -> None:
     config = config_of("a2c", "agent.value_lr=1e-3", "agent.network.shared=true").agent.config
-    with refused("agent.value_lr", "contradiction", "agent.network.shared=false"):
+    with refused("contradiction", "agent.value_lr", "agent.network.shared=false"):
         A2C.check(config, Spaces(VECTOR, DISCRETE, 1))

@@ -44,7 +44,7 @@ def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str
         config.load().check(config.config, spaces)
     else:
         fitting = [f"agent={other}" for other in fitting_agents(SPACES[kind])]
-        with refused("agent", "unsupported", *fitting):
+        with refused("unsupported", "agent", *fitting):
             config.load().check(config.config, spaces)
 
 
@@ -110,7 +110,7 @@ def test_nobody_is_recommended_that_would_refuse_the_box_in_turn(space: gym.Spac
         config = resolve(compose([f"agent={agent}", "env=pendulum"])).agent
         refusal: AbstractContextManager[None] = nullcontext()
         if agent in unfit:
-            refusal = refused("agent", "unsupported")
+            refusal = refused("unsupported", "agent")
         with refusal:
             config.load().check(config.config, Spaces(OBSERVATION, space, 1))
 

@@ -97,7 +97,7 @@ def test_a_share_of_a_small_budget_is_a_frame_at_least() -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "3/2", "0/5", "1/0", "often", "0.5", "true", "null"])
 def test_other_frequencies_are_refused(value: str) -> None:
-    with refused("meta.log_frequency", None, "1/20"):
+    with refused(None, "meta.log_frequency", "1/20"):
         resolve(compose([f"meta.log_frequency={value}"]))
 
 

@@ -50,7 +50,7 @@ def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_pat
         os.kill(worker_of(second), signal.SIGUSR2)  # as SLURM does, a while before it takes the place
         said, _ = process.communicate()
     assert process.returncode == 1
-    assert "trial 0 failed" in said
+    assert "trial 0" in said
     info = json.loads((second / "run.json").read_text())
     assert info["status"] == "interrupted"
     assert list((second / "session_0" / "checkpoints").glob("frame_*")), "the trial saved what it had reached"
@@ -95,7 +95,7 @@ def test_a_launch_that_slurm_refuses_leaves_nothing_and_asks_nothing_of_this_mac
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert main([*words, *asked]) == 2
-    assert "hydra/launcher=submitit_slurm: there is no `srun` here" in capfd.readouterr().err
+    assert "hydra/launcher=submitit_slurm" in capfd.readouterr().err
     assert not Path("e").exists()
 
     for name in ("srun", "sbatch"):
@@ -106,7 +106,9 @@ def test_a_launch_that_slurm_refuses_leaves_nothing_and_asks_nothing_of_this_mac
     if resumed:
         assert main([*words, ONE_PROCESS]) == 0
     assert main(["-m", "+resume=e", "seed=0,1,2", *asked] if resumed else [*words, *asked]) == 2
-    assert "the jobs were refused: sbatch: error: invalid partition specified: gpu." in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "hydra.launcher" in told
+    assert "sbatch: error: invalid partition specified: gpu" in told, "what the cluster said"
     assert Path("e").exists() == resumed
     assert len(list(Path().glob("e/*/run.json"))) == 2 * resumed
 
@@ -164,4 +166,4 @@ def test_a_launcher_that_is_not_installed_is_named_with_what_to_type(
     extra = name.partition("_")[0]
     monkeypatch.setitem(sys.modules, extra, None)  # as if it were not installed
     assert main(["-m", *QUICK, f"hydra/launcher={name}", "seed=0"]) == 2
-    assert f"this launcher is not installed: pip install 'labrl[{extra}]'" in capsys.readouterr().err
+    assert f"pip install 'labrl[{extra}]'" in capsys.readouterr().err

@@ -38,7 +38,7 @@ NOISY = ["agent.network.noisy=0.5", "agent/exploration=epsilon_greedy"]
 def test_contradictions_name_both_sides_and_the_way_out(
     overrides: list[str], key: str, way_out: list[str]
 ) -> None:
-    with refused(key, "contradiction", *way_out):
+    with refused("contradiction", key, *way_out):
         resolve(compose(["agent=dqn", "env=cartpole", *overrides]))
 
 
@@ -97,7 +97,7 @@ def test_contradictions_name_both_sides_and_the_way_out(
 def test_wrong_values_name_what_is_allowed(
     overrides: list[str], key: str, code: Code | None, named: list[str]
 ) -> None:
-    with refused(key, code, *named):
+    with refused(code, key, *named):
         resolve(compose(["agent=dqn", "env=gymnasium", "env.id=CartPole-v1", *overrides]))
 
 
@@ -121,11 +121,11 @@ def test_actions_that_cannot_be_listed_are_refused_with_an_agent_that_fits(
     config = resolve(compose(["agent=dqn"])).agent.config
     observation = gym.spaces.Box(-1, 1, (3,), np.float32)
     DQN.check(config, Spaces(observation, gym.spaces.Discrete(3), 1))
-    with refused("agent", "unsupported", "agent=dqn", fits):
+    with refused("unsupported", "agent", "agent=dqn", fits):
         DQN.check(config, Spaces(observation, actions, 1))
 
 
 def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_built() -> None:
     config = resolve(compose(["agent=dqn", "agent/network=nature_cnn"])).agent.config
-    with refused("agent.network.torso", "unsupported"):
+    with refused("unsupported", "agent.network.torso"):
         DQN.check(config, Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3), 1))

@@ -198,7 +198,7 @@ def test_such_runs_go_on_exactly(more: list[str], collected: Path, tmp_path: Pat
 def test_a_source_that_has_changed_is_noticed(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
-    with refused("agent.offline", "changed-past"):
+    with refused("changed-past", "agent.offline"):
         other.load_state_dict(one.state_dict())
 
 
@@ -232,7 +232,7 @@ def test_sequences_have_no_other_source(collected: Path) -> None:
     words = [word for word in DQN if word != "agent=dqn"]
     words += ["agent=recurrent_dqn", "agent/offline=run", f"agent.offline.folder={collected}"]
     words += ["agent.memory.capacity=1000", "agent.batch_size=16"]
-    with refused("agent.offline", "contradiction", "agent/offline=none", "agent=dqn"):
+    with refused("contradiction", "agent.offline", "agent/offline=none", "agent=dqn"):
         check(resolve(compose(words)))
 
 
@@ -240,14 +240,14 @@ def test_sequences_have_no_other_source(collected: Path) -> None:
 def test_contradictions_are_refused(
     more: list[str], key: str, code: Code | None, named: list[str], collected: Path
 ) -> None:
-    with refused(key, code, *named):
+    with refused(code, key, *named):
         check(resolve(compose([*DQN, *(word.format(folder=collected) for word in more)])))
 
 
 def test_another_environments_run_is_refused(collected: Path, tmp_path: Path) -> None:
     words = [word for word in DQN if word != "env=cartpole"]
     words += ["env=acrobot", "agent/offline=run", f"agent.offline.folder={collected}"]
-    with refused("agent.offline.folder", "contradiction", str(collected)):
+    with refused("contradiction", "agent.offline.folder", str(collected)):
         session_in(tmp_path / "run", resolve(compose(words)))
 
 
@@ -255,7 +255,7 @@ def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_pat
     """Actions in a box are kept between -1 and 1, so that nothing in a memory tells its bounds."""
     words = [word for word in DQN if word not in ("env=cartpole", "agent=dqn")]
     more = ["agent/offline=run", f"agent.offline.folder={collected}"]
-    with refused("agent.offline", "contradiction", "cartpole", "Discrete(2)", "Discrete(3)"):
+    with refused("contradiction", "agent.offline", "cartpole", "Discrete(2)", "Discrete(3)"):
         check(resolve(compose([*words, "agent=dqn", "env=mountain_car", *more])))
     source = tmp_path / "source"
     shutil.copytree(collected, source)
@@ -268,7 +268,7 @@ def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_pat
             compose([*words, "agent=sac", "env=pendulum", *more[:1], f"agent.offline.folder={source}"])
         )
         both = "Box(-1.0, 1.0, (1,), float32)", "Box(-2.0, 2.0"
-        with nullcontext() if fits else refused("agent.offline", "contradiction", *both):
+        with nullcontext() if fits else refused("contradiction", "agent.offline", *both):
             check(config)
 
 
@@ -282,7 +282,7 @@ def test_actions_of_another_kind_are_refused(storage: str, collected: Path, tmp_
     same_bytes = gym.spaces.Box(-1, 1, (2,), np.float32)
     one = gym.spaces.Discrete(1)
     for actions in (same_bytes, one):
-        with refused("agent.offline.folder", "contradiction", str(actions)):
+        with refused("contradiction", "agent.offline.folder", str(actions)):
             OfflineRun(
                 config,
                 wanted=Wanted(box, actions, actions, 0.99, 1),
@@ -294,7 +294,7 @@ def test_a_run_that_remembers_nothing_is_refused(collected: Path, tmp_path: Path
     more = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
     nothing = labrl.train([*DQN, *more, "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     words = [*DQN, "agent/offline=run", f"agent.offline.folder={nothing}"]
-    with refused("agent.offline.folder", "not-found", str(nothing)):
+    with refused("not-found", "agent.offline.folder", str(nothing)):
         session_in(tmp_path / "next", resolve(compose(words)))
 
 
@@ -313,7 +313,7 @@ def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: p
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config = options("agent.offline", "agent=dqn agent/offline=minari agent.offline.dataset=any/of-them-v0")
-    with refused("agent.offline", "not-installed", 'pip install "labrl[offline]"'):
+    with refused("not-installed", "agent.offline", 'pip install "labrl[offline]"'):
         OfflineMinari.check(config)
 
 
@@ -360,7 +360,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
         assert sample.reward[row] == pytest.approx(reward, rel=1e-5)
         np.testing.assert_array_equal(sample.next_observation[row], following)
         assert sample.discount[row] == pytest.approx(0.9)  # cut by the time limit, never terminated
-    with refused("agent.offline.dataset", "not-found", "labrl/tiny-v1", "labrl/tiny-v0"):
+    with refused("not-found", "agent.offline.dataset", "labrl/tiny-v1", "labrl/tiny-v0"):
         Component.parse({**node, "dataset": "labrl/tiny-v1"}).build(wanted=wanted, generator=None)
     windows = Component.parse(node).build(
         wanted=wanted._replace(n_step=3), generator=np.random.default_rng(0)
@@ -371,12 +371,12 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
     assert {seen.tobytes() for seen in sample.next_observation[short]} <= last
     assert {seen.tobytes() for seen in sample.next_observation} >= last
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
-    with refused("agent.offline.dataset", "contradiction", "Box"):
+    with refused("contradiction", "agent.offline.dataset", "Box"):
         Component.parse(node).build(wanted=other, generator=None)
 
 
 def test_what_is_played_has_to_look_like_what_was_stored(collected: Path) -> None:
     words = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
     check(resolve(compose(words)))
-    with refused("transforms.reward", "contradiction", "SignReward", "null"):
+    with refused("contradiction", "transforms.reward", "SignReward", "null"):
         check(resolve(compose([*words, "transforms/reward=sign"])))

@@ -2,75 +2,70 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 import labrl
 from labrl.cli import main
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
+from labrl.errors import FAILED, WRONG_INPUT, InputError
 
 OWN = ["env=gymnasium", "env.import_module=own_parts"]
 RAISES = "{_target_: own_parts.Raises}"
 DQN = ["agent=dqn", "env=cartpole", "env.max_frame=2000"]
 
-CASES: dict[str, tuple[list[str], str]] = {
+CASES: dict[str, tuple[list[str], list[str]]] = {
     "exploration": (
         [*DQN, "~agent.exploration", f"+agent.exploration={RAISES}"],
-        r"agent\.exploration: own_parts\.Raises cannot be made: RuntimeError: no licence.*tion\.<name>",
+        ["agent.exploration", "own_parts.Raises", "no licence"],
     ),
     "memory": (
         [*DQN, "~agent.memory", f"+agent.memory={RAISES}"],
-        r"agent\.memory: own_parts\.Raises cannot be made: RuntimeError: no licence",
+        ["agent.memory", "own_parts.Raises", "no licence"],
     ),
     "value": (
         [*DQN, "~agent.value", f"+agent.value={RAISES}"],
-        r"agent\.value: own_parts\.Raises cannot be made: RuntimeError: no licence",
+        ["agent.value", "own_parts.Raises", "no licence"],
     ),
     "target": (
         [*DQN, "~agent.target", f"+agent.target={RAISES}"],
-        r"agent\.target: own_parts\.Raises cannot be made: RuntimeError: no licence",
+        ["agent.target", "own_parts.Raises", "no licence"],
     ),
     "optimizer": (
         ["env=cartpole", "~agent.optimizer", "+agent.optimizer={_target_: torch.optim.AdamW}"],
-        r"agent\.optimizer: torch\.optim\.AdamW: .*'params'.*called with parameters, max_grad_norm",
+        ["agent.optimizer", "torch.optim.AdamW", "'params'", "max_grad_norm"],
     ),
     "transform": (
         ["env=cartpole", f"+transforms.mine={RAISES}"],
-        r"transforms\.mine: own_parts\.Raises cannot be made: RuntimeError: no licence",
+        ["transforms.mine", "own_parts.Raises", "no licence"],
     ),
     "agent": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.Raises"],
-        r"agent: own_parts\.Raises cannot be made: RuntimeError: no licence",
+        ["agent", "own_parts.Raises", "no licence"],
     ),
     "agent that is none": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.Empty"],
-        r"agent\._target_=own_parts\.Empty has no act, observe, .*labrl\.agents\.agent\.Agent",
+        ["agent._target_", "own_parts.Empty", "act, observe", "labrl.agents.agent.Agent"],
     ),
     "agent that refuses": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.Refuses"],
-        r"agent: own_parts\.Refuses has refused, in check: ValueError: only two actions please",
+        ["agent", "own_parts.Refuses", "only two actions please"],
     ),
-    "registered environment": (
-        [*OWN, "env.id=own/Raises-v0"],
-        r"env\.id=own/Raises-v0: this environment cannot be made: RuntimeError: no licence",
-    ),
-    "environment that exits": (
-        [*OWN, "env.id=own/Exits-v0"],
-        r"env\.id=own/Exits-v0: this environment cannot be made: SystemExit: no display",
-    ),
+    "registered environment": ([*OWN, "env.id=own/Raises-v0"], ["env.id=own/Raises-v0", "no licence"]),
+    "environment that exits": ([*OWN, "env.id=own/Exits-v0"], ["env.id=own/Exits-v0", "no display"]),
     "environment without spaces": (
         ["env=gymnasium", "env.id=null", "env.name=half", "env.make={_target_: own_parts.NoSpaces}"],
-        r"env\.make: own_parts\.NoSpaces: the environment has no observation_space",
+        ["env.make", "own_parts.NoSpaces", "observation_space"],
     ),
     "module that breaks": (
         ["env=gymnasium", "env.id=own/Raises-v0", "env.import_module=breaks_on_import"],
-        r"env\.import_module=breaks_on_import: importing it failed: ZeroDivisionError",
+        ["env.import_module=breaks_on_import", "ZeroDivisionError"],
     ),
 }
+"""Words of the command line, and what the message names: the key, the part, and what the part said."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,11 +74,11 @@ def test_a_part_that_breaks_is_told_by_its_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "breaks_on_import.py").write_text("1 / 0\n")
-    words, told = CASES[case]
+    words, named = CASES[case]
     code = main([*words, "preset=none", "meta.max_session=1", "meta.progress=false", "wandb=disabled"])
     said = capsys.readouterr().err
-    assert code == 2, said
-    assert re.search(told, said)
+    assert code in (FAILED, WRONG_INPUT), said
+    assert [word for word in named if word not in said] == [], said
     assert len(said.splitlines()) == 1
     assert not list((tmp_path / "runs").glob("*")), "nothing was played: nothing is left"
 
@@ -104,7 +99,7 @@ def test_each_part_knows_its_key() -> None:
 
 def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
     words = [*DQN, "agent.memory.storage=mmap", "agent.memory.capacity=1e13", "meta.max_session=1"]
-    with pytest.raises(InputError, match="GB on the disk"):
+    with refused("resources", "agent.memory.capacity"):
         labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
@@ -119,14 +114,15 @@ def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
     ],
 )
 def test_an_option_that_was_set_as_a_key_is_recognized(word: str, meant: str | None) -> None:
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         resolve(compose(["agent=dqn", "env=cartpole", word]))
-    assert (f"Did you mean {meant}, with a slash?" in str(refused.value)) == (meant is not None)
+    assert ((meant or word.replace(".", "/", 1)) in str(error.value)) == (meant is not None)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa"])
 def test_a_rollout_without_room_is_refused(agent: str, tmp_path: Path) -> None:
     words = [f"agent={agent}", "env=cartpole", "preset=none", "agent.horizon=1e12", "env.max_frame=1e14"]
-    with pytest.raises(InputError, match=r"agent\.horizon=1000000000000 x env\.num_envs=.*GB are available"):
+    with refused("resources", "agent.horizon") as error:
         labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert "env.num_envs" in str(error.value)
     assert not (tmp_path / "run").exists()

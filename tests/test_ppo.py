@@ -278,7 +278,7 @@ def test_pixels_are_scaled_and_read_in_any_layout(layout: tuple[int, ...]) -> No
 def test_continuous_options_are_refused_for_discrete_actions() -> None:
     config = dataclasses.replace(CONFIG, log_std_init=-1.0)
     PPO.check(config, Spaces(VECTOR, BOX, 1))
-    with refused("agent.log_std_init", "unsupported", "agent.log_std_init=null"):
+    with refused("unsupported", "agent.log_std_init", "agent.log_std_init=null"):
         PPO.check(config, Spaces(VECTOR, DISCRETE, 1))
 
 
@@ -286,7 +286,7 @@ def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_bui
     config = options("agent", "agent=ppo agent/network=nature_cnn")
     PPO.check(config, Spaces(IMAGE, DISCRETE, 1))
     for space in (VECTOR, gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)):
-        with refused("agent.network.torso", "unsupported"):
+        with refused("unsupported", "agent.network.torso"):
             PPO.check(config, Spaces(space, DISCRETE, 1))
 
 
@@ -298,7 +298,7 @@ def test_the_automatic_network_reads_small_images_too() -> None:
 
 def test_the_nearest_batch_size_is_found_at_once_for_a_huge_rollout() -> None:
     env = SimpleNamespace(num_envs=10**12, max_frame=1)
-    with refused("agent.batch_size", "contradiction", "agent.batch_size=20"):
+    with refused("contradiction", "agent.batch_size", "agent.batch_size=20"):
         PPO.check_config(dataclasses.replace(CONFIG, batch_size=19), env)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from exact_cases import QUIET, small
 from gymnasium.spaces import Discrete
+from refusals import damaged
 
 import labrl
 from labrl.envs.actions import ActionRecord
-from labrl.errors import InputError
 from labrl.lab.replay import check
 from labrl.storage.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
 
@@ -52,13 +52,15 @@ def test_a_replay_that_comes_out_otherwise_says_where(tmp_path: Path) -> None:
     plain = episode.plain()
     assert check(episode) is None
     other = RecordedEpisode(**{**plain, "episode_return": 3.5})
-    assert check(other) == f"return {episode.episode_return:g}, recorded 3.5"
+    difference = str(check(other))
+    assert f"{episode.episode_return:g}" in difference
+    assert "3.5" in difference
     longer = RecordedEpisode(**{**plain, "length": episode.length + 1})
-    assert "ended after" in str(check(longer))
+    assert str(episode.length + 1) in str(check(longer))
     shorter = RecordedEpisode(**{**plain, "actions": episode.actions[:-1]})
-    assert "had not ended" in str(check(shorter))
+    assert str(episode.length - 1) in str(check(shorter))
     moved = RecordedEpisode(**{**plain, "final_observation": "0"})
-    assert check(moved) == "the last observation is not the recorded one"
+    assert check(moved) is not None
     reseeded = RecordedEpisode(**{**plain, "seed": episode.seed + 1})
     assert check(reseeded) is not None
 
@@ -129,5 +131,5 @@ def test_a_damaged_file_is_told_of(tmp_path: Path) -> None:
     for _ in range(20):
         broken = bytearray(content[: int(rng.integers(len(content)))])
         path.write_bytes(bytes(broken))
-        with pytest.raises(InputError, match=r"last\.npz is damaged"):
+        with damaged(path):
             read_episode(path)

@@ -102,7 +102,7 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
 def test_ranks_have_whole_sequences() -> None:
     config = config_of("recurrent_dqn", *MEMORY[:2], "agent.batch_size=16").agent.config
     assert RecurrentDQN.share(config, 4).batch_size == 4
-    with refused("agent.batch_size", "range", "16", "agent.batch_size=24"):
+    with refused("range", "agent.batch_size", "16", "agent.batch_size=24"):
         RecurrentDQN.share(config, 3)
 
 

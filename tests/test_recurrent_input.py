@@ -131,5 +131,5 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
 def test_it_is_refused_with_the_way_out(
     words: list[str], key: str, code: Code | None, named: list[str]
 ) -> None:
-    with refused(key, code, *named):
+    with refused(code, key, *named):
         check(resolve(compose(words)))

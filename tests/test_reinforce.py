@@ -187,7 +187,7 @@ def test_options_of_values_that_nobody_learns_are_refused(word: str, baseline: s
 def test_learned_values_need_a_weight() -> None:
     words = ["agent=reinforce", "env=cartpole", "preset=none", "agent.baseline=value"]
     config = resolve(compose(words))
-    with refused("agent.value_coef", "contradiction", "agent.baseline=value", "agent.value_coef=0.5"):
+    with refused("contradiction", "agent.value_coef", "agent.baseline=value", "agent.value_coef=0.5"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 

@@ -16,7 +16,7 @@ from pictures_env import AlwaysDrawn, Drawn, ListOnly
 import labrl
 from labrl.cli import main, replay
 from labrl.envs.watch import watch
-from labrl.errors import InputError
+from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
 from labrl.lab import videos
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.storage.run_folder import RunFolder
@@ -46,22 +46,19 @@ def test_best_last_and_any_other_are_shown_and_checked(
     run = labrl.train([*CARTPOLE, "meta.record_episodes=each", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     session = run / "session_0"
     for name in ("best", "last", "300"):
-        assert replay([str(run), f"episode={name}"]) == 0, capsys.readouterr().err
-        assert "as it was recorded, to the bit" in capsys.readouterr().out
+        assert replay([str(run), f"episode={name}"]) == DONE, capsys.readouterr().err
         count, height, width = lengths(session / "videos" / f"{name}.mp4")
         assert count == read_episode(session / "episodes" / f"{name}.npz").length + 1
         assert height % 2 == width % 2 == 0
     best = read_episode(session / "episodes" / "best.npz")
     write_episode(session / "episodes", "best", RecordedEpisode(**{**best.plain(), "seed": best.seed + 1}))
-    assert replay([str(run)]) == 1
-    assert "not as it was recorded" in capsys.readouterr().out
+    assert replay([str(run)]) == FAILED, "another seed gives another episode"
 
 
-def test_an_atari_game_is_shown_in_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_atari_game_is_shown_in_colours(tmp_path: Path) -> None:
     words = [*small("random", "pong"), "env.max_frame=100"]
     run = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
-    assert replay([str(run), "episode=last"]) == 0
-    assert "to the bit" in capsys.readouterr().out
+    assert replay([str(run), "episode=last"]) == DONE
     video = run / "session_0" / "videos" / "last.mp4"
     assert lengths(video) == (41, 420, 320)
     with av.open(str(video)) as file:
@@ -93,7 +90,7 @@ def test_a_trial_whose_environment_cannot_be_drawn_ends_well_with_a_line(
     monkeypatch.setattr(gymnasium.envs.classic_control.CartPoleEnv, "render", broken)
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     said = capsys.readouterr().out
-    assert "no videos: env.name=cartpole" in said
+    assert "env.name=cartpole" in said
     assert list((tmp_path / "run" / "session_0" / "videos").iterdir()) == []
 
 
@@ -126,8 +123,9 @@ def test_an_environment_need_not_know_the_usual_render_mode(cls: type) -> None:
     "kind", ["none", "text", "empty list", "no pixels", "channels first", "complex", "raises", "exits"]
 )
 def test_what_is_no_picture_is_refused(kind: str) -> None:
-    with pytest.raises(InputError, match=r"env\.name=toy"):
+    with pytest.raises(LabrlError) as refused:
         drawn(Drawn, kind=kind)
+    assert "env.name=toy" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +179,8 @@ def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
     words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
     said = "".join(capsys.readouterr())
-    assert f"to make the report: labrl-report {tmp_path / 'run'}" in said
-    assert "resume" not in said
+    assert f"labrl-report {tmp_path / 'run'}" in said
+    assert "+resume" not in said
     assert RunFolder.open(tmp_path / "run").status == "finished"
 
 
@@ -209,21 +207,20 @@ def test_a_video_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def told(*words: str) -> str:
-        assert replay(list(words)) == 2
-        return capsys.readouterr().err
+    def answer(*words: str) -> set[str]:
+        assert replay(list(words)) == WRONG_INPUT
+        return {word.strip(" ,.:;?()") for word in capsys.readouterr().err.split()}
 
     run = labrl.train([*CARTPOLE, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     capsys.readouterr()
-    assert "episode=700: " in (said := told(str(run), "episode=700"))
-    assert "has recorded best, last; meta.record_episodes=each keeps more" in said
-    assert "episode=first: must be best, last or the frame" in told(str(run), "episode=first")
-    assert "has the sessions 0" in told(str(run), "session=1")
-    assert "Did you mean episode?" in told(str(run), "episodes=1")
-    assert "holds no run of labrl" in told(str(tmp_path / "nowhere"))
+    assert {"episode=700", "best", "last", "meta.record_episodes=each"} <= answer(str(run), "episode=700")
+    assert {"episode=first", "best", "last"} <= answer(str(run), "episode=first")
+    assert {"session=1", "0"} <= answer(str(run), "session=1")
+    assert {"episodes=1", "episode"} <= answer(str(run), "episodes=1")
+    assert str(tmp_path / "nowhere") in answer(str(tmp_path / "nowhere"))
     for path in (run / "session_0" / "episodes").iterdir():
         path.unlink()
-    assert "has no recorded episode" in told(str(run))
+    assert {str(run), "meta.record_episodes=none"} <= answer(str(run))
 
 
 OWN = """

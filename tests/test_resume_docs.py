@@ -22,9 +22,7 @@ def test_the_commands_work_in_their_order(
     assert len(commands) == 4
     for command in commands:
         assert main([*shlex.split(command), *QUIET]) == 0, capsys.readouterr().err
-    said = capsys.readouterr().out
-    assert "session 1 from the beginning" in said
-    assert "metric rows of 1 session equal" in said
+    assert "session 1" in capsys.readouterr().out
 
 
 def test_the_table_of_the_page_is_what_one_sees(

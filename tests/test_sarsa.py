@@ -132,14 +132,14 @@ def test_probabilities_are_those_of_the_choices() -> None:
 
 def test_what_it_cannot_learn_is_refused() -> None:
     config = config_of("sarsa").agent.config
-    with refused("agent", "unsupported", "agent=sarsa", "Box", "agent=ppo"):
+    with refused("unsupported", "agent", "agent=sarsa", "Box", "agent=ppo"):
         Sarsa.check(config, Spaces(VECTOR, BOX, 1))
     Sarsa.check(config, Spaces(VECTOR, DISCRETE, 1))
     env = SimpleNamespace(num_envs=4, max_frame=1000)
     Sarsa.check_config(config, env)
-    with refused("agent.exploration", "unsupported", "NetworkNoise", "agent/exploration=boltzmann"):
+    with refused("unsupported", "agent.exploration", "NetworkNoise", "agent/exploration=boltzmann"):
         Sarsa.check_config(config_of("sarsa", "agent/exploration=noise").agent.config, env)
-    with refused("agent.network.noisy", "unsupported", "agent.network.noisy=null"):
+    with refused("unsupported", "agent.network.noisy", "agent.network.noisy=null"):
         Sarsa.check_config(config_of("sarsa", "agent.network.noisy=0.5").agent.config, env)
-    with refused("env.max_frame", "contradiction", "env.max_frame=64"):
+    with refused("contradiction", "env.max_frame", "env.max_frame=64"):
         Sarsa.check_config(config, SimpleNamespace(num_envs=4, max_frame=63))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 import labrl
 from labrl.errors import InputError
@@ -68,15 +69,17 @@ def test_what_cannot_be_sent_to_processes_is_refused_before_the_run(
     exec(f"import threading\n{ENVIRONMENT}\nTen.lock = threading.Lock()", namespace)
     monkeypatch.setattr(sys.modules["__main__"], "Unsendable", namespace["Ten"], raising=False)
     words = [*OWN, *QUICK, "env.make={_target_: __main__.Unsendable}", f"hydra.run.dir={tmp_path / 'a'}"]
-    with pytest.raises(InputError, match=r"__main__\.Unsendable"):
+    with refused("target", "_target_") as error:
         labrl.train([*words, "meta.max_session=2"])
+    assert "__main__.Unsendable" in str(error.value)
     assert not (tmp_path / "a").exists()
     assert labrl.train(words).return_mean == 5.0  # in this process
 
 
 def test_a_target_of_another_script_is_refused_by_its_key() -> None:
-    with pytest.raises(InputError, match=r"env\.make\._target_: __main__\.Elsewhere"):
+    with refused("target", "env.make._target_") as error:
         labrl.train([*OWN, "env.make={_target_: __main__.Elsewhere}"])
+    assert "__main__.Elsewhere" in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["env.make", "env.import_module"])
@@ -90,8 +93,10 @@ def test_a_module_that_trains_when_a_configuration_imports_it_is_refused(
     if key == "env.import_module":
         words = ["env=gymnasium", "env.id=Ten-v7", *QUICK, f"env.import_module={module}"]
     Path(f"{module}.py").write_text(f"{ENVIRONMENT}\nlabrl.train({words})\n")
-    with pytest.raises(InputError, match=rf"{key}.*{module}"):
+    with pytest.raises(InputError) as error:
         labrl.train(words)
+    assert str(error.value.key).startswith(key)
+    assert module in str(error.value)
     assert not Path("runs").exists()
 
 
@@ -108,5 +113,5 @@ def test_a_child_process_that_imports_the_script_does_not_train(tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "InputError" in done.stderr
+    assert "InputError" in done.stderr, "the child's own words"
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

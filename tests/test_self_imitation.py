@@ -154,17 +154,17 @@ def test_frames_of_images_are_kept_too() -> None:
 
 def test_agents_without_values_have_nothing_to_compare_with() -> None:
     config = config_of("reinforce", "agent/self_imitation=replay").agent.config
-    with refused("agent.self_imitation", "contradiction", "agent.baseline=value"):
+    with refused("contradiction", "agent.self_imitation", "agent.baseline=value"):
         Reinforce.check(config, Spaces(VECTOR, DISCRETE, 1))
 
 
 def test_a_memory_in_files_is_refused() -> None:
-    with refused("agent.self_imitation", None, "agent.self_imitation.memory.storage=ram"):
+    with refused(None, "agent.self_imitation", "agent.self_imitation.memory.storage=ram"):
         config_of("sil_ppo", "agent.self_imitation.memory.storage=mmap")
 
 
 def test_a_memory_that_never_holds_a_minibatch_is_refused() -> None:
-    with refused("agent.self_imitation", None, "memory.capacity=100", "batch_size=512"):
+    with refused(None, "agent.self_imitation", "memory.capacity=100", "batch_size=512"):
         config_of("sil_ppo", "agent.self_imitation.memory.capacity=100")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
-from labrl.errors import InputError
-from labrl.lab.devices import NUM_CPUS, available_cpus, threads_per_session
+import labrl
+from labrl.cli import main
+from labrl.lab.devices import NUM_CPUS, available_cpus, machine_cpus, threads_per_session
 from labrl.lab.shares import Machine, Need, Share, visible_gpus
 
 
@@ -32,7 +35,6 @@ def shares(machine: Machine, need: Need) -> list[Share]:
         ({"num_cpus": 2}, 100, 4, 2),
         ({"num_cpus": 2, "max_session": 4}, 100, 4, 2),
         ({"num_cpus": 0.5}, 100, 8, 1),
-        ({"num_cpus": 99}, 100, 1, 8),
         ({"num_cpus": "many", "max_session": None}, 100, 8, 1),
     ],
     ids=str,
@@ -79,9 +81,65 @@ def test_a_trial_with_a_gpu_waits_and_does_not_get_half_of_another() -> None:
     assert machine.take(Need(1, 0)) is not None
 
 
-def test_more_gpus_than_there_are_are_refused() -> None:
-    with pytest.raises(InputError, match=r"meta\.num_gpus=3: there are 2 GPUs here"):
-        Machine(cores=8, gpus=["0", "1"]).check(Need(1, 3))
+@pytest.mark.parametrize(
+    ("meta", "key", "there"),
+    [
+        ({"num_gpus": 3}, "meta.num_gpus", "2 "),
+        ({"num_gpus": 2.5}, "meta.num_gpus", "2 "),
+        ({"num_cpus": 9}, "meta.num_cpus", "8 "),
+        ({"num_cpus": 8.5}, "meta.num_cpus", "8 "),
+    ],
+    ids=str,
+)
+def test_more_than_the_machine_has_is_refused(meta: dict[str, float], key: str, there: str) -> None:
+    machine = Machine(cores=8, gpus=["0", "1"])
+    with refused("resources", key) as error:
+        machine.check(Need.of(meta, 4, machine.cores))
+    assert there in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "meta", [{}, {"num_cpus": 8}, {"num_cpus": 7.5, "num_gpus": 2}, {"max_session": 99}], ids=str
+)
+def test_what_the_machine_has_is_not_refused(meta: dict[str, float]) -> None:
+    machine = Machine(cores=8, gpus=["0", "1"])
+    machine.check(Need.of(meta, 4, machine.cores))
+
+
+@pytest.mark.parametrize("word", ["meta.num_cpus=10000", "meta.num_gpus=99"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["-m", "seed=1,2"],
+        ["-m", "seed=1,2", "hydra/launcher=basic"],
+        ["-m", "hydra/launcher=submitit_local"],
+        ["-m", "hydra/sweeper=optuna", "agent.lr=tag(log,interval(1e-4,1e-3))", "meta.max_trial=2"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_begins_what_this_machine_cannot_carry(
+    command: list[str],
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "wandb=disabled", word]) == 2
+    told = capsys.readouterr().err
+    assert word.partition("=")[0] in told
+    assert "Traceback" not in told
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_trial_may_ask_for_the_machine_though_its_share_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NUM_CPUS, "1")
+    words = ["agent=random", "env.max_frame=100", "meta.report=false", "meta.videos=false", "wandb=disabled"]
+    words += [f"meta.num_cpus={machine_cpus()}", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert labrl.train(words).exit_code == 0
 
 
 def test_a_share_is_kept_to_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

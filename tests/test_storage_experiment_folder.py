@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from refusals import busy, damaged, refused
 
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
@@ -51,13 +52,13 @@ def test_of_many_who_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(claim, range(32))) == 1
-    with pytest.raises(InputError, match=r"already holds an experiment: give another folder"):
+    with refused("range", "hydra.sweep.dir"):
         ExperimentFolder.create(tmp_path / "e", "grid", [])
 
 
 def test_a_run_folder_is_not_made_an_experiment(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run")
-    with pytest.raises(InputError, match=r"already holds a run: give another folder"):
+    with refused("range", "hydra.sweep.dir"):
         ExperimentFolder.create(tmp_path / "run", "grid", [])
 
 
@@ -86,31 +87,26 @@ def test_killed_while_it_writes_the_file_is_whole(tmp_path: Path) -> None:
         marker.unlink()
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "holds no experiment"),
-        ("{", "cannot be read"),
-        ("[]", "is not what labrl writes"),
-        ("{}", "has no format_version"),
-        ('{"format_version": 99}', "reads up to 1: update labrl"),
-        ('{"format_version": 1, "trials": [{"number": 0}]}', "is damaged"),
-    ],
-)
-def test_what_is_no_experiment_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "experiment.json").write_text(content)
-    with pytest.raises(InputError, match=said):
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format_version": 1, "trials": [{"number": 0}]}'])
+def test_a_damaged_experiment_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text(content)
+    with damaged(tmp_path / "experiment.json"):
         ExperimentFolder.open(tmp_path).trials()
+
+
+def test_a_folder_without_an_experiment_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
+    with refused("not-found", tmp_path):
+        ExperimentFolder.open(tmp_path)
+    (tmp_path / "experiment.json").write_text('{"format_version": 99}')
+    with refused("not-installed", tmp_path) as error:
+        ExperimentFolder.open(tmp_path)
+    assert "99" in str(error.value)
 
 
 def test_an_experiment_at_work_is_left_alone(tmp_path: Path) -> None:
     made = ExperimentFolder.create(tmp_path / "e", "grid", [])
-    with (
-        made.lock(),
-        pytest.raises(InputError, match=rf"still running \(process {os.getpid()} "),
-        ExperimentFolder.open(tmp_path / "e").lock(),
-    ):
+    with made.lock(), busy(tmp_path / "e") as error, ExperimentFolder.open(tmp_path / "e").lock():
         pass
+    assert str(os.getpid()) in str(error.value)
     with made.lock():
         pass

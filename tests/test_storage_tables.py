@@ -12,8 +12,8 @@ import pytest
 from disk_limit import file_size_limit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import damaged
 
-from labrl.errors import InputError
 from labrl.storage.tables import CsvTable
 
 # text that looks like a number reads back as one, and an empty text as None: neither is a metric
@@ -81,7 +81,7 @@ def test_a_new_key_becomes_a_column_and_loses_nothing(tmp_path: Path) -> None:
 def test_a_new_key_is_an_error_where_the_table_is_strict(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "t.csv", strict=True)
     table.append({"frame": 1})
-    with pytest.raises(KeyError, match=r"t\.csv has no column kl"):
+    with pytest.raises(KeyError, match="kl"):
         table.append({"frame": 2, "kl": 0.1})
     assert table.read_rows() == [{"frame": 1}]
 
@@ -111,7 +111,7 @@ def test_cutting_a_table_that_is_not_there_changes_nothing(tmp_path: Path) -> No
 def test_a_file_that_is_no_table_is_named_and_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"train\.csv is no table of labrl"):
+    with damaged(path):
         CsvTable(path).truncate_after(100)
     assert path.read_bytes() == content
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from exact_cases import QUIET, differences, newest_checkpoint, rows, small, unequal
+from refusals import refused
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
@@ -96,38 +97,35 @@ def test_two_processes_train_one_session_and_leave_one_record(
     assert int(played) == int(table[-1]["episode"]), "episodes of both ranks are counted"
 
     assert main([f"+resume={run}", "env.max_frame=2400", "+force=true"]) == 2
-    assert "Go on with it by torchrun with 2 processes" in capsys.readouterr().err
+    assert {str(run), "torchrun"} <= set(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
-    ("words", "ranks", "said"),
+    ("words", "ranks", "key", "remedy"),
     [
-        (
-            ["meta.distributed=shared", "meta.max_session=2"],
-            2,
-            "meta.distributed=shared and torchrun contradict",
-        ),
-        (["meta.max_session=3"], 2, "meta.max_session=3 and torchrun contradict"),
-        (["agent=dqn", "meta/async_unroll=on"], 2, "meta.async_unroll and torchrun contradict"),
-        (["env.num_envs=6"], 4, "set env.num_envs=4"),
-        (["env.num_envs=6", "agent.batch_size=64"], 3, "set agent.batch_size=63"),
-        (["agent=dqn", "env.num_envs=6", "agent.batch_size=66"], 3, "agent.memory.capacity="),
-        (["agent=reinforce"], 2, "agent.episodes="),
-        (["agent=sil_ppo"], 2, "agent.self_imitation=null"),
-        (["agent=crossq", "env.num_envs=2"], 2, "agent=sac"),
-        (["agent=random"], 2, "labrl.agents.random.RandomAgent cannot learn on several ranks"),
+        (["meta.distributed=shared", "meta.max_session=2"], 2, "meta.distributed", "torchrun"),
+        (["meta.max_session=3"], 2, "meta.max_session", "torchrun"),
+        (["agent=dqn", "meta/async_unroll=on"], 2, "meta.async_unroll", "torchrun"),
+        (["env.num_envs=6"], 4, "env.num_envs", "env.num_envs=4"),
+        (["env.num_envs=6", "agent.batch_size=64"], 3, "agent.batch_size", "agent.batch_size=63"),
+        (["agent=dqn", "env.num_envs=6", "agent.batch_size=66"], 3, "agent.memory.capacity", "3"),
+        (["agent=reinforce"], 2, "agent.episodes", "agent=ppo"),
+        (["agent=sil_ppo"], 2, "agent.self_imitation", "agent"),
+        (["agent=crossq", "env.num_envs=2"], 2, "agent", "agent=sac"),
+        (["agent=random"], 2, "agent", "labrl.agents.random.RandomAgent"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(
-    words: list[str], ranks: int, said: str, monkeypatch: pytest.MonkeyPatch
+    words: list[str], ranks: int, key: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {**RANK_0, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         check(resolve(compose(["env=cartpole", *words])))
-    assert said in str(refused.value)
-    with pytest.raises(InputError, match="-m and torchrun contradict"):
+    assert error.value.key == key
+    assert remedy in str(error.value)
+    with refused("contradiction", "-m"):
         refuse_torchrun("-m")
 
 
@@ -147,7 +145,7 @@ def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp
     process = saved_once(broken, *words)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=120)[0]
-    assert "to go on: torchrun --nproc-per-node 2 -m labrl" in output, output
+    assert "torchrun --nproc-per-node 2 -m labrl" in output, output
     assert torchrun(f"+resume={broken}").wait(300) == 0
     assert differences(unbroken, broken) == []
     assert unequal(remembered(unbroken), remembered(broken)) == []
@@ -177,10 +175,9 @@ def test_the_death_of_a_rank_ends_the_run_with_a_message(tmp_path: Path) -> None
     os.kill(ranks["1"], signal.SIGKILL)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 1
-    assert "another rank was lost" in output, output
     info = json.loads((run / "run.json").read_text())
     assert info["status"] == "failed"
-    assert "another rank was lost" in info["sessions"][0]["error"]
+    assert info["sessions"][0]["error"] in output
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -203,7 +203,7 @@ def test_numbers_that_are_large_beside_their_deviation_are_normalized() -> None:
 
 def test_images_are_not_normalized() -> None:
     images = Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2), 2)
-    with refused("transforms.observation", "unsupported", "transforms.observation=null"):
+    with refused("unsupported", "transforms.observation", "transforms.observation=null"):
         NormalizeObservation(OBSERVATION, images)
 
 
@@ -248,7 +248,7 @@ def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
 def test_bounds_without_room_and_missing_numbers_are_refused(
     words: list[str], key: str, code: Code | None
 ) -> None:
-    with refused(key, code):
+    with refused(code, key):
         resolve(compose(["env=pendulum", "preset=none", *words]))
 
 

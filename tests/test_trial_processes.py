@@ -81,7 +81,8 @@ def test_a_killed_session_leaves_the_other_running_and_is_named(tmp_path: Path) 
         os.kill(process.pid, signal.SIGTERM)
         said, _ = process.communicate()
     assert process.returncode == 1
-    assert "session 0 failed: the process was killed by SIGKILL" in said
+    assert "session 0" in said
+    assert "SIGKILL" in said
     assert statuses(folder) == ["failed", "interrupted"]
     killed = json.loads((folder / "run.json").read_text())["sessions"][0]
     assert killed["frame"] > 0, "what it had shown is not forgotten"
@@ -151,7 +152,7 @@ def test_a_signal_before_the_first_step_is_told_of(number: signal.Signals, code:
         os.kill(process.pid, number)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == code
-    assert "interrupted; to go on: labrl +resume=" in said
+    assert f"labrl +resume={folder}" in said
     assert "Traceback" not in said
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
@@ -170,7 +171,7 @@ def test_a_signal_after_the_end_of_a_session_interrupts_nothing(tmp_path: Path) 
     with labrl(folder, *words, path=tmp_path) as process:
         said, _ = process.communicate()
     assert process.returncode == 0, said
-    assert "to go on" not in said
+    assert "+resume" not in said
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     assert statuses(folder) == ["finished", "finished"]
 

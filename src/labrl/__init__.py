@@ -51,7 +51,9 @@ def train(
     name_user_and_home()
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise InputError(
-            f"labrl.train takes a list of words, such as ['env=pong', 'seed=7'], got {overrides!r}"
+            f"labrl.train takes a list of overrides, such as ['env=pong', 'seed=7'], got {overrides!r}",
+            code="usage",
+            key="labrl.train",
         )
     from labrl.lab.again import Again
     from labrl.lab.showing import enjoy_request
@@ -60,7 +62,11 @@ def train(
     refuse_torchrun("labrl.train")
     words = list(overrides)
     if enjoy_request(words) is not None:
-        raise InputError("+enjoy trains nothing: call labrl.cli.main([...]) with the same words")
+        raise InputError(
+            "+enjoy trains nothing: call labrl.cli.main([...]) with the same words",
+            code="usage",
+            key="+enjoy",
+        )
     again = Again.asked_for(words, config_dir=config_dir)
     if again is not None:
         words, config_dir = again.words, config_dir or again.config_dir

@@ -34,7 +34,9 @@ def begin(caller: str) -> None:
     if _importing:
         raise InputError(
             f"the module {_importing[-1]} calls {caller} when it is imported, and the configuration names "
-            f'this module. Put the call below `if __name__ == "{MAIN}":`.'
+            f'this module. Put the call below `if __name__ == "{MAIN}":`.',
+            code="usage",
+            key=caller,
         )
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -42,7 +44,9 @@ def begin(caller: str) -> None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
             raise InputError(
                 f"a child process has imported this script, which calls {caller} at its top level. Put the "
-                f'call below `if __name__ == "{MAIN}":`.'
+                f'call below `if __name__ == "{MAIN}":`.',
+                code="usage",
+                key=caller,
             )
         frame = frame.f_back
     _used.clear()
@@ -76,7 +80,8 @@ class Carried:
             raise InputError(
                 "this run needs processes, and a daemonic process, such as one of multiprocessing.Pool, may "
                 "start none. Call labrl from a concurrent.futures.ProcessPoolExecutor instead, or set "
-                "meta.max_session=1 and env.vectorization=sync."
+                "meta.max_session=1 and env.vectorization=sync.",
+                code="usage",
             )
         # Imported late: a misspelt key must not wait for it.
         from cloudpickle import dumps
@@ -96,9 +101,10 @@ def _definitions(dumps: Dumps) -> bytes:
     except Exception as error:  # whatever objects of somebody's raise
         names = ", ".join(f"{MAIN}.{name}" for name in found)
         raise InputError(
-            f"_target_: {names}: this run needs processes, and they cannot be sent what the script or "
-            f"notebook defines: {error}. Put the definition into a module, and name that: "
-            "_target_=my_module.MyClass"
+            f"_target_: {names}: this run needs processes, and what the script or notebook defines cannot be "
+            f"sent to them: {error}. Put the definition into a module, and set _target_=my_module.MyClass",
+            code="target",
+            key="_target_",
         ) from error
 
 

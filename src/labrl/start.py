@@ -25,7 +25,7 @@ def _command(name: str, function: str) -> Callable[[], int]:
                 return int(getattr(labrl.cli, function)())
         except KeyboardInterrupt as stop:
             print(f"{name}: interrupted", file=sys.stderr)
-            return getattr(stop, "exit_code", 130)  # labrl.lab.outcome.INTERRUPTED, too early to load
+            return getattr(stop, "exit_code", 130)  # labrl.errors.INTERRUPTED, too early to load
         finally:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: no traceback of Python's own end
 

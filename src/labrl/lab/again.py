@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import ABSENT, changes, quoted, split_word, word
-from labrl.errors import InputError, LabrlError
+from labrl.errors import FAILED, InputError, LabrlError
 from labrl.lab.past import Past, find, tell_damages
 from labrl.lab.request import Request, request_of
 
@@ -32,7 +32,7 @@ class Edits:
 
     @classmethod
     def of(cls, past: Past, config_dir: str | os.PathLike[str] | None) -> Edits:
-        """Raises InputError, naming the file, where it is damaged or what was changed is wrong.
+        """Raises DamagedFileError where the file is damaged, InputError where what was changed is wrong.
 
         Keys that follow a changed one, as schedules follow `env.max_frame`, keep the value that the file has.
         """
@@ -51,7 +51,10 @@ class Edits:
             cfg = compose([*past.words, *words], config_dir)
             resolve(to_plain(cfg), cfg)
         except LabrlError as error:
-            raise InputError(f"{past.folder.config} was edited, and cannot be used: {error}") from error
+            raise InputError.of(
+                replace(one, message=f"{past.folder.config} was edited and cannot be used: {one.message}")
+                for one in error.mistakes
+            ) from error
         return cls(words, frozenset(change.key for change in found))
 
 
@@ -147,7 +150,7 @@ class Again:
 
         equal, result.comparison = compare(self._past.folder, result)
         if not equal:
-            result.exit_code = result.exit_code or 1
+            result.exit_code = result.exit_code or FAILED
         run = RunFolder.open(result.folder)
         run.set_status(run.status, rerun_of=str(self._past.folder.path), equal=equal)
         return result

@@ -19,10 +19,11 @@ import numpy as np
 from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
 from labrl.config.component import Component
 from labrl.config.compose import prepare
+from labrl.errors import DONE, FAILED, BusyFolderError
 from labrl.lab.devices import available_cpus
 from labrl.lab.past import Past
 from labrl.storage.atomic import write_json
-from labrl.storage.lock import FolderLock, HeldError
+from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _measured_by_one(path: Path, plain: Mapping[str, Any], env: Component, secon
         try:
             with FolderLock(path.parent):
                 return path if path.exists() else _measure(path, plain, env, seconds)
-        except HeldError:
+        except BusyFolderError:
             if path.exists():
                 return path
             if time.monotonic() > deadline:
@@ -175,9 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     path = ensure_baseline(words.folder, words.seconds)
     if path is None:
-        return 1
+        return FAILED
     print(path)
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> Standing | N
         listed = "\n".join(f"  {_line(one)}   {one.env}" for one in firsts)
         raise InputError(
             f"{os.path.relpath(experiment)} has trials in {len(envs)} environments, whose returns cannot be "
-            f"compared. Name one, of which these are the best:\n{listed}"
+            f"compared. Name one trial; the best of each environment are:\n{listed}",
+            code="contradiction",
+            key=str(experiment),
         )
     return found[0] if found and found[0].comparable else None
 

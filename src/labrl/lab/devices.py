@@ -22,16 +22,17 @@ LARGE_PAGE = 2 * 2**20
 """Bytes."""
 
 
-def available_cpus() -> int:
-    """Cores that this process may use: its affinity, cut to the quota of its control group.
-
-    Where an experiment has given it a share of them, which LABRL_NUM_CPUS says, no more than that.
-    """
+def machine_cpus() -> int:
+    """Cores that the system grants to this process: its affinity, cut to the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = [cores, math.ceil(_cgroup_quota() or cores)]
-    if os.environ.get(NUM_CPUS, "").isdigit():
-        limits.append(int(os.environ[NUM_CPUS]))
-    return max(1, min(limits))
+    return max(1, min(cores, math.ceil(_cgroup_quota() or cores)))
+
+
+def available_cpus() -> int:
+    """Cores that this process may use: those of the machine, or the part of them that an experiment has given
+    to its trial, which LABRL_NUM_CPUS says."""
+    given = os.environ.get(NUM_CPUS, "")
+    return max(1, min(machine_cpus(), int(given))) if given.isdigit() else machine_cpus()
 
 
 def _cgroup_quota() -> float | None:
@@ -69,7 +70,11 @@ def check_compiler(device: str) -> None:
 
 
 def _missing(what: str, way_out: str) -> InputError:
-    return InputError(f"meta.compile=true: {what}. Install it ({way_out}), or set meta.compile=false.")
+    return InputError(
+        f"meta.compile=true: {what}. Install it ({way_out}), or set meta.compile=false.",
+        code="not-installed",
+        key="meta.compile",
+    )
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.envs.watch import Watched, watch
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DONE, DamagedFileError, InputError, LabrlError
 from labrl.lab.devices import available_cpus, keep_freed_memory
 from labrl.lab.past import Past, choices, chosen, find, tell_damages
 from labrl.lab.replay import to_video
@@ -70,11 +70,11 @@ def enjoy(request: EnjoyRequest) -> int:
         played = _play(config, session, checkpoint, request, window)
     except WindowClosedError:
         say("the window was closed")
-        return 0
+        return DONE
     _tell(played)
     folder = run.enjoy / _folder_name(session, checkpoint, request)
     _write(folder, run, session, checkpoint, request, played)
-    return 0
+    return DONE
 
 
 def _as_it_stands(past: Past) -> Mapping[str, Any]:
@@ -140,8 +140,10 @@ def _check_agreement(past: Past, request: EnjoyRequest) -> None:
     for group, option in choices(request.choices).items():
         if made.get(group) != option:
             raise InputError(
-                f"{group}={option}: {past.folder.path} has {group}={made.get(group)}, and a run is enjoyed "
-                "as it is"
+                f"{group}={option}: {past.folder.path} was run with {group}={made.get(group)}, which +enjoy "
+                f"cannot change. Leave out {group}={option}, or name another run.",
+                code="contradiction",
+                key=group,
             )
 
 
@@ -149,14 +151,18 @@ def _session(run: RunFolder, wanted: int | None) -> SessionFolder:
     """The one that is wanted, or that with the highest evaluation score. Raises InputError."""
     sessions = run.sessions()
     if not sessions:
-        raise InputError(f"{run.path} has no session yet: nothing was learned")
+        raise InputError(
+            f"{run.path} has no session yet, so nothing was learned", code="not-found", key=str(run.path)
+        )
     if wanted is None:
         return max(sessions, key=lambda session: (_best_score(session), -session.index))
     for session in sessions:
         if session.index == wanted:
             return session
     numbers = ", ".join(str(session.index) for session in sessions)
-    raise InputError(f"session={wanted}: {run.path} has the sessions {numbers}")
+    raise InputError(
+        f"session={wanted}: {run.path} has the sessions {numbers}", code="not-found", key="session"
+    )
 
 
 def _best_score(session: SessionFolder) -> float:
@@ -176,7 +182,8 @@ def _best_score(session: SessionFolder) -> float:
 
 
 def _checkpoint(session: SessionFolder, wanted: str) -> tuple[Checkpoint, str]:
-    """The checkpoint and what to call it. Raises InputError with those that there are."""
+    """The checkpoint and what to call it. Raises InputError with those that there are, DamagedFileError where
+    none of them is whole."""
     kinds = {"default": ("best", "latest")}.get(wanted, (wanted,))
     store = CheckpointStore(session.checkpoints, keep_last=1)
     for _ in range(3):  # a running session may replace them while they are read
@@ -189,15 +196,21 @@ def _checkpoint(session: SessionFolder, wanted: str) -> tuple[Checkpoint, str]:
     frames, best = store.frames(), store.best_frame()
     there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
     if store.broken:
-        raise InputError(f"session {session.index} has no whole checkpoint: {store.told_broken}")
+        raise DamagedFileError(
+            f"session {session.index} has no whole checkpoint: {store.told_broken}", key=str(store.folder)
+        )
     if not there:
         raise InputError(
             f"session {session.index} of {session.path.parent} has no checkpoint yet: the first is written "
-            "after meta.log_frequency frames"
+            "after meta.log_frequency frames",
+            code="not-found",
+            key=str(session.checkpoints),
         )
     raise InputError(
-        f"checkpoint={wanted}: session {session.index} of {session.path.parent} has those of the frames "
-        f"{', '.join(there)} (meta.keep_last keeps more)"
+        f"checkpoint={wanted}: session {session.index} of {session.path.parent} has checkpoints of frames "
+        f"{', '.join(there)} (a larger meta.keep_last keeps more)",
+        code="not-found",
+        key="checkpoint",
     )
 
 

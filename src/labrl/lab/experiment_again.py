@@ -45,7 +45,11 @@ class ExperimentAgain:
         folder = _latest() if request.which == "latest" else _named(Path(os.path.expanduser(request.which)))
         info = folder.info()
         if request.pin and info.get("kind") == "search":
-            raise InputError(f"+pin=true: {folder.path} is a search; it goes with a grid")
+            raise InputError(
+                f"+pin=true: {folder.path} is a search, and +pin is for a grid. Leave it out.",
+                code="usage",
+                key="+pin",
+            )
         own = [str(word) for word in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
         edits = list({split_word(word)[0]: word for word in request.edits}.values())
@@ -109,7 +113,9 @@ def _latest() -> ExperimentFolder:
             continue  # damaged ones are nobody's latest
     if not found:
         raise InputError(
-            f"there is no experiment under {RUNS.absolute()}: name a folder, as labrl -m +resume=<folder>"
+            f"there is no experiment under {RUNS.absolute()}: name a folder, labrl -m +resume=<folder>",
+            code="not-found",
+            key="+resume",
         )
     return max(found)[2]
 
@@ -118,12 +124,24 @@ def _named(path: Path) -> ExperimentFolder:
     if is_experiment(path):
         return ExperimentFolder.open(path)
     if is_experiment(path.parent):
-        raise InputError(f"{path} is one trial of an experiment: name the experiment, {path.parent}")
+        raise InputError(
+            f"{path} is one trial of an experiment: name the experiment, {path.parent}",
+            code="usage",
+            key="+resume",
+        )
     if (path / MARKER).exists():
-        raise InputError(f"{path} is a run of its own: leave out -m to go on with it: labrl +resume={path}")
+        raise InputError(
+            f"{path} is a run of its own. Resume it without -m: labrl +resume={path}",
+            code="usage",
+            key="-m",
+        )
     folders = [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")]
     guess = near(path, folders) or f" Experiments lie in {RUNS}/; `latest` is the newest there."
-    raise InputError(f"{path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it).{guess}")
+    raise InputError(
+        f"{path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}.{guess}",
+        code="not-found",
+        key="+resume",
+    )
 
 
 def _text(value: Any) -> str | None:

@@ -93,7 +93,9 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
         if one.is_sweep_override() and not one.is_discrete_sweep():
             raise InputError(
                 f"{one.input_line}: a range is for a search (hydra/sweeper=optuna); a grid goes through "
-                f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)"
+                f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)",
+                code="range",
+                key=one.key_or_group,
             )
     (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     # Hydra turns ~key into ~key=null, which takes away a key of that value alone.
@@ -105,12 +107,14 @@ def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -
     """Number the trials of a new experiment.
 
     machine: that runs them, None where others do. Raises InputError for what cannot be composed, for a wrong
-    value, for two trials that are the same or have one folder, and for more GPUs than there are.
+    value, for more trials than `meta.max_trial`, for two that are the same or have one folder, and for more
+    cores or GPUs than there are.
     """
     own = combinations(words)
     trials: list[_Trial] = []
     for number, one in enumerate(own):
         trials.append(_new(number, one, compose(one)))
+        _check_count(trials[-1], len(own))
         if not trials[1:]:  # what is wrong with all of them is known before the others are composed
             _check_values(trials[0], own)
     _check_twice(trials)
@@ -163,6 +167,9 @@ def plan_again(
     _check_twice(new_trials, [trial.record.overrides for trial in trials])
 
     trials = sorted([*trials, *new_trials], key=lambda trial: trial.record.number)
+    for trial in trials:
+        if trial.edited:
+            _check_count(trial, len(trials))
     orders = _orders(trials, machine, again)
     selects = bool(choosing) and all(
         any(_agrees(record.overrides, values) for record in records) for values in chosen
@@ -315,9 +322,23 @@ def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> 
             raise InputError(
                 f"two trials are the same, with seed={trial.cfg.seed} and all other values: "
                 f"{' '.join(words)}. Give each value once. Without a seed, or with seed=null,null, each "
-                "trial draws one of its own."
+                "trial draws one of its own.",
+                code="contradiction",
+                key="seed",
             )
         seen.append(_values(words))
+
+
+def _check_count(trial: _Trial, count: int) -> None:
+    """Raises InputError where `trial`, one of `count`, is to be one of fewer."""
+    limit = _meta(trial.cfg).get("max_trial")
+    if isinstance(limit, int | float) and 0 < limit < count:
+        raise InputError(
+            f"meta.max_trial={limit:g} and a grid of {count} trials contradict each other: every combination "
+            f"of the values is a trial. Set meta.max_trial={count} or null, or give fewer values.",
+            code="contradiction",
+            key="meta.max_trial",
+        )
 
 
 def _orders(
@@ -359,7 +380,16 @@ def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
     except LabrlError as error:
         shared = set.intersection(*map(set, trials))
         own = " ".join(word for word in trial.record.overrides if word not in shared)
-        raise InputError(f"trial {own}: {error}" if own else str(error)) from error
+        if not own:
+            raise
+        raise _of_trial(own, error) from error
+
+
+def _of_trial(named: str, error: LabrlError) -> InputError:
+    """The same mistakes, each with the trial that it belongs to."""
+    return InputError.of(
+        dataclasses.replace(one, message=f"trial {named}: {one.message}") for one in error.mistakes
+    )
 
 
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
@@ -367,7 +397,9 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
     for a budget that one of them has spent already."""
     found = {trial.record.number: contradictions(trial.changed()) for trial in left}
     if any(found.values()) and not again.force:
-        raise InputError(_refusal([one for one in left if found[one.record.number]], trials, again))
+        refused = [one for one in left if found[one.record.number]]
+        key = found[refused[0].record.number][0].key
+        raise InputError(_refusal(refused, trials, again), code="changed-past", key=key)
     from labrl.lab.resume import check_budget, frames_reached
 
     for trial in left:
@@ -377,7 +409,7 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
                     trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past.folder)
                 )
             except LabrlError as error:
-                raise InputError(f"trial {trial.record.number}, {trial.record.folder}: {error}") from error
+                raise _of_trial(f"{trial.record.number}, {trial.record.folder}", error) from error
 
 
 def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
@@ -446,5 +478,7 @@ def _check_folders(records: Sequence[TrialRecord]) -> None:
         if other is not record:
             raise InputError(
                 f"hydra.sweep.subdir gives trials {other.number} and {record.number} the same folder, "
-                f"{record.folder}: put ${{hydra.job.num}} into it"
+                f"{record.folder}: put ${{hydra.job.num}} into it",
+                code="contradiction",
+                key="hydra.sweep.subdir",
             )

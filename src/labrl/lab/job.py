@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import prepare, resolve, to_plain
-from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
+from labrl.errors import DONE, FAILED, LabrlError
 from labrl.lab.experiment_again import ExperimentAgain
 from labrl.lab.outcome import Outcome, recorded
 from labrl.storage.marker import place
@@ -77,7 +77,7 @@ class Job:
         except LabrlError as error:
             if self._speaks(error):
                 refused(error, full_error=False)
-            return Outcome(status="failed", exit_code=WRONG_INPUT, error=str(error))
+            return Outcome(status="failed", exit_code=error.exit_code, error=str(error))
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
             if self._speaks(error):

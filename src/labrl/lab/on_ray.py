@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from labrl.errors import FAILED, InputError
+from labrl.errors import FAILED, TERMINATED, InputError
 from labrl.lab.devices import NUM_CPUS
 from labrl.lab.hydra_trial import HydraTrial
 from labrl.lab.outcome import Outcome
@@ -42,7 +42,12 @@ def run_tasks(launcher: Any, orders: Sequence[Order], on_end: Callable[[int, Out
             ray.init(**settings["init"])
         task = ray.remote(**settings["remote"])(run_trial) if settings["remote"] else ray.remote(run_trial)
     except (ValueError, TypeError, ConnectionError, RuntimeError) as error:
-        raise InputError(f"hydra.launcher.ray: {str(error).splitlines()[0]}") from error
+        unreachable = isinstance(error, ConnectionError)
+        raise InputError(
+            f"hydra.launcher.ray: {str(error).splitlines()[0]}",
+            code="not-found" if unreachable else "range",
+            key="hydra.launcher.ray",
+        ) from error
     try:
         return _look_after(ray, task, launcher, orders, on_end)
     finally:
@@ -76,7 +81,7 @@ def _outcome(ray: Any, reference: Any, stopped: bool) -> Outcome:
         outcome: Outcome = ray.get(reference)
     except Exception as error:
         if stopped:
-            return Outcome(status="interrupted", exit_code=143)
+            return Outcome(status="interrupted", exit_code=TERMINATED)
         first_line = str(error).strip().partition("\n")[0]
         return Outcome(status="failed", exit_code=FAILED, error=f"{type(error).__name__}: {first_line}")
     return outcome

@@ -15,12 +15,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches, refusal
 from labrl.config.folder import config_folder
-from labrl.errors import InputError, LabrlError, nearest
+from labrl.errors import DamagedFileError, InputError, LabrlError, nearest
 from labrl.storage.experiment_folder import experiment_of, is_experiment
 from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
-_MEND = f"Mend it, or delete it: {PROVENANCE} has the configuration that was run"
+_MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"
 
 RUNS = Path("runs")
 """Where runs lie that were given no other folder."""
@@ -37,7 +37,7 @@ class Past:
 
     @classmethod
     def of(cls, folder: RunFolder) -> Past:
-        """Read it. Raises InputError where the folder was left before it was complete."""
+        """Read it. Raises DamagedFileError where the folder is damaged or incomplete."""
         return cls(folder, read_command(folder), recorded_config(folder))
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
@@ -47,7 +47,7 @@ class Past:
 
     def edited(self) -> dict[str, Any]:
         """The configuration as `config.yaml` has it now, which somebody may have edited; where there is none,
-        the one that was run. Raises InputError where it cannot be read or keys are missing from it."""
+        the one that was run. Raises DamagedFileError where it cannot be read or keys are missing."""
         path = self.folder.config
         try:
             text = path.read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ class Past:
             told = " ".join(str(error).split())
             if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
                 told = f"line {error.problem_mark.line + 1}: {error.problem}"
-            raise InputError(f"{path} cannot be read: {told}. {_MEND}") from None
+            raise DamagedFileError(f"{path} cannot be read: {told}. {_MEND}", key=str(path)) from None
         plain = {str(key): value for key, value in edited.items()}
         found = self.changes(plain)
         gone = [change.key for change in found if change.new is ABSENT]
@@ -70,7 +70,7 @@ class Past:
             more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
             new = [change.key for change in found if change.old is ABSENT]
             has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
-            raise InputError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}")
+            raise DamagedFileError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}", key=str(path))
         return plain
 
     def usable(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Past:
             unresolved = OmegaConf.to_container(cfg, resolve=False)
             assert isinstance(unresolved, dict)
             told = refusal(contradicting, {str(key): value for key, value in unresolved.items()}, edited)
-            raise InputError(f"{asked}: {told}")
+            raise InputError(f"{asked}: {told}", code="changed-past", key=contradicting[0].key)
 
     @property
     def words(self) -> list[str]:
@@ -129,7 +129,7 @@ def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     if which != "latest":
         return _named(Path(os.path.expanduser(which)), verb)
     wanted = choices(edits)
-    run = _latest(wanted)
+    run = _latest(wanted, _word(verb))
     experiment = experiment_of(run.path)
     return run if experiment is None else _best_of(experiment, run, wanted, verb)
 
@@ -142,8 +142,10 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
     place = os.path.relpath(experiment)
     if verb == "resume":
         raise InputError(
-            f"the newest is an experiment, {place}: to go on with all of it labrl -m +resume={place}, or "
-            + _trials_of(experiment, verb)
+            f"the newest is an experiment, {place}. Resume all of it with labrl -m +resume={place}, or "
+            + _trials_of(experiment, verb),
+            code="usage",
+            key="+resume",
         )
     best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
     if best is None:
@@ -156,8 +158,13 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
 
 def newest_folder() -> Path:
     """The newest run under ./runs; of a trial its whole experiment. Raises InputError if there is none."""
-    run = _latest({})
+    run = _latest({}, "latest")
     return experiment_of(run.path) or run.path
+
+
+def _word(verb: Verb) -> str:
+    """The word of the command line that names a run."""
+    return "run" if verb == "replay" else f"+{verb}"
 
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
@@ -175,14 +182,16 @@ def near(path: Path, folders: Iterable[Path]) -> str:
     return "".join(f" Did you mean {match}?" for match in matches)
 
 
-def _latest(wanted: dict[str, str]) -> RunFolder:
+def _latest(wanted: dict[str, str], word: str) -> RunFolder:
     found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
         # a run that was killed before it was recorded has done nothing
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
     agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
-    raise InputError(f"there is no run under {RUNS.absolute()}{agrees}: name a run folder")
+    raise InputError(
+        f"there is no run under {RUNS.absolute()}{agrees}: name a run folder", code="not-found", key=word
+    )
 
 
 def _told(wanted: Mapping[str, str]) -> str:
@@ -214,22 +223,27 @@ def _runs() -> Iterable[RunFolder]:
 
 
 def _named(path: Path, verb: Verb) -> RunFolder:
+    word = _word(verb)
     if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
         return RunFolder.open(path, rebuilt=verb != "resume")
     if (path.parent / MARKER).exists():
-        raise InputError(f"{path} is part of a run: name the run folder, {path.parent}")
+        raise InputError(
+            f"{path} is part of a run: name the run folder, {path.parent}", code="usage", key=word
+        )
     if is_experiment(path):
-        whole = f"go on with all of it by labrl -m +resume={path}, or " if verb == "resume" else ""
-        raise InputError(f"{path} is an experiment: {whole}{_trials_of(path, verb)}")
+        whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
+        raise InputError(f"{path} is an experiment: {whole}{_trials_of(path, verb)}", code="usage", key=word)
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if trials:
         listed = "\n".join(f"  {trial}" for trial in trials)
-        raise InputError(f"{path} holds several runs: name one of them\n{listed}")
+        raise InputError(f"{path} contains several runs: name one of them\n{listed}", code="usage", key=word)
     guess = (
         near(path, [run.path for run in _runs()])
         or f" Runs lie in {RUNS}/, and `latest` is the newest there."
     )
-    raise InputError(f"{path} holds no run of labrl (no {MARKER} in it).{guess}")
+    raise InputError(
+        f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}", code="not-found", key=word
+    )
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
+from labrl.errors import FAILED
 from labrl.processes import (
     children_ignore_ctrl_c,
     exit_code_of,
@@ -171,7 +172,7 @@ def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str
                     perform = perform or pickle.loads(payload)[1]
                     result = perform(task)
                 except Exception as error:
-                    result = Lost(1, f"{type(error).__name__}: {error}")
+                    result = Lost(FAILED, f"{type(error).__name__}: {error}")
                 sys.stdout.flush()
                 connection.send(result)
     except (EOFError, OSError):

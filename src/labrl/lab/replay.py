@@ -13,7 +13,7 @@ from labrl.config.compose import prepare
 from labrl.envs.actions import action_dtype
 from labrl.envs.protocol import Backend
 from labrl.envs.watch import watch
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
 from labrl.lab.past import find, tell_damages
 from labrl.lab.showing import ReplayRequest
 from labrl.lab.summary import say
@@ -45,9 +45,15 @@ def to_video(episode: RecordedEpisode, path: Path, longest: int | None = None) -
         with write_mp4(path, env.frames_per_second) as video:
             return _played(episode, env, lambda: video.add(env.picture()), longest)
     except ImportError as error:
-        raise InputError(f"videos need PyAV, which cannot be imported ({error}): pip install av") from error
+        raise InputError(
+            f"videos need PyAV, which cannot be imported ({error}): pip install av",
+            code="not-installed",
+            key="av",
+        ) from error
     except EncoderError as error:
-        raise InputError(f"the pictures of {env.name} cannot be encoded: {error}") from error
+        raise InputError(
+            f"the pictures of {env.name} cannot be encoded: {error}", code="unsupported", key="env"
+        ) from error
     finally:
         env.close()
 
@@ -67,14 +73,16 @@ def _played(
     """Play the episode, `look` before its first action and after each, and close the environment.
 
     longest: looks after which it stops unchecked. Returns where the episode came out otherwise than recorded.
-    Raises InputError where the environment cannot be reset.
+    Raises EnvironmentFailedError where the environment cannot be reset.
     """
     total, steps, over = 0.0, 0, False
     try:
         try:
             observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
         except (Exception, SystemExit) as error:  # an environment may fail in any way
-            raise InputError(f"{env.name}: its reset failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFailedError(
+                f"{env.name}: its reset failed: {type(error).__name__}: {error}", key="env"
+            ) from error
         look()
         for action in episode.actions.astype(action_dtype(env.action_space)):
             if steps + 1 == longest:
@@ -126,9 +134,11 @@ def replay(request: ReplayRequest) -> int:
             difference = to_video(episode, target)
             say(f"video: {os.path.relpath(target)}")
     except WindowClosedError:
-        return 0
+        return DONE
     except OSError as error:
-        raise InputError(f"{target} cannot be written ({error.strerror or error})") from error
+        raise InputError(
+            f"{target} cannot be written ({error.strerror or error})", code="usage", key=str(target)
+        ) from error
     except LabrlError as error:
         say(f"no {'video' if window is None else 'pictures'}: {error}")
         difference = check(episode)
@@ -137,9 +147,9 @@ def replay(request: ReplayRequest) -> int:
             window.close()
     if difference is not None:
         say(f"not as it was recorded: {difference} (another version of the environment?)")
-        return 1
+        return FAILED
     say("as it was recorded, to the bit: return, length and last observation are equal")
-    return 0
+    return DONE
 
 
 def _config_dir(run: RunFolder) -> str | None:
@@ -157,15 +167,21 @@ def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) ->
     if not wanted:
         numbers = ", ".join(str(session.index) for session in sessions) or "none"
         asked = "" if request.session is None else f"session={request.session}: "
-        raise InputError(f"{asked}{run} has the sessions {numbers}")
+        raise InputError(f"{asked}{run} has the sessions {numbers}", code="not-found", key="session")
     for session in wanted:
         if (session.episodes / f"{request.episode}.npz").exists():
             return session
     names = list(dict.fromkeys(name for session in wanted for name in recorded_names(session.episodes)))
     if not names:
         raise InputError(
-            f"{run} has no recorded episode: they are written at evaluations, every meta.eval_frequency "
-            "frames, unless meta.record_episodes=none"
+            f"{run} has no recorded episode. Runs record episodes at evaluations, every meta.eval_frequency "
+            "frames, unless meta.record_episodes=none",
+            code="not-found",
+            key=run,
         )
     more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each keeps more"
-    raise InputError(f"episode={request.episode}: {run} has recorded {', '.join(names)}{more}")
+    raise InputError(
+        f"episode={request.episode}: {run} has recorded {', '.join(names)}{more}",
+        code="not-found",
+        key="episode",
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.consistency import ABSENT, changes
-from labrl.errors import LabrlError
+from labrl.errors import DONE, LabrlError
 from labrl.lab.past import newest_folder
 from labrl.storage.atomic import write_json
 from labrl.storage.provenance import read_command, recorded_config
@@ -204,8 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(build(folder).path)
     except LabrlError as error:
         print(error, file=sys.stderr)
-        return 2
-    return 0
+        return error.exit_code
+    return DONE
 
 
 if __name__ == "__main__":

@@ -38,28 +38,52 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
     for word in words:
         name, value = _asked(word)
         if name in asked:
-            raise InputError(f"+{name} is given twice: +{name}={asked[name]} and {word}")
+            raise InputError(
+                f"+{name} is given twice: +{name}={asked[name]} and {word}. Leave one out.",
+                code="contradiction",
+                key=f"+{name}",
+            )
         if name:
             asked[name] = value
     if not asked:
         return None
     kinds = [name for name in asked if name not in _SWITCHES]
     if "pin" in asked and (not multirun or kinds != ["resume"]):
-        raise InputError("+pin=true goes with an experiment: labrl -m +resume=<experiment folder> +pin=true")
+        raise InputError(
+            "+pin=true is for a resumed experiment: labrl -m +resume=<experiment folder> +pin=true",
+            code="usage",
+            key="+pin",
+        )
     if not kinds:
-        raise InputError("+force=true goes with +resume or +rerun: labrl +resume=<run folder> +force=true")
+        raise InputError(
+            "+force=true is for +resume and +rerun: labrl +resume=<run folder> +force=true",
+            code="usage",
+            key="+force",
+        )
     if len(kinds) > 1:
-        raise InputError("+resume goes on in a run's folder, +rerun repeats a run in a new one: give one")
+        raise InputError(
+            "+resume continues a run in its folder and +rerun repeats a run in a new folder: leave one out",
+            code="contradiction",
+            key=f"+{kinds[1]}",
+        )
     if multirun and kinds[0] == "rerun":
-        raise InputError("+rerun takes one run, so it cannot be part of an experiment: leave out -m")
+        raise InputError(
+            "+rerun repeats one run, so it cannot be part of an experiment: leave out -m",
+            code="contradiction",
+            key="-m",
+        )
     kind: Literal["resume", "rerun"] = "resume" if kinds[0] == "resume" else "rerun"
     edits = [word for word in words if not _asked(word)[0]]
-    of_folder = "hydra.sweep.dir=" if multirun else "hydra.run.dir="
-    folder = next((word for word in edits if word.lstrip("+").startswith(of_folder)), None)
-    if kind == "resume" and multirun and folder:
-        raise InputError(f"{folder}: a resumed experiment goes on in its own folder")
+    of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+    folder = next((word for word in edits if word.lstrip("+").startswith(f"{of_folder}=")), None)
     if kind == "resume" and folder:
-        raise InputError(f"{folder}: a resumed run goes on in its own folder; +rerun=<run> takes a new one")
+        instead = "" if multirun else "; +rerun=<run> takes a new one"
+        raise InputError(
+            f"{folder}: {'an experiment' if multirun else 'a run'} is resumed in its own folder{instead}. "
+            f"Leave out {of_folder}.",
+            code="contradiction",
+            key=of_folder,
+        )
     return Request(kind, asked[kind], asked.get("force") == "true", edits, asked.get("pin") == "true")
 
 
@@ -76,10 +100,10 @@ def _asked(word: str) -> tuple[str, str]:
         return "", ""
     example = "true" if name in _SWITCHES else "latest"
     if not equals or not value:
-        raise InputError(f"{word}: needs a value, as in +{name}={example}")
+        raise InputError(f"{word}: needs a value, as in +{name}={example}", code="missing", key=f"+{name}")
     if not word.startswith("+") or word.startswith("++"):
-        raise InputError(f"{word}: write +{name}={value}")
+        raise InputError(f"{word}: write +{name}={value}", code="syntax", key=f"+{name}")
     value = unquoted(value)
     if name in _SWITCHES and value not in ("true", "false"):
-        raise InputError(f"{word}: must be true or false")
+        raise InputError(f"{word}: must be true or false", code="range", key=f"+{name}")
     return name, value

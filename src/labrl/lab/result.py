@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
+
 if TYPE_CHECKING:  # it loads NumPy, for which a refused value would have to wait
     from labrl.session.episodes import Source
 
@@ -68,7 +70,7 @@ class TrialResult:
     """The run folder, with everything that the trial wrote."""
     seed: int
     sessions: list[SessionResult] = field(default_factory=list)
-    exit_code: int = 0
+    exit_code: int = DONE
     """0: all finished; 1: one failed, or a repetition came out otherwise; 130 or 143: interrupted."""
     report: Path | None = None
     """`report.html` of the run folder; None where none was made."""
@@ -78,13 +80,15 @@ class TrialResult:
     @property
     def stopped_at_start(self) -> bool:
         """Whether a signal ended it before its first frame."""
-        return self.exit_code in (130, 143) and not any(session.frame for session in self.sessions)
+        return self.exit_code in (INTERRUPTED, TERMINATED) and not any(
+            session.frame for session in self.sessions
+        )
 
     @property
     def error(self) -> str | None:
         """What failed, in one line such as "session 0 failed: ..."; None where nothing failed."""
         errors = [session.failure for session in self.sessions if session.failure]
-        if self.exit_code == 1 and self.comparison is not None:
+        if self.exit_code == FAILED and self.comparison is not None:
             errors.append(f"rerun: {self.comparison}")
         return "; ".join(errors) or None
 
@@ -101,7 +105,7 @@ class TrialResult:
         return [session.return_mean for session in sound if session.return_mean is not None]
 
     def __repr__(self) -> str:
-        status = {0: "finished", 1: "failed"}.get(self.exit_code, "interrupted")
+        status = {DONE: "finished", FAILED: "failed"}.get(self.exit_code, "interrupted")
         lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
         for session in self.sessions:
             score = "" if session.return_mean is None else f", return {session.return_mean:,.1f}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from labrl.config.consistency import ABSENT, Change
 from labrl.config.schema import TrialConfig
-from labrl.errors import InputError
+from labrl.errors import DamagedFileError, InputError
 from labrl.lab.past import Past
 from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
@@ -39,8 +39,8 @@ def resume_trial(
 
     changed: the keys of the resolved configuration that differ from the run's own; what contradicts its
     past has been refused or forced by now. edited: those of them that were changed in `config.yaml`. Raises,
-    with nothing run, InputError where the run is still alive and FinishedError where there is nothing left
-    to do.
+    with nothing run, BusyFolderError where the run is still alive and FinishedError where there is nothing
+    left to do.
     """
     check(config)
     run = past.folder
@@ -51,7 +51,7 @@ def resume_trial(
         left = _sessions_left(run, config)
         if not left:
             _record_end(run)
-            raise FinishedError(_finished(run, config))
+            raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
         _check_saved(run, left, reached)
         if not all(change.harmless for change in changed):
             _check_fits(config, run, left, reached)
@@ -86,17 +86,18 @@ def frames_reached(run: RunFolder) -> dict[int, int]:
 
 
 def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raises InputError where a saved session has lost all its checkpoints, for its rows would be lost too,
-    and where the only one that is left has none that is whole."""
+    """Raises DamagedFileError where a saved session has lost all its checkpoints, because its rows would be
+    lost too, and where the only session that is left has no whole checkpoint."""
     for session in run.sessions():
         if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
             store = CheckpointStore(session.checkpoints, keep_last=1)
             store.refuse_broken(store.latest())
         if session.index in left and not session.checkpoint_frames() and _was_saved(session):
-            raise InputError(
-                f"session {session.index} was saved, and there is nothing any more in {session.checkpoints}: "
-                "bring its checkpoints back. To begin that session again, from frame 0, delete "
-                f"{session.path}."
+            raise DamagedFileError(
+                f"session {session.index} was saved, but {session.checkpoints} contains no checkpoint any "
+                f"more: restore its checkpoints, or delete {session.path} to begin the session again from "
+                "frame 0.",
+                key=str(session.checkpoints),
             )
 
 
@@ -121,14 +122,21 @@ def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
     if sessions < then:
-        raise InputError(f"meta.max_session={sessions}: the run has {then} sessions, it can only get more")
+        raise InputError(
+            f"meta.max_session={sessions}: the run has {then} sessions already. Set meta.max_session to "
+            f"{then} or more.",
+            code="range",
+            key="meta.max_session",
+        )
     if budget < past.config["env"]["max_frame"]:
         frames = reached()
         furthest = max(frames, key=lambda index: frames[index], default=None)
         if furthest is not None and frames[furthest] >= budget:
             raise InputError(
                 f"env.max_frame={budget} must be more than the {frames[furthest]} frames that session "
-                f"{furthest} has played already"
+                f"{furthest} has played already",
+                code="range",
+                key="env.max_frame",
             )
 
 

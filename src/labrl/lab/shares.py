@@ -27,13 +27,17 @@ class Need:
         """meta: the trial's `meta`, not checked yet; num_trials: of the experiment; cores: of the machine,
         None where another one runs the trial.
 
-        Without `meta.num_cpus` a trial takes a core for each session, and more where trials are few.
+        Without `meta.num_cpus` a trial takes a core for each session, and more where trials are few, but no
+        more than there are.
         """
         granted = _number(meta.get("num_cpus"))
-        sessions = int(_number(meta.get("max_session")) or 1)
-        spare = 1 if cores is None else cores // max(num_trials, 1)
-        wanted = max(1, math.ceil(granted) if granted else max(sessions, spare))
-        return cls(wanted if cores is None else min(wanted, cores), _number(meta.get("num_gpus")))
+        gpus = _number(meta.get("num_gpus"))
+        if granted:
+            return cls(math.ceil(granted), gpus)
+        sessions = max(1, int(_number(meta.get("max_session")) or 1))
+        if cores is None:
+            return cls(sessions, gpus)
+        return cls(min(cores, max(sessions, cores // max(num_trials, 1))), gpus)
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,17 @@ class Machine:
 
     def check(self, need: Need) -> None:
         """Raises InputError where `need` can never be met."""
-        if need.gpus is not None and need.gpus > len(self._free):
-            there = len(self._free)
-            raise InputError(
-                f"meta.num_gpus={need.gpus:g}: there are {there} GPUs here. Use at most {there}, or null for "
-                "one that trials share."
-            )
+        for key, what, wanted, there in (
+            ("meta.num_cpus", "cores", need.cores, self.cores),
+            ("meta.num_gpus", "GPUs", need.gpus or 0, len(self._free)),
+        ):
+            if wanted > there:
+                raise InputError(
+                    f"{key}: a trial asks for {wanted:g} {what}, and this machine has {there} that labrl "
+                    f"may use. Set {key}={there} or less, or {key}=null to use what there is.",
+                    code="resources",
+                    key=key,
+                )
 
     def take(self, need: Need) -> Share | None:
         """A share that meets `need`, or None as long as there is none free."""

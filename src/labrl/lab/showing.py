@@ -59,13 +59,25 @@ def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest 
         return None
     name, _, which = asked[0].partition("=")
     if not which:
-        raise InputError(f"{asked[0]}: needs a run, as in +enjoy=latest or +enjoy=<run folder>")
+        raise InputError(
+            f"{asked[0]}: needs a run, as in +enjoy=latest or +enjoy=<run folder>",
+            code="missing",
+            key="+enjoy",
+        )
     if name != "+enjoy":
-        raise InputError(f"{asked[0]}: write +enjoy={which}")
+        raise InputError(f"{asked[0]}: write +enjoy={which}", code="syntax", key="+enjoy")
     if len(asked) > 1:
-        raise InputError(f"+enjoy is given twice: {asked[0]} and {asked[1]}")
+        raise InputError(
+            f"+enjoy is given twice: {asked[0]} and {asked[1]}. Leave one out.",
+            code="contradiction",
+            key="+enjoy",
+        )
     if multirun:
-        raise InputError("+enjoy takes one run, so it cannot be part of an experiment: leave out -m")
+        raise InputError(
+            "+enjoy plays one run, so it cannot be part of an experiment: leave out -m",
+            code="contradiction",
+            key="-m",
+        )
     others = [word for word in words if word is not asked[0]]
     chosen = [word for word in others if choices([word])]
     given = _options(
@@ -94,7 +106,11 @@ def replay_request(which: str, words: Sequence[str]) -> ReplayRequest:
     given = _options(words, ("episode", "session", "render"), "labrl-replay <run folder> takes")
     episode = given.get("episode", "best")
     if episode not in ("best", "last") and not episode.isdigit():
-        raise InputError(f"episode={episode}: must be best, last or the frame of an evaluation")
+        raise InputError(
+            f"episode={episode}: must be best, last or the frame of an evaluation",
+            code="range",
+            key="episode",
+        )
     return ReplayRequest(
         which=which, episode=episode, session=_number(given, "session", 0), render=_render(given)
     )
@@ -106,12 +122,20 @@ def _options(words: Sequence[str], known: Sequence[str], takes: str) -> dict[str
     for word in words:
         name, equals, value = word.partition("=")
         if name.lstrip("+") not in known:
-            raise InputError(f"{word}: {takes} {', '.join(known)}.{did_you_mean(name, known)}")
+            raise InputError(
+                f"{word}: {takes} {', '.join(known)}.{did_you_mean(name, known)}",
+                code="unknown-key",
+                key=name,
+            )
         name = name.lstrip("+")
         if not equals or not value:
-            raise InputError(f"{word}: needs a value, as in {name}=<value>")
+            raise InputError(f"{word}: needs a value, as in {name}=<value>", code="missing", key=name)
         if name in given:
-            raise InputError(f"{name} is given twice: {name}={given[name]} and {word}")
+            raise InputError(
+                f"{name} is given twice: {name}={given[name]} and {word}. Leave one out.",
+                code="contradiction",
+                key=name,
+            )
         given[name] = value
     return given
 
@@ -123,7 +147,11 @@ def _number(given: Mapping[str, str], name: str, least: int) -> int | None:
     number = _whole(value)
     if number is None or number < least:
         none = " (0: none)" if least == 0 else ""
-        raise InputError(f"{name}={value}: must be a whole number of at least {least}{none}")
+        raise InputError(
+            f"{name}={value}: must be a whole number of at least {least}{none}",
+            code="type" if number is None else "range",
+            key=name,
+        )
     return number
 
 
@@ -135,7 +163,11 @@ def _probability(given: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         number = math.nan
     if not 0 <= number <= 1:
-        raise InputError(f"{name}={given[name]}: must be a number between 0 and 1")
+        raise InputError(
+            f"{name}={given[name]}: must be a number between 0 and 1",
+            code="type" if math.isnan(number) else "range",
+            key=name,
+        )
     return number
 
 
@@ -154,14 +186,18 @@ def _checkpoint(given: Mapping[str, str]) -> str:
         return value
     frame = _whole(value)
     if frame is None or frame < 0:
-        raise InputError(f"checkpoint={value}: must be best, latest or the frame of a checkpoint")
+        raise InputError(
+            f"checkpoint={value}: must be best, latest or the frame of a checkpoint",
+            code="range",
+            key="checkpoint",
+        )
     return str(frame)
 
 
 def _one_of(given: Mapping[str, str], name: str, allowed: Sequence[str], default: str) -> str:
     value = given.get(name, default)
     if value not in allowed:
-        raise InputError(f"{name}={value}: must be {' or '.join(allowed)}")
+        raise InputError(f"{name}={value}: must be {' or '.join(allowed)}", code="range", key=name)
     return value
 
 

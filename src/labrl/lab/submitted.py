@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal
 
-from labrl.errors import FAILED, InputError
+from labrl.errors import FAILED, TERMINATED, InputError
 from labrl.lab.hydra_trial import HydraTrial
 from labrl.lab.outcome import Outcome
 from labrl.lab.workers import Order
@@ -132,8 +132,10 @@ def _submit(launcher: Any, cluster: Literal["local", "slurm"], orders: Sequence[
             jobs: list[Any] = executor.map_array(trial, numbers, words)
         except FailedJobError as error:
             raise InputError(
-                f"hydra/launcher=submitit_{cluster}: the jobs were refused: {_last_line(error)}. What is "
-                "asked for them stands below hydra.launcher (labrl --cfg hydra)"
+                f"hydra/launcher=submitit_{cluster}: the cluster refused the jobs: {_last_line(error)}. "
+                "Change what hydra.launcher asks for; labrl --cfg hydra prints it.",
+                code="resources",
+                key="hydra.launcher",
             ) from error
     return jobs
 
@@ -148,7 +150,7 @@ def _outcome(job: Any, stopped: bool) -> Outcome:
         outcome: Outcome = job.results()[0]
     except Exception as error:
         if stopped:
-            return Outcome(status="interrupted", exit_code=143)
+            return Outcome(status="interrupted", exit_code=TERMINATED)
         told = f"its job {job.job_id} ended without a result ({type(error).__name__}): see {job.paths.stderr}"
         return Outcome(status="failed", exit_code=FAILED, error=told)
     return outcome

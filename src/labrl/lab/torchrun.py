@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.processes import signals_raise, stop_when_orphaned
 from labrl.storage.provenance import Typed, as_typed
 
@@ -62,11 +62,16 @@ def typed_command() -> Typed:
 
 
 def refuse_torchrun(what: str) -> None:
-    """Raises InputError where torchrun has started this process: `what` is for one that is alone."""
+    """Raises InputError where torchrun has started this process: `what` is for one that is alone.
+
+    what: the word of the command line, or the key with its value.
+    """
     if (launch := Launch.here()) is not None:
         raise InputError(
             f"{what} and torchrun contradict each other: its {launch.size} processes train one session "
-            "together. Start labrl without torchrun."
+            "together. Start labrl without torchrun.",
+            code="contradiction",
+            key=what.partition("=")[0],
         )
 
 
@@ -85,8 +90,10 @@ def check_launch(config: TrialConfig) -> None:
     if num_envs % launch.size:
         near = max(num_envs // launch.size, 1) * launch.size
         raise InputError(
-            f"env.num_envs={num_envs} is of all ranks together and must be a multiple of their number, "
-            f"{launch.size} (torchrun's --nproc-per-node times --nnodes): set env.num_envs={near}."
+            f"env.num_envs={num_envs} is divided over the ranks and must be a multiple of their number, "
+            f"{launch.size} (torchrun's --nproc-per-node times --nnodes): set env.num_envs={near}.",
+            code="contradiction",
+            key="env.num_envs",
         )
     from labrl.session.session import share
 
@@ -100,8 +107,10 @@ def check_resume(run: RunFolder) -> None:
     if then != now:
         how = f"by torchrun with {then} processes" if then > 1 else "without torchrun"
         raise InputError(
-            f"{run.path} was begun with {_counted(then)}, whose environments cannot be divided anew, and "
-            f"this is {_counted(now)}. Go on with it {how}."
+            f"{run.path} was begun with {_counted(then)} and cannot be continued with {_counted(now)}, "
+            f"because its environments are divided over the ranks. Resume it {how}.",
+            code="changed-past",
+            key="+resume",
         )
 
 
@@ -222,23 +231,23 @@ def follow(launch: Launch) -> int:
         group = Group(launch)
         order = group.ranks.told_by_leader(None)
         if order is None:
-            return 0
+            return DONE
         from labrl.lab.worker import follow_session
 
         sys.path += [folder for folder in order["path"] if folder not in sys.path]
         return follow_session(order, group.ranks)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         from labrl.networks.ranks import RankLostError
 
         if group is None or isinstance(error, RankLostError):
-            return 1
+            return FAILED
         if not isinstance(error, LabrlError):
             traceback.print_exc()
         print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
         group.fail(error)
-        return 1
+        return FAILED
     finally:
         if group is not None:
             group.leave()

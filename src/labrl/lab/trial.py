@@ -25,10 +25,11 @@ from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.lab import reporting, videos
-from labrl.lab.devices import check_compiler, threads_per_session
+from labrl.lab.devices import check_compiler, machine_cpus, threads_per_session
 from labrl.lab.result import SessionResult, TrialResult
+from labrl.lab.shares import Machine, Need
 from labrl.lab.summary import how_to_report, how_to_resume, say
 from labrl.lab.torchrun import check_launch, leading
 from labrl.lab.worker import main as session_main
@@ -48,6 +49,8 @@ from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.workspace import memory_available
 
+_STOPPED = (INTERRUPTED, TERMINATED)
+
 SESSION_BYTES = 150 << 20
 """What the process of a session takes at the least: torch, and a small environment and network."""
 
@@ -60,15 +63,21 @@ def check(config: TrialConfig) -> None:
     if config.search.space:
         raise InputError(
             "search=<space> belongs to a search, and this is a single trial: "
-            "labrl -m hydra/sweeper=optuna search=<space> ..., or search=none"
+            "labrl -m hydra/sweeper=optuna search=<space> ..., or search=none",
+            code="usage",
+            key="search",
         )
     meta = config.meta
+    machine = Machine(machine_cpus())
+    machine.check(Need.of(dataclasses.asdict(meta), 1, machine.cores))
     compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
     if meta.compile:
         if getattr(config.agent.load(), "REMEMBERS", False):
             raise InputError(
-                "meta.compile=true: networks with a memory are not compiled, their cells are torch's own "
-                "kernels. Set meta.compile=false."
+                "meta.compile=true: recurrent networks are not compiled, because their cells are kernels of "
+                "PyTorch itself. Set meta.compile=false.",
+                code="unsupported",
+                key="meta.compile",
             )
         check_compiler(compute.device.type)
     observation_space, action_space = describe(config.env)
@@ -81,14 +90,18 @@ def check(config: TrialConfig) -> None:
     if config.meta.eval_greedy and not hasattr(agent, "greedy_action"):
         raise InputError(
             f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
-            "Set meta.eval_greedy=false."
+            "Set meta.eval_greedy=false.",
+            code="unsupported",
+            key="meta.eval_greedy",
         )
     if meta.eval_epsilon:
         check_uniform(action_space, f"meta.eval_epsilon={meta.eval_epsilon:g}")
     if meta.gradient_noise and not getattr(agent, "HALVES", True):
         raise InputError(
-            f"meta.gradient_noise=true compares gradients of half a minibatch and of all of it, and agent "
-            f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false."
+            f"meta.gradient_noise=true compares gradients of half a minibatch and of the whole, and agent "
+            f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false.",
+            code="unsupported",
+            key="meta.gradient_noise",
         )
     check_launch(config)
     _check_room(meta.max_session)
@@ -96,9 +109,11 @@ def check(config: TrialConfig) -> None:
         _check_distributed(config)
     if meta.async_unroll is not None and not hasattr(agent, "adopt"):
         raise InputError(
-            f"meta.async_unroll: agent._target_ {config.agent.target} learns only from what it has just "
-            "played by its own weights (it has no method `adopt`). Set meta.async_unroll=null, or take an "
-            "agent with a replay memory: agent=dqn, sac, crossq, td3 or ddpg."
+            f"meta.async_unroll: agent {config.agent.target} learns only from what it has just played with "
+            "its own weights (it has no method `adopt`). Set meta.async_unroll=null, or choose an agent with "
+            "a replay buffer: agent=dqn, sac, crossq, td3 or ddpg.",
+            code="unsupported",
+            key="meta.async_unroll",
         )
     Transforms.build(config.transforms, spaces)
     _check_goals(config)
@@ -115,12 +130,17 @@ def _check_collecting(config: TrialConfig) -> None:
         key = "collect_until" if until is not None else "collect_from"
         raise InputError(
             f"meta.async_unroll and agent.{key} contradict each other: the actor process never stops "
-            f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}."
+            f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}.",
+            code="contradiction",
+            key="meta.async_unroll",
         )
     if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
         raise InputError(
-            f"agent.collect_until={until}: after it no training episodes are played, and the score would be "
-            "of these. Set meta.rigorous_eval=4 (environments for evaluation), or agent.collect_until=null."
+            f"agent.collect_until={until}: after this frame there are no training episodes, from which the "
+            "score is computed. Set meta.rigorous_eval=4 (environments for evaluation), or "
+            "agent.collect_until=null.",
+            code="contradiction",
+            key="meta.rigorous_eval",
         )
 
 
@@ -130,9 +150,11 @@ def _check_goals(config: TrialConfig) -> None:
     given = [name for name, transform in config.transforms.items() if transform is not None]
     if given and memory is not None and getattr(memory.load(), "reads_goals", False):
         raise InputError(
-            f"transforms.{given[0]} and agent.memory={memory.target} contradict each other: goals and "
-            f"their rewards are those of the environment itself. Set "
-            f"transforms.{given[0]}=null or agent/memory=uniform."
+            f"transforms.{given[0]} and agent.memory={memory.target} contradict each other: the replay "
+            f"buffer needs the goals and rewards of the environment itself. Set transforms.{given[0]}=null "
+            "or agent/memory=uniform.",
+            code="contradiction",
+            key=f"transforms.{given[0]}",
         )
 
 
@@ -151,9 +173,11 @@ def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
         if now.get(name) != then.get(name):
             held = then[name].target if name in then else "null"
             raise InputError(
-                f"transforms.{name}: what agent.offline gives has gone through {held}, and what is played "
-                f"would go through {now[name].target if name in now else 'null'}, so that one agent would "
-                f"learn from both. Set transforms.{name} as it is there."
+                f"transforms.{name}: the data of agent.offline went through {held}, and new steps would go "
+                f"through {now[name].target if name in now else 'null'}. Set transforms.{name} to that of "
+                "the data.",
+                code="contradiction",
+                key=f"transforms.{name}",
             )
     if hasattr(offline.load(), "environment"):
         _compare_actions(offline, actions)
@@ -171,9 +195,11 @@ def _compare_actions(offline: Component, actions: Space[Any]) -> None:
         same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
     if not same:
         raise InputError(
-            f"agent.offline: actions of its source, {source.config.name}, are {theirs}, and those of this "
-            f"environment are {actions}: the same number would mean another action. Name a run in the same "
-            "action space."
+            f"agent.offline: the actions of its source, {source.config.name}, are {theirs}, and those of "
+            f"this environment are {actions}: the same number would mean another action. Name a run with the "
+            "same action space.",
+            code="contradiction",
+            key="agent.offline",
         )
 
 
@@ -182,9 +208,12 @@ def _check_room(num_sessions: int) -> None:
     room = memory_available()
     if num_sessions > 1 and room is not None and num_sessions * SESSION_BYTES > room:
         raise InputError(
-            f"meta.max_session={num_sessions}: the sessions of a trial run at once, each as a process of "
-            f"{SESSION_BYTES >> 20} MB and more, and {room / 2**30:.1f} GB are free here. Set it to at most "
-            f"{max(room // SESSION_BYTES, 1)}, or run seeds one after the other: labrl -m seed=0,1,2"
+            f"meta.max_session={num_sessions}: the sessions of a trial run at once, each in a process that "
+            f"takes at least {SESSION_BYTES >> 20} MB, and {room / 2**30:.1f} GB are free. Set "
+            f"meta.max_session to at most {max(room // SESSION_BYTES, 1)}, or run the seeds one after the "
+            "other: labrl -m seed=0,1,2",
+            code="resources",
+            key="meta.max_session",
         )
 
 
@@ -193,14 +222,24 @@ def _check_distributed(config: TrialConfig) -> None:
     meta = config.meta
     asked = f"meta.distributed={meta.distributed}"
     if meta.max_session < 2:
-        raise InputError(f"{asked} is for sessions that train together: set meta.max_session=2 or more")
+        raise InputError(
+            f"{asked} is for sessions that train together: set meta.max_session=2 or more",
+            code="contradiction",
+            key="meta.max_session",
+        )
     if not hasattr(config.agent.load(), "weights"):
         raise InputError(
             f"{asked}: {config.agent.target} cannot train weights together with other sessions; agents that "
-            "learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false."
+            "learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false.",
+            code="unsupported",
+            key="meta.distributed",
         )
     if Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus).device.type != "cpu":
-        raise InputError(f"{asked} shares the memory of processors: set meta.device=cpu")
+        raise InputError(
+            f"{asked} shares weights in main memory: set meta.device=cpu",
+            code="contradiction",
+            key="meta.device",
+        )
 
 
 def run_trial(
@@ -291,13 +330,13 @@ def run_sessions(
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
             result.sessions.append(
-                _read_result(config, run, index, codes.get(index, 0), before.get(index, {}))
+                _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}))
             )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
         run.set_status(_run_status(result), sessions=sessions)
         if result.stopped_at_start:
             return result
-        if config.meta.videos and result.exit_code in (0, 1):
+        if config.meta.videos and result.exit_code in (DONE, FAILED):
             videos.render(run, result.sessions)
         if config.meta.report:
             result.report = reporting.make_report(run.path)
@@ -342,9 +381,7 @@ def _in_processes(
     codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
     if interruption.requested:
         # They were told by SIGTERM, whatever this process was told by.
-        codes = {
-            index: interruption.exit_code if code in (130, 143) else code for index, code in codes.items()
-        }
+        codes = {index: interruption.exit_code if code in _STOPPED else code for index, code in codes.items()}
     return codes
 
 
@@ -356,9 +393,9 @@ def _terminate(processes: list[BaseProcess]) -> None:
 
 def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
     """Of a session's process that has ended, as a shell would tell it."""
-    code = process.exitcode if process.exitcode is not None else 1
+    code = process.exitcode if process.exitcode is not None else FAILED
     if -code in SIGNALS:  # it came before there was anything to save, or after all that there was
-        return 0 if folder.ended_well else exit_code_of(-code)
+        return DONE if folder.ended_well else exit_code_of(-code)
     return 128 - code if code < 0 else code
 
 
@@ -390,7 +427,7 @@ def _read_result(
     }
     if folder.result.exists():
         return SessionResult(**{**known, "status": now["status"], "error": now["error"]})
-    if code in (130, 143):  # before its first step
+    if code in _STOPPED:  # before its first step
         return SessionResult(**{**known, "status": "interrupted", "error": None})
     error = f"the process {how_it_ended(128 - code if code > 128 else code)}"
     return SessionResult(**{**known, "status": "failed", "error": error})
@@ -398,11 +435,11 @@ def _read_result(
 
 def _trial_exit_code(codes: Collection[int]) -> int:
     """0 when all finished; 130 or 143 when a signal ended some and none failed; else 1."""
-    failed = [code for code in codes if code not in (0, 130, 143)]
-    return 1 if failed else max(codes)
+    failed = [code for code in codes if code not in (DONE, *_STOPPED)]
+    return FAILED if failed else max(codes)
 
 
 def _run_status(result: TrialResult) -> RunStatus:
     if result.exit_code:
-        return "failed" if result.exit_code == 1 else "interrupted"
+        return "failed" if result.exit_code == FAILED else "interrupted"
     return "pruned" if any(session.status == "pruned" for session in result.sessions) else "finished"

@@ -35,7 +35,9 @@ class Window:
             import pygame
         except ImportError as error:
             raise InputError(
-                f'render=human needs pygame ({error}): pip install "gymnasium[classic-control]"'
+                f'render=human needs pygame ({error}): pip install "gymnasium[classic-control]"',
+                code="not-installed",
+                key="render",
             ) from error
         try:
             pygame.display.init()
@@ -71,4 +73,8 @@ class Window:
 
 
 def _no_display(why: str) -> InputError:
-    return InputError(f"render=human needs a display, and there is none ({why}): leave it out for videos")
+    return InputError(
+        f"render=human needs a display, and there is none ({why}). Leave it out to write videos.",
+        code="usage",
+        key="render",
+    )

@@ -15,7 +15,7 @@ import torch
 from labrl.agents.errors import NonFiniteError
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
-from labrl.errors import WRONG_INPUT, LabrlError
+from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
 from labrl.lab.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.lab.result import SessionResult
 from labrl.lab.torchrun import why_lost
@@ -48,8 +48,8 @@ def run_session(
 
     num_threads: cores for a session that begins; aloud: whether warnings are also printed; begin: lets the
     other ranks begin, where torchrun has started some. Returns an exit code: 0, 1 where it failed, 130 or 143
-    where a signal ended it. Raises InputError for wrong input that building or the first step finds, and for
-    checkpoints none of which is whole.
+    where a signal ended it. Raises LabrlError for what building or the first step finds, and for checkpoints
+    none of which is whole.
     """
     assert config.seed is not None
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
@@ -58,7 +58,7 @@ def run_session(
     # Small products are faster on one thread; large ones are shared out over gradient workers instead.
     torch.set_num_threads(1)
     keep_freed_memory()
-    code = 1
+    code = FAILED
     try:
         with session_log.warnings_kept(folder.log, aloud):
             session = restored_session(config, index, folder, num_threads, begin)
@@ -68,11 +68,11 @@ def run_session(
             _warn_if_nothing_was_learned(session, index)
             _tell_updates(session, index)
         if session.pruned:
-            result.status, code = "pruned", 0
+            result.status, code = "pruned", DONE
         elif session.interrupted:
             result.status, code = "interrupted", session.interruption.exit_code
         else:
-            result.status, code = "finished", 0
+            result.status, code = "finished", DONE
     except LabrlError as error:
         if error.exit_code == WRONG_INPUT and (session is None or session.clock.frame == 0):
             raise
@@ -130,7 +130,7 @@ def restored_session(
     """A session as its newest whole checkpoint has it, and a new one where nothing was ever saved.
 
     It keeps the number of threads with which it was begun where the machine has them, because the last
-    bits of its numbers depend on it. begin: lets the other ranks begin from it. Raises InputError where
+    bits of its numbers depend on it. begin: lets the other ranks begin from it. Raises DamagedFileError where
     there are checkpoints and none is whole.
     """
     store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
@@ -157,7 +157,7 @@ def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
     else:
         session = _restored(config, 0, folder, num_threads, ranks, order["state"])
     session.run()
-    return session.interruption.exit_code if session.interruption.requested else 0
+    return session.interruption.exit_code if session.interruption.requested else DONE
 
 
 def _restored(
@@ -174,7 +174,7 @@ def _restored(
         num_threads = begun["num_threads"]
     session = Session(config, index, folder, num_threads, ranks)
     try:
-        with loading(f"the checkpoint of session {index}"):
+        with loading(str(folder.checkpoints)):
             session.load_state_dict(state)
     except BaseException:
         session.close()
@@ -214,5 +214,5 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
         write_json(session.result, dataclasses.asdict(result))
-        code = 2
+        code = error.exit_code
     sys.exit(code)

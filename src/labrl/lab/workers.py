@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from labrl.errors import FAILED
+from labrl.errors import FAILED, TERMINATED
 from labrl.lab.labelled import label_output
 from labrl.lab.outcome import Outcome
 from labrl.lab.pool import Lost, Pool
@@ -88,5 +88,5 @@ class _Labelled:
 
 def _outcome(lost: Lost) -> Outcome:
     if lost.interrupted:
-        return Outcome(status="interrupted", exit_code=143)
+        return Outcome(status="interrupted", exit_code=TERMINATED)
     return Outcome(status="failed", exit_code=FAILED, error=str(lost))

@@ -24,8 +24,9 @@ from typing import IO, Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.storage.atomic import HashedFile, sync_folder, write_atomic, write_synced
+from labrl.storage.marker import newer
 from labrl.storage.tree import flatten, restore
 
 FORMAT_VERSION = 1
@@ -42,10 +43,6 @@ _FRAME = re.compile(r"frame_(\d{12,})")
 _log = logging.getLogger(__name__)
 
 
-class BrokenCheckpointError(Exception):
-    """A checkpoint is torn, truncated, altered, or not one of labrl's."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A whole checkpoint, loaded. Its tensors are on the CPU."""
@@ -56,10 +53,10 @@ class Checkpoint:
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
-    """While a state is taken up again: raises InputError where it is that of something else.
+def loading(path: str) -> Iterator[None]:
+    """While a state is loaded: raises InputError where it is the state of something else.
 
-    what: the checkpoint, as the message names it.
+    path: of the checkpoint, or of the folder whose newest one it is.
     """
     try:
         yield
@@ -68,8 +65,10 @@ def loading(what: str) -> Iterator[None]:
     except Exception as error:  # by whatever part does not find what it saved
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
-            f"{what} does not fit the configuration: {why[:300]}. Networks, optimizer, memory and transforms "
-            "must be those that were saved: take back what was changed."
+            f"{path} does not fit the configuration: {why[:300]}. Networks, optimizer, replay buffer and "
+            "transforms must be those that were saved: undo what you changed.",
+            code="changed-past",
+            key=path,
         ) from error
 
 
@@ -199,7 +198,7 @@ class CheckpointStore:
     def load(self, path: Path) -> Checkpoint:
         """The checkpoint in folder `path`.
 
-        Raises BrokenCheckpointError if it is not whole, InputError if a newer labrl wrote it.
+        Raises DamagedFileError if it is not whole, InputError if a newer labrl wrote it.
         """
         return _whole(_read, path)
 
@@ -213,16 +212,17 @@ class CheckpointStore:
         Broken ones are passed over in silence: whoever loads hears of them.
         """
         for path in self._newest_first():
-            with suppress(BrokenCheckpointError):
+            with suppress(DamagedFileError):
                 return _whole(_checked_frame, path)
         return None
 
     def refuse_broken(self, latest: Checkpoint | None) -> None:
-        """Raises InputError where there are checkpoints and `latest` found none whole."""
+        """Raises DamagedFileError where there are checkpoints and `latest` found none whole."""
         if latest is None and self.broken:
-            raise InputError(
-                f"{self.told_broken}, and none is whole. Bring one back from a copy; to begin the session "
-                f"again, delete {self.folder.parent}."
+            raise DamagedFileError(
+                f"{self.told_broken}, and none is whole. Restore one from a copy, or delete "
+                f"{self.folder.parent} to begin the session again.",
+                key=str(self.folder),
             )
 
     @property
@@ -248,7 +248,7 @@ class CheckpointStore:
         for path in paths:
             try:
                 whole = self.load(path)
-            except BrokenCheckpointError as error:
+            except DamagedFileError as error:
                 self.broken[path] = str(error).removeprefix(f"{path}: ")
                 continue
             if self.broken:
@@ -371,23 +371,20 @@ def _claimed_frame(path: Path) -> int:
 
 
 def _whole(read: Callable[[Path], Found], path: Path) -> Found:
-    """What `read` finds in a checkpoint. Raises BrokenCheckpointError, InputError if it is too new."""
+    """What `read` finds in a checkpoint. Raises DamagedFileError, InputError if it is too new."""
     try:
         return read(path)
     except LabrlError:
         raise
     except Exception as error:  # what lies there may be anything, and fail in any way
-        raise BrokenCheckpointError(f"{path}: {error}") from error
+        raise DamagedFileError(f"{path}: {error}", key=str(path)) from error
 
 
 def _checked(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Manifest and contents of a checkpoint whose files are as they were written."""
     manifest = _read_manifest(path)
     if manifest["format_version"] > FORMAT_VERSION:
-        raise InputError(
-            f"{path} has checkpoint format {manifest['format_version']}, this labrl reads up to "
-            f"{FORMAT_VERSION}: update labrl to the version that wrote it"
-        )
+        raise newer(path, manifest["format_version"], FORMAT_VERSION)
     contents = {}
     for name in (TREE, TENSORS):
         content = (path / name).read_bytes()

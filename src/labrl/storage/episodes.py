@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.errors import InputError
+from labrl.errors import DamagedFileError
 from labrl.storage.atomic import write_atomic
+from labrl.storage.marker import newer
 
 FORMAT_VERSION = 1
 
@@ -75,21 +76,19 @@ def write_episode(folder: Path, name: str, episode: RecordedEpisode) -> None:
 
 
 def read_episode(path: Path) -> RecordedEpisode:
-    """What `write_episode` wrote. Raises InputError where the file is damaged or a newer labrl wrote it."""
+    """What `write_episode` wrote. Raises DamagedFileError where the file is damaged, InputError where a newer
+    labrl wrote it."""
     try:
         with np.load(path, allow_pickle=False) as content:
             actions, facts = content["actions"], json.loads(str(content["facts"]))
         version = facts.pop("format_version")
         if version > FORMAT_VERSION:
-            raise InputError(
-                f"{path} has format {version}, this labrl reads up to {FORMAT_VERSION}: update labrl to the "
-                "version that wrote it"
-            )
+            raise newer(path, version, FORMAT_VERSION)
         return RecordedEpisode(actions=actions, **facts)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         # NumPy's own advice is to load it unsafely.
-        reason = "it is no archive of NumPy's" if "allow_pickle" in str(error) else str(error)
-        raise InputError(f"{path} is damaged: {reason}") from error
+        reason = "it is not a NumPy archive" if "allow_pickle" in str(error) else str(error)
+        raise DamagedFileError(f"{path} is damaged: {reason}", key=str(path)) from error
 
 
 def recorded_names(folder: Path) -> list[str]:

@@ -7,16 +7,16 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from labrl.errors import InputError
+from labrl.errors import DamagedFileError, InputError
 from labrl.storage.atomic import write_json
-from labrl.storage.lock import LOCK, FolderLock, HeldError
-from labrl.storage.marker import check_free, claim, now, place
+from labrl.storage.lock import LOCK, FolderLock
+from labrl.storage.marker import another, check_free, claim, newer, now, place
 from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 from labrl.storage.run_folder import REPORT_FILES
@@ -38,6 +38,9 @@ FORMAT_VERSION = 1
 
 EXPERIMENT_MARKER = "experiment.json"
 """The file whose existence says that a folder belongs to an experiment."""
+
+SWEEP_DIR = "hydra.sweep.dir"
+"""The key that gives an experiment its folder."""
 
 ExperimentKind = Literal["grid", "search"]
 
@@ -118,7 +121,7 @@ class ExperimentFolder:
         facts: plain data that stands beside the rest: overrides, command, search. Raises InputError if
         the folder holds an experiment or a run already, or files of others, or cannot be written.
         """
-        folder = cls(place(path, "hydra.sweep.dir"))
+        folder = cls(place(path, SWEEP_DIR))
         time = now()
         content = {
             "format_version": FORMAT_VERSION,
@@ -129,38 +132,43 @@ class ExperimentFolder:
             **facts,
             "trials": [trial.as_json() for trial in trials],
         }
-        way_out = "give another folder with hydra.sweep.dir=<folder>"
+        way_out = another(SWEEP_DIR)
+        if (folder.path / RUN_MARKER).exists():
+            raise InputError(f"{folder.path} already contains a run: {way_out}", code="range", key=SWEEP_DIR)
+        if not folder.marker.exists():
+            check_free(folder.path, REPORT_FILES, SWEEP_DIR)
         try:
-            if (folder.path / RUN_MARKER).exists():
-                raise InputError(f"{folder.path} already holds a run: {way_out}")
-            if not folder.marker.exists():
-                check_free(folder.path, REPORT_FILES, way_out)
             claim(folder.marker, content)
         except FileExistsError as error:
             raise InputError(
-                f"{folder.path} already holds an experiment: {way_out}, "
-                f"or go on with it: labrl -m +resume={folder.path}"
+                f"{folder.path} already contains an experiment: {way_out}, "
+                f"or resume the experiment with labrl -m +resume={folder.path}",
+                code="range",
+                key=SWEEP_DIR,
             ) from error
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"{folder.path} cannot be written ({reason}): {way_out}") from error
+            raise InputError(
+                f"{folder.path} cannot be written ({reason}): {way_out}", code="range", key=SWEEP_DIR
+            ) from error
         return folder
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> ExperimentFolder:
         """The experiment at `path`.
 
-        Raises InputError if there is none, its marker is damaged, or a newer labrl wrote it.
+        Raises InputError if there is none or a newer labrl wrote it, DamagedFileError if its marker is
+        damaged.
         """
         experiment = cls(Path(os.path.abspath(path)))
         version = experiment.info().get("format_version")
         if not isinstance(version, int):
-            raise InputError(f"{experiment.marker} has no format_version: this is no experiment of labrl")
-        if version > FORMAT_VERSION:
-            raise InputError(
-                f"{experiment.path} has format {version}, this labrl reads up to {FORMAT_VERSION}: "
-                "update labrl"
+            raise DamagedFileError(
+                f"{experiment.marker} has no format_version, so labrl did not write it",
+                key=str(experiment.marker),
             )
+        if version > FORMAT_VERSION:
+            raise newer(experiment.path, version, FORMAT_VERSION)
         return experiment
 
     @property
@@ -174,25 +182,32 @@ class ExperimentFolder:
         return self.info()["status"]
 
     def info(self) -> dict[str, Any]:
-        """The content of `experiment.json`; InputError where it is missing or damaged."""
+        """The content of `experiment.json`. Raises InputError where it is missing, DamagedFileError where it
+        is damaged."""
         try:
             content = json.loads(self.marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise InputError(
-                f"{self.path} holds no experiment of labrl (no {EXPERIMENT_MARKER} in it)"
+                f"{self.path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}",
+                code="not-found",
+                key=str(self.path),
             ) from error
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.marker} cannot be read: {error}") from error
+            raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
         if not isinstance(content, dict):
-            raise InputError(f"{self.marker} is not what labrl writes there: name another folder")
+            raise DamagedFileError(
+                f"{self.marker} is not what labrl writes there: name another folder", key=str(self.marker)
+            )
         return content
 
     def trials(self) -> list[TrialRecord]:
-        """All trials, in order of their number; InputError where the file is damaged."""
+        """All trials, in order of their number. Raises DamagedFileError where the file is damaged."""
         try:
             return [TrialRecord.from_json(content) for content in self.info().get("trials", [])]
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{self.marker} is damaged: a trial without {error}") from error
+            raise DamagedFileError(
+                f"{self.marker} is damaged: a trial has no {error}", key=str(self.marker)
+            ) from error
 
     def set_trials(self, changed: Iterable[TrialRecord]) -> None:
         """Put in, or replace by number, the records of `changed`; the others stay."""
@@ -226,23 +241,9 @@ class ExperimentFolder:
         """The run folder of `trial`, whether it exists yet or not."""
         return self.path / trial.folder
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes from working on the experiment for as long as this lasts.
-
-        Raises InputError, naming the process, where one does.
-        """
-        with ExitStack() as held:
-            try:
-                held.enter_context(FolderLock(self.path))
-            except OSError as error:
-                raise InputError(f"{self.path} cannot be written ({error.strerror or error})") from error
-            except HeldError as holder:
-                raise InputError(
-                    f"{self.path} is still running ({holder}). Let it end, or interrupt it there with Ctrl-C "
-                    "or here with kill <process>; its trials save their state, and then it can be resumed."
-                ) from holder
-            yield
+    def lock(self) -> FolderLock:
+        """Keeps other processes from working on the experiment while it is entered."""
+        return FolderLock(self.path)
 
 
 def is_experiment(folder: Path) -> bool:

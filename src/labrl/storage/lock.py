@@ -11,6 +11,8 @@ import weakref
 from pathlib import Path
 from types import TracebackType
 
+from labrl.errors import BusyFolderError, InputError
+
 _log = logging.getLogger(__name__)
 
 LOCK = ".lock"
@@ -20,38 +22,54 @@ _LOOK_SECONDS = 0.1
 """How long one who merely looks whether a folder is held may keep one who wants to hold it waiting."""
 
 
-class HeldError(Exception):
-    """A living process works in the folder already; the message names it."""
-
-
 class FolderLock:
     """Held while entered; the system takes it back when its process ends, by kill -9 too.
 
     On a file system without locks nothing is held, and that is said in the log.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, part_of: Path | None = None) -> None:
+        """part_of: the folder that errors name, where `folder` is only a part of what is in use."""
         self.path = folder / LOCK
+        self._named = part_of or folder
         self._descriptor: int | None = None
 
     def __enter__(self) -> FolderLock:
-        """Raises HeldError where another process, or this one, holds the folder."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        """Raises BusyFolderError where another process, or this one, holds the folder, InputError where it
+        cannot be written."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                self._take(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise InputError(
+                f"{self._named} cannot be written ({error.strerror or error})",
+                code="usage",
+                key=str(self._named),
+            ) from error
+        self._descriptor = descriptor
+        _held.add(self)
+        return self
+
+    def _take(self, descriptor: int) -> None:
+        """Lock the open file and write into it who has it."""
         try:
             _lock(descriptor)
         except BlockingIOError:
-            holder = _named_in(descriptor)
-            os.close(descriptor)
-            raise HeldError(holder) from None
+            raise BusyFolderError(
+                f"{self._named} is in use ({_named_in(descriptor)}). Wait until that process ends, or "
+                "interrupt it with Ctrl-C or kill <process>: it saves its state and can be resumed.",
+                key=str(self._named),
+            ) from None
         except OSError as error:
             _log.warning(
                 "%s cannot be locked (%s): do not resume a run that is still alive", self.path, error
             )
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        self._descriptor = descriptor
-        _held.add(self)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -21,21 +21,42 @@ def now() -> str:
 def place(value: Any, key: str) -> Path:
     """The folder that `key` names, absolute. Raises InputError where it names none."""
     if not str(value or "").strip():
-        raise InputError(f"{key} is empty (perhaps a variable of the shell that is not set): name a folder")
+        raise InputError(
+            f"{key} is empty (perhaps a shell variable is not set): set {key}=<folder>",
+            code="missing",
+            key=key,
+        )
     return Path(os.path.abspath(str(value)))
 
 
-def check_free(folder: Path, written: Iterable[str], way_out: str) -> None:
+def check_free(folder: Path, written: Iterable[str], key: str) -> None:
     """Raises InputError where `folder` has files that would be written over.
 
-    written: patterns of the names of all that is to be written there.
+    written: patterns of the names of all that is to be written there; key: what gives the folder.
     """
     there = sorted({path.name for pattern in written for path in folder.glob(pattern)})
     if there:
         raise InputError(
-            f"{folder} has files that are not labrl's and would be written over: {', '.join(there)}. "
-            f"Move them, or {way_out}"
+            f"{folder} contains files that labrl did not write and would overwrite: {', '.join(there)}. "
+            f"Move them, or {another(key)}",
+            code="range",
+            key=key,
         )
+
+
+def newer(path: Path, version: int, known: int) -> InputError:
+    """The error for what a newer labrl wrote at `path`, in a format that this one does not know."""
+    return InputError(
+        f"{path} has format {version}, and this version of labrl reads formats up to {known}. Install the "
+        "version of labrl that wrote it.",
+        code="not-installed",
+        key=str(path),
+    )
+
+
+def another(key: str) -> str:
+    """What to type for another folder than the one that `key` gives."""
+    return f"choose another folder with {key}=<folder>"
 
 
 def claim(marker: Path, content: Mapping[str, Any]) -> None:

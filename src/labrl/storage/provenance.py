@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import write_atomic, write_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
@@ -131,7 +131,7 @@ def read_provenance(folder: RunFolder) -> dict[str, Any]:
 def read_command(folder: RunFolder) -> Command:
     """What a run was started, and later resumed, with: by its provenance, else by `overrides.yaml`.
 
-    Raises InputError where both are missing or damaged.
+    Raises DamagedFileError where both are missing or damaged.
     """
     facts = known_provenance(folder)
     overrides = facts.get("overrides")
@@ -143,7 +143,7 @@ def read_command(folder: RunFolder) -> Command:
 def recorded_config(folder: RunFolder) -> dict[str, Any]:
     """The resolved configuration that was run, as plain data: by its provenance, else by `config.yaml`.
 
-    Raises InputError where both are missing or damaged.
+    Raises DamagedFileError where both are missing or damaged.
     """
     config = known_provenance(folder).get("config")  # former versions had none
     return config if isinstance(config, dict) and not _lacking(config) else _config_file(folder)
@@ -151,7 +151,7 @@ def recorded_config(folder: RunFolder) -> dict[str, Any]:
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
     """The resolved configuration as `config.yaml` has it, edited or not; where that is missing or damaged,
-    the one that was run. Raises InputError where neither can be read."""
+    the one that was run. Raises DamagedFileError where neither can be read."""
     try:
         return _config_file(folder)
     except LabrlError:
@@ -179,9 +179,9 @@ def damages(folder: RunFolder) -> list[str]:
 def _config_file(folder: RunFolder) -> dict[str, Any]:
     config: dict[str, Any] = _read(folder, folder.config, _yaml, dict)
     for part in _lacking(config):
-        raise InputError(
-            f"{folder.config} cannot be read, so nobody knows what the run was: it has no {part}. "
-            f"Known all the same: {folder.known}"
+        raise DamagedFileError(
+            f"{folder.config} is damaged: it has no {part}. The other files say: {folder.known}",
+            key=str(folder.config),
         )
     return config
 
@@ -212,16 +212,16 @@ def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type
             raise ValueError(f"it holds {str(content)[:40] or 'nothing'}, not what labrl writes there")
         return content
     except FileNotFoundError as error:
-        raise InputError(
-            f"{path} is missing: the run was killed before it began, so there is nothing to go back to"
+        raise DamagedFileError(
+            f"{path} is missing: the run was killed before it began, so there is nothing to resume"
             if folder.unrecorded
-            else f"{path} is missing: put it back. Known all the same: {folder.known}"
+            else f"{path} is missing: put it back. The other files say: {folder.known}",
+            key=str(path),
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         told = " ".join(str(error).split())
-        raise InputError(
-            f"{path} cannot be read, so nobody knows what the run was: {told}. Known all the same: "
-            f"{folder.known}"
+        raise DamagedFileError(
+            f"{path} cannot be read: {told}. The other files say: {folder.known}", key=str(path)
         ) from error
 
 

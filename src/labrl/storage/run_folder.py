@@ -6,15 +6,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.storage.atomic import write_json
-from labrl.storage.lock import LOCK, FolderLock, HeldError
-from labrl.storage.marker import check_free, claim, now, place
+from labrl.storage.lock import LOCK, FolderLock
+from labrl.storage.marker import another, check_free, claim, newer, now, place
 
 FORMAT_VERSION = 1
 """Of the run folder: raised whenever an older labrl could no longer read what is written."""
@@ -30,7 +30,8 @@ REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
 WRITTEN = ("config.yaml", "overrides.yaml", PROVENANCE, "changed.json", "session_*", *REPORT_FILES)
 """What a trial writes into its folder, as patterns."""
 
-WAY_OUT = "give another folder with hydra.run.dir=<folder>"
+RUN_DIR = "hydra.run.dir"
+"""The key that gives a trial its folder."""
 
 RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
 """`pruned`: a search stopped it early."""
@@ -127,7 +128,7 @@ class SessionFolder:
 
     def lock(self) -> FolderLock:
         """Held by the session's own process, which may outlive the one that started it."""
-        return FolderLock(self.path)
+        return FolderLock(self.path, part_of=self.path.parent)
 
 
 class RunFolder:
@@ -146,15 +147,15 @@ class RunFolder:
 
         Raises InputError if the folder holds a run already, or files of others, or cannot be written.
         """
-        folder = place(path, "hydra.run.dir")
+        folder = place(path, RUN_DIR)
         if not (folder / MARKER).exists():
-            check_free(folder, WRITTEN, WAY_OUT)
+            check_free(folder, WRITTEN, RUN_DIR)
         time = now()
         marker = {"format_version": FORMAT_VERSION, "status": "running", "created": time, "updated": time}
         try:
             claim(folder / MARKER, marker)
         except OSError as error:
-            raise InputError(_why_not(folder, error)) from error
+            raise InputError(_why_not(folder, error), code="range", key=RUN_DIR) from error
         return cls(folder)
 
     @classmethod
@@ -162,17 +163,17 @@ class RunFolder:
         """The run that lies at `path`.
 
         rebuilt: whether `run.json` may be missing or damaged, as `rebuilt_info` can do without. Raises
-        InputError if there is no run, its marker is damaged, or a newer labrl wrote it.
+        InputError if there is no run or a newer labrl wrote it, DamagedFileError if its marker is damaged.
         """
         run = cls(Path(os.path.abspath(path)))
         version = (run.rebuilt_info() if rebuilt else run.info()).get("format_version")
         if not isinstance(version, int):
-            raise InputError(f"{run.path / MARKER} has no format_version: this is not a run of labrl")
-        if version > FORMAT_VERSION:
-            raise InputError(
-                f"{run.path} has format {version}, this labrl reads up to {FORMAT_VERSION}: "
-                "update labrl to the version that wrote it (see provenance.json)"
+            raise DamagedFileError(
+                f"{run.path / MARKER} has no format_version, so labrl did not write it",
+                key=str(run.path / MARKER),
             )
+        if version > FORMAT_VERSION:
+            raise newer(run.path, version, FORMAT_VERSION)
         return run
 
     @property
@@ -241,17 +242,24 @@ class RunFolder:
         return "; ".join(told) or "nothing else is known of it"
 
     def info(self) -> dict[str, Any]:
-        """The content of `run.json`; InputError where it is missing or damaged."""
+        """The content of `run.json`. Raises InputError where it is missing, DamagedFileError where it is
+        damaged."""
         marker = self.path / MARKER
         try:
             content = json.loads(marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
-            told = f"{self.path} holds no run of labrl (no {MARKER} in it)"
-            raise InputError(f"{told}{self._without_marker()}") from error
+            what = f"{self.path} is not a run folder of labrl: it contains no {MARKER}"
+            if self.has_lost_marker:
+                raise DamagedFileError(f"{what}{self._without_marker()}", key=str(marker)) from error
+            raise InputError(what, code="not-found", key=str(self.path)) from error
         except (OSError, ValueError) as error:
-            raise InputError(f"{marker} cannot be read: {error}{self._without_marker()}") from error
+            raise DamagedFileError(
+                f"{marker} cannot be read: {error}{self._without_marker()}", key=str(marker)
+            ) from error
         if not isinstance(content, dict):
-            raise InputError(f"{marker} is not what labrl writes there{self._without_marker()}")
+            raise DamagedFileError(
+                f"{marker} is not what labrl writes there{self._without_marker()}", key=str(marker)
+            )
         return content
 
     @property
@@ -265,17 +273,15 @@ class RunFolder:
 
     def _without_marker(self) -> str:
         """What else the folder says of the run, and how to use it without `run.json`."""
-        if not self.has_lost_marker and not (self.path / MARKER).exists():
-            return ""
         return (
-            f". Known all the same: {self.known}. Put the file back, or write this into it: "
+            f". The other files say: {self.known}. Put the file back, or write this into it: "
             f"{json.dumps(self._rebuilt())}"
         )
 
     def rebuilt_info(self) -> dict[str, Any]:
         """The same, and where it is missing or damaged what the results of the sessions say.
 
-        Raises InputError where there are none either, and so nothing of a run.
+        Raises what `info` raises where there are none either, and so nothing of a run.
         """
         try:
             return self.info()
@@ -321,22 +327,14 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Keep other processes out for as long as this lasts.
 
-        Raises InputError, naming the process, where the run or one of its sessions is still alive.
+        Raises BusyFolderError where the run or one of its sessions is still alive, InputError where the
+        folder cannot be written.
         """
-        with ExitStack() as held:
-            try:
-                held.enter_context(FolderLock(self.path))
-                for session in self.sessions():
-                    # A session's process outlives a killed trial for the step that it is in.
-                    with session.lock():
-                        pass
-            except OSError as error:
-                raise InputError(f"{self.path} cannot be written ({error.strerror or error})") from error
-            except HeldError as holder:
-                raise InputError(
-                    f"{self.path} is still running ({holder}). Let it end, or interrupt it there with "
-                    "Ctrl-C or here with kill <process>; it saves its state, and then it can be resumed."
-                ) from holder
+        with FolderLock(self.path):
+            for session in self.sessions():
+                # A session's process outlives a killed trial for the step that it is in.
+                with session.lock():
+                    pass
             yield
 
     def session(self, index: int) -> SessionFolder:
@@ -354,8 +352,8 @@ class RunFolder:
 def _why_not(folder: Path, error: OSError) -> str:
     """What keeps `folder` from becoming a run folder, and the way out."""
     if (folder / MARKER).exists():
-        return f"{folder} already holds a run: {WAY_OUT}"
+        return f"{folder} already contains a run: {another(RUN_DIR)}"
     for parent in (folder, *folder.parents):
         if parent.exists() and not parent.is_dir():
-            return f"{folder} cannot be a run folder, {parent} is a file: {WAY_OUT}"
-    return f"{folder} cannot be written ({error.strerror or error}): {WAY_OUT}"
+            return f"{folder} cannot be a run folder, because {parent} is a file: {another(RUN_DIR)}"
+    return f"{folder} cannot be written ({error.strerror or error}): {another(RUN_DIR)}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from labrl.errors import InputError
+from labrl.errors import DamagedFileError
 from labrl.storage.atomic import write_atomic
 
 Value = int | float | str | None
@@ -64,7 +64,7 @@ class CsvTable:
     def truncate_after(self, frame: int) -> int:
         """Cut back to the rows whose `frame` is at most `frame`, as a resume from there needs.
 
-        Returns the frame of the last row that is left, 0 where there is none. Raises InputError for a
+        Returns the frame of the last row that is left, 0 where there is none. Raises DamagedFileError for a
         file that is no such table.
         """
         try:
@@ -73,9 +73,10 @@ class CsvTable:
                 raise KeyError("frame")
             kept = [cells for cells in self._read_cells() if float(cells["frame"]) <= frame]
         except (KeyError, ValueError) as error:
-            raise InputError(
-                f"{self.path} is no table of labrl ({error}): put back the one that was there, or move this "
-                "one away to go on without its rows."
+            raise DamagedFileError(
+                f"{self.path} is not a table of metrics ({error}): restore it from a copy, or move it away "
+                "to resume without its rows.",
+                key=str(self.path),
             ) from error
         self._waiting = [cells for cells in self._waiting if float(cells["frame"]) <= frame]
         if columns:

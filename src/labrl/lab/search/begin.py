@@ -51,6 +51,7 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
     silence()
     # A key that is taken away may be in the space: check_space knows.
     asked = resolve(cfg, complete=False)
+    _check_total(asked, settings, words)
     _check_launcher(cfg)
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
@@ -80,6 +81,19 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
             return conclude(one, storage, code, confirmation, report=asked.meta.report)
         except Exception as error:
             return break_off(experiment, storage, error)
+
+
+def _check_total(asked: TrialConfig, settings: Settings, words: Sequence[str]) -> None:
+    """Raises InputError where two numbers of trials were asked for. A ready space may bring another one."""
+    total = asked.meta.max_trial
+    typed = any(word.lstrip("+").startswith("meta.max_trial=") for word in words)
+    if typed and total not in (None, settings.n_trials):
+        raise InputError(
+            f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
+            "both are the number of trials of the search. Leave one out.",
+            code="contradiction",
+            key="meta.max_trial",
+        )
 
 
 def _check_launcher(cfg: DictConfig) -> None:
