@@ -68,7 +68,9 @@ def _check_here() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise InputError("the working folder has been deleted: change to one that exists") from None
+        raise InputError(
+            "the working folder has been deleted. Change to one that exists", code="usage"
+        ) from None
 
 
 def _full_error() -> bool:
@@ -94,8 +96,10 @@ def _run(arguments: list[str], typed: Typed) -> int:
     begin("labrl.cli.main")
     if "${" in os.getcwd():
         raise InputError(
-            f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration: "
-            "change to a folder without it"
+            f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration. "
+            "Change to a folder whose path does not contain it",
+            code="usage",
+            key=os.getcwd(),
         )
     words = get_args(arguments)
     if words.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
@@ -153,8 +157,10 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
         known = listed()
         rows = [row for row in known if part in row[0]]
         if not rows:
-            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs alone lists all."
-            raise InputError(f"no environment has {part} in its name.{guess}")
+            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs without a word lists all."
+            raise InputError(
+                f"{part}: no environment has this in its name.{guess}", code="unknown-option", key=part
+            )
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
         for name, kind, identity in rows:
             print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {identity}")
@@ -223,7 +229,11 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
         _check_statuses(words.filters)
         if not words.root.expanduser().is_dir():
-            raise InputError(f"{words.root} is not there. For another folder: labrl-runs --root <folder>")
+            raise InputError(
+                f"{words.root}: there is no such folder. Name another with labrl-runs --root <folder>",
+                code="not-found",
+                key=str(words.root),
+            )
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
@@ -250,7 +260,11 @@ def _check_statuses(filters: Sequence[str]) -> None:
         key, _, value = word.partition("=")
         if key == "status" and not any(fnmatch(status, value) for status in known):
             guess = did_you_mean(value, known, prefix="status=")
-            raise InputError(f"{word}: there is no such status.{guess} Known: {', '.join(known)}.")
+            raise InputError(
+                f"{word}: there is no such status.{guess} The status of a run is one of {', '.join(known)}.",
+                code="unknown-option",
+                key=key,
+            )
 
 
 def replay(argv: Sequence[str] | None = None) -> int:

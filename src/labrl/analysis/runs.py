@@ -279,13 +279,18 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
         return Run(RunFolder.open(path, rebuilt=True))
     if not path.is_dir():
-        raise InputError(f"{path} is {'a file' if path.exists() else 'not there'}: name a run folder")
+        what = "is a file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}. Name a run folder", code="not-found", key=str(path))
     if (path.parent / MARKER).exists():
-        raise InputError(f"{path} is part of a run: name the run folder, {path.parent}")
+        raise InputError(
+            f"{path} is part of a run. Name the run folder, {path.parent}", code="not-found", key=str(path)
+        )
     below = next(_markers(path), None)
     if below is not None:
-        raise InputError(f"{path} holds several runs: name one of them, such as {below}")
-    raise InputError(_no_run(path))
+        raise InputError(
+            f"{path} holds several runs. Name one of them, such as {below}", code="not-found", key=str(path)
+        )
+    raise _no_run(path)
 
 
 def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
@@ -334,17 +339,21 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         literal = os.path.exists(text) or not glob.has_magic(text)
         paths = [text] if literal else sorted(glob.glob(text))
         if not paths:
-            raise InputError(f"{text} matches nothing")
+            raise InputError(f"{text} matches no file or folder", code="not-found", key=text)
         if literal and len(places) > 1 and _without_run(Path(text)):
             without.append(text)
             continue
         runs = [run for path in paths for run in _runs_in(Path(path), alone=literal)]
         if not runs:
-            raise InputError(f"{text} matches no run of labrl")
+            raise InputError(f"{text} matches no run of labrl", code="not-found", key=text)
         for run in runs:
             found.setdefault(run.path.resolve(), run)
     if without and not found:
-        raise InputError(f"no run of labrl in {', '.join(without)}: name folders with a {MARKER} in or below")
+        raise InputError(
+            f"no run of labrl in {', '.join(without)}. Name folders with a {MARKER} in them or below",
+            code="not-found",
+            key=without[0],
+        )
     if without:
         _log.warning("passed over, because there is no run in it: %s", ", ".join(without))
     return list(found.values())
@@ -376,7 +385,7 @@ def _runs_below(path: Path) -> list[Run]:
         except LabrlError as error:
             _log.warning("passed over: %s", error)
     if not runs:
-        raise InputError(_no_run(path))
+        raise _no_run(path)
     return sorted(runs, key=lambda run: (run.created, run.path))
 
 
@@ -397,11 +406,14 @@ def _without_run(path: Path) -> bool:
     return path.exists() and not (path.parent / MARKER).exists() and next(_markers(path), None) is None
 
 
-def _no_run(path: Path) -> str:
-    if not path.is_dir():
-        return f"{path} is not there: name a run folder, or a folder with runs below it"
-    what = "is empty" if not any(path.iterdir()) else "holds no run of labrl"
-    return f"{path} {what} (no {MARKER} in it or below): name a run folder, or a folder with runs below it"
+def _no_run(path: Path) -> InputError:
+    what = "does not exist"
+    if path.is_dir():
+        what = "is empty" if not any(path.iterdir()) else "holds no run of labrl"
+        what += f" (there is no {MARKER} in it or below)"
+    return InputError(
+        f"{path} {what}. Name a run folder, or a folder with runs below it", code="not-found", key=str(path)
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:

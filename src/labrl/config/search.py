@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from labrl.config.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, whole_number
+from labrl.config.types import NonNegativeInt, PositiveInt, Probability, whole_number
 
 Measure = Literal["final_return", "best_return", "auc", "strength", "wall"]
 """What a session is worth, from its evaluation checkpoints; see docs/search.md."""
@@ -101,5 +101,3 @@ class SearchConfig:
     """Share of the search's trials that may fail before it gives up, in [0, 1]."""
     retries: NonNegativeInt = 2
     """How often a trial whose process died goes on from its checkpoint, >= 0."""
-    heartbeat: PositiveFloat = 60.0
-    """Seconds between two signs of life to other machines, > 0; five are missed by a dead one."""

@@ -51,6 +51,7 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
     silence()
     # A key that is taken away may be in the space: check_space knows.
     asked = resolve(cfg, complete=False)
+    _check_total(asked, settings, words)
     _check_launcher(cfg)
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
@@ -82,13 +83,29 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
             return break_off(experiment, storage, error)
 
 
+def _check_total(asked: TrialConfig, settings: Settings, words: Sequence[str]) -> None:
+    """Raises InputError where two numbers of trials were asked for. A ready space may bring another one."""
+    total = asked.meta.max_trial
+    typed = any(word.lstrip("+").startswith("meta.max_trial=") for word in words)
+    if typed and total not in (None, settings.n_trials):
+        raise InputError(
+            f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
+            "both are the number of trials of the search. Leave one out.",
+            code="contradiction",
+            key="meta.max_trial",
+        )
+
+
 def _check_launcher(cfg: DictConfig) -> None:
     launcher = cfg.hydra.runtime.choices.get("hydra/launcher")
     if launcher not in (None, "joblib", "basic"):
         raise InputError(
-            f"hydra/launcher={launcher}: a search has workers of its own, which take trials as they become "
-            "free. For many machines run the same command on each, in jobs of your cluster, with one "
-            "hydra.sweeper.storage=postgresql://... and hydra.sweeper.study_name=<name>"
+            f"hydra/launcher={launcher} cannot run a search, which has its own workers on this machine "
+            "(hydra.sweeper.n_jobs=<trials at once>). To use several machines, leave hydra/launcher out and "
+            "start the same command on each, for instance in jobs of a cluster, with "
+            "hydra.sweeper.storage=postgresql://... and hydra.sweeper.study_name=<name>",
+            code="unsupported",
+            key="hydra/launcher",
         )
 
 
@@ -104,8 +121,10 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
-            f"hydra.sweeper.storage={settings.storage}: such a storage may hold several studies, so give "
-            "this one a name, by which other machines join it: hydra.sweeper.study_name=<name>"
+            f"hydra.sweeper.storage={settings.storage} can hold several studies, so the study needs a name, "
+            "by which other machines join it: set hydra.sweeper.study_name=<name>",
+            code="missing",
+            key="hydra.sweeper.study_name",
         )
     return Plan(
         name=settings.study_name or OWN_STUDY,
@@ -119,7 +138,6 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
         seed=asked.seed,
         random_return=_random_return(base, cfg) if "strength" in measures else 0.0,
         retries=search_config.retries,
-        heartbeat=search_config.heartbeat,
     )
 
 
@@ -127,8 +145,10 @@ def _random_return(config: TrialConfig, cfg: DictConfig) -> float:
     known = random_return(to_plain(cfg)["env"], config.env)
     if known is None:
         raise InputError(
-            "search.objective=strength is measured from the return of the random policy, which could not be "
-            "found out in this environment: search.objective=auc ranks trials nearly alike"
+            "search.objective=strength needs the return of the random policy, which could not be measured in "
+            "this environment. Set search.objective=auc, which ranks trials in nearly the same way",
+            code="unsupported",
+            key="search.objective",
         )
     return known
 
@@ -140,7 +160,9 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
     if len(names) != len(measures) or any(name not in ("minimize", "maximize") for name in names):
         raise InputError(
             f"hydra.sweeper.direction={given}: must be minimize or maximize, one for each of "
-            f"search.objective={list(measures)}; null leaves it to the measure"
+            f"search.objective={list(measures)}, or null for the usual direction of each",
+            code="range",
+            key="hydra.sweeper.direction",
         )
     return ["maximize" if name == "maximize" else "minimize" for name in names]
 
@@ -218,13 +240,18 @@ def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
     info = experiment.info()
     if info.get("kind") != "search":
         raise InputError(
-            f"{experiment.path} holds an experiment that is no search: give another hydra.sweep.dir"
+            f"{experiment.path} holds an experiment that is not a search. Set hydra.sweep.dir to another "
+            "folder",
+            code="usage",
+            key="hydra.sweep.dir",
         )
     then = info.get("search", {}).get("study_name", study_name)
     if then != study_name:
         raise InputError(
             f"hydra.sweeper.study_name={study_name}: {experiment.path} holds the trials of the study {then}. "
-            "Another study begins in a folder of its own: leave out +resume and hydra.sweep.dir"
+            "A study needs a folder of its own: leave out +resume and hydra.sweep.dir",
+            code="contradiction",
+            key="hydra.sweeper.study_name",
         )
 
 

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from labrl.analysis.report.formats import number
 from labrl.analysis.runs import load_experiment
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
-from labrl.errors import InputError
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.lab import reporting
 from labrl.lab.search.confirm import Confirmation
 from labrl.lab.search.recipe import BEST
@@ -32,8 +32,9 @@ def conclude(
 ) -> int:
     """Write the results and tell them. report: whether to make one. Returns the exit code of the command."""
     study, experiment = search.study, search.experiment
-    search.record(interrupted=code in (130, 143))
-    if code in (130, 143):
+    stopped = code in (INTERRUPTED, TERMINATED)
+    search.record(interrupted=stopped)
+    if stopped:
         experiment.set_status("interrupted")
         say(f"interrupted; to go on: labrl -m +resume={experiment.path}")
         return code
@@ -66,7 +67,7 @@ def conclude(
     say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still run elsewhere")
     frames = told["frames"]
     say(f"frames: {frames['search']:,} in the search, {frames['confirmation']:,} in the confirmation")
-    code = 1 if code or not best else 0
+    code = FAILED if code or not best else DONE
     experiment.set_status("failed" if code else "finished", search=facts)
     if report:
         reporting.report_experiment(experiment.path)
@@ -83,11 +84,11 @@ def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Except
     reason = storage.failed(error)
     if reason is None:
         raise error
-    with contextlib.suppress(OSError, InputError):  # it may be the disk that is full, or gone
+    with contextlib.suppress(OSError, LabrlError):  # it may be the disk that is full, or gone
         experiment.set_status("interrupted")
     say(f"the search cannot go on: {reason}   (its storage: {storage.told})")
     say(f"the trials have saved their state; once that is mended: labrl -m +resume={experiment.path}")
-    return 1
+    return FAILED
 
 
 def _write_results(search: Search) -> None:

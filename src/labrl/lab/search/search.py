@@ -10,11 +10,12 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.search import Confirm
+from labrl.errors import DONE, FAILED
 from labrl.lab.pool import Lost, Pool
 from labrl.lab.search.channel import Hub
 from labrl.lab.search.confirm import Confirmation
 from labrl.lab.search.recipe import Recipe
-from labrl.lab.search.study import FACTS, Assignment, Study
+from labrl.lab.search.study import FACTS, HEARTBEAT, Assignment, Study
 from labrl.lab.search.worker import Outcome, Task, perform
 from labrl.lab.shares import Share
 from labrl.lab.summary import say
@@ -66,9 +67,9 @@ class Search:
     def run(self) -> tuple[int, Confirmation | None]:
         """Run trials until the study has all of them, then confirm the best.
 
-        Returns 0, or 130 or 143 where a signal ended it, or 1 where too many trials failed; and the
-        confirmation, if this machine made one. Raises what the study's storage raises, with all trials
-        saved and ended.
+        Returns the exit code, that of a signal or FAILED where too many trials have failed, and the
+        confirmation, if this machine made one. Raises what the study's storage raises, after all trials have
+        been saved and ended.
         """
         with (
             Interruption() as interruption,
@@ -80,9 +81,9 @@ class Search:
             if interruption.requested:
                 return interruption.exit_code, None
             if self._gave_up:
-                return 1, None
+                return FAILED, None
             confirmation = self._confirmed(pool, interruption)
-            return (interruption.exit_code if interruption.requested else 0), confirmation
+            return (interruption.exit_code if interruption.requested else DONE), confirmation
 
     def record(self, interrupted: bool = False) -> None:
         """Bring `experiment.json` up to what the study knows."""
@@ -224,7 +225,7 @@ class Search:
             return False
 
     def _beat(self) -> None:
-        if time.monotonic() - self._last_beat > self.study.plan.heartbeat:
+        if time.monotonic() - self._last_beat > HEARTBEAT:
             self._last_beat = time.monotonic()
             self.study.beat()
 
