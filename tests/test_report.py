@@ -23,6 +23,7 @@ from labrl.analysis.report.thinning import kept, thinned
 from labrl.analysis.report.trials import trials_section
 from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.statistics import trial_statistics
+from labrl.errors import WRONG_INPUT
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
@@ -285,16 +286,18 @@ def test_the_command_of_the_process_prints_where_the_report_is(
     assert main([str(path), "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "report.html")
     assert not (path / "report.html").exists()
-    assert main([str(tmp_path / "nowhere")]) == 2
-    assert "is not there" in capsys.readouterr().err
+    assert main([str(tmp_path / "nowhere")]) == WRONG_INPUT
+    assert str(tmp_path / "nowhere") in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_run(tmp_path / "a", [rising(100)])
     path.chmod(0o500)
-    assert main([str(path)]) == 2
-    assert "--out" in capsys.readouterr().err
+    assert main([str(path)]) == WRONG_INPUT
+    said = capsys.readouterr().err
+    assert str(path) in said
+    assert "--out" in said
 
 
 def test_trials_of_the_same_name_in_two_experiments_have_each_its_own_numbers(tmp_path: Path) -> None:

@@ -100,8 +100,11 @@ def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Pat
 
 
 def test_online_without_a_login_is_wrong_input() -> None:
-    with pytest.raises(InputError, match=r"needs a login to https://api\.wandb\.ai: `wandb login`"):
+    with pytest.raises(InputError) as refused:
         mode(mode="online")
+    assert (refused.value.code, refused.value.key) == ("missing", "wandb.mode")
+    assert "https://api.wandb.ai" in str(refused.value)
+    assert "wandb login" in str(refused.value)
 
 
 def test_looking_for_a_login_does_not_import_wandb() -> None:
@@ -117,15 +120,16 @@ def test_every_option_of_the_group_is_its_mode(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "key"),
     [
-        ("wandb.project=a/b", r"wandb\.project must be 1 to 128 characters, none of / "),
-        ("wandb.tags=['']", r"wandb\.tags\[0\] must be 1 to 64 characters"),
-        (f"wandb.group={'g' * 129}", r"wandb\.group must be 1 to 128 characters"),
-        ("wandb.artifacts=[model]", r"wandb\.artifacts\[0\] must be 'best', 'report' or 'videos'"),
-        ("wandb.wait=-1", r"wandb\.wait must be at least 0"),
+        ("wandb.project=a/b", "wandb.project"),
+        ("wandb.tags=['']", "wandb.tags[0]"),
+        (f"wandb.group={'g' * 129}", "wandb.group"),
+        ("wandb.artifacts=[model]", "wandb.artifacts[0]"),
+        ("wandb.wait=-1", "wandb.wait"),
     ],
 )
-def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(word: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(word: str, key: str) -> None:
+    with pytest.raises(InputError) as refused:
         resolve(compose([word]))
+    assert [mistake.key for mistake in refused.value.mistakes] == [key]

@@ -38,8 +38,8 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
     if config.mode == "online":
         if not has_login():
             raise InputError(
-                f"wandb=online needs a login to {_host()}. Type {HOW_TO}, or set wandb=offline to send the "
-                "run later",
+                f"wandb.mode=online needs a login to {_host()}. Type {HOW_TO}, or set wandb=offline to send "
+                "the run later",
                 code="missing",
                 key="wandb.mode",
             )
