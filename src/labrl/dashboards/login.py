@@ -14,8 +14,6 @@ from labrl.errors import InputError
 
 Mode = Literal["online", "offline", "disabled"]
 
-HOW_TO = "`wandb login`, once, or WANDB_API_KEY=<key> before the command"
-
 _MODES: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -38,8 +36,8 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
     if config.mode == "online":
         if not has_login():
             raise InputError(
-                f"wandb.mode=online needs a login to {_host()}. Type {HOW_TO}, or set wandb=offline to send "
-                "the run later",
+                f"wandb.mode=online needs a login to {_host()}. Log in once with `wandb login`, set "
+                "WANDB_API_KEY=<key> before the command, or set wandb=offline to send the run later",
                 code="missing",
                 key="wandb.mode",
             )
