@@ -116,7 +116,7 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
     directions = _directions(settings.direction, measures)
     pruner = search_config.pruner
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
-        say(f"several objectives: search.pruner={pruner.kind} cannot compare trials half way and is off")
+        say(f"search.pruner={pruner.kind} is off, because it cannot compare trials by several objectives")
         pruner = NoPruner()
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
@@ -168,7 +168,7 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
 
 
 def _shares(config: TrialConfig, settings: Settings) -> list[Share]:
-    """Of the machine, one for each trial at once: as many as were asked for, or as it has room for."""
+    """A share of the machine for each trial that runs at once: as many as were asked for, or as have room."""
     machine = Machine()
     need = Need.of(dataclasses.asdict(config.meta), settings.n_trials, machine.cores)
     machine.check(need)
@@ -283,11 +283,13 @@ def _announce(study: Study, storage: StudyStorage, workers: int, experiment: Exp
     plan = study.plan
     done = sum(trial.state.is_finished() for trial in study.trials())
     already = f", {done} of them done" if done else ""
+    searched = len(plan.space.distributions)
+    keys = "1 key" if searched == 1 else f"{searched} keys"
     say(
-        f"searching {len(plan.space.distributions)} keys for the best {' and '.join(plan.measures)}: "
+        f"searching {keys} for the best {' and '.join(plan.measures)}: "
         f"{study.total} trials{already}, {workers} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
     if study.total == 1:
-        say("meta.max_trial=1: one trial is compared with none; for a search set meta.max_trial=20 or so")
+        say("meta.max_trial=1: a single trial has nothing to be compared with. Set meta.max_trial=20 or so")
     say(f"experiment folder: {experiment.path}")
     say(f"to watch: optuna-dashboard {shlex.quote(storage.told)}")

@@ -136,9 +136,11 @@ class Search:
             again = self.study.died(one)
             if again is not None:
                 self._again.append(again)
-                say(f"trial {one.number}: {_how(outcome)}; it goes on from its checkpoint")
+                say(f"trial {one.number}: {_how(outcome)}. It continues from its checkpoint")
                 return
-            self.study.fail(one.number, f"its process died {one.attempts + 1} times; at last {_how(outcome)}")
+            self.study.fail(
+                one.number, f"its process died {one.attempts + 1} times; the last time: {_how(outcome)}"
+            )
         elif isinstance(outcome, Outcome) and outcome.status == "failed":
             self.study.fail(one.number, outcome.error or "it failed")
         else:
@@ -153,7 +155,7 @@ class Search:
             self._gave_up = True
             say(
                 f"{failed} of {self.study.total} trials have failed, more than "
-                f"search.max_failure_rate={self.max_failure_rate:g} allows: the search gives up"
+                f"search.max_failure_rate={self.max_failure_rate:g} allows, so the search stops"
             )
 
     def _tell(self, number: int) -> None:
@@ -181,11 +183,11 @@ class Search:
         if config is None or not best or len(study.plan.measures) > 1 or not study.is_complete():
             return None
         if not study.claims_confirmation():
-            say("another machine runs the best trials once more")
+            say("another machine confirms the best trials on fresh seeds")
             return None
         confirmation = Confirmation.of(config, study.plan, best, study.seed, self.experiment.path)
         say(
-            f"the best {min(config.top, len(best))} once more"
+            f"confirming the best {min(config.top, len(best))} trials"
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
         )
         left = [
@@ -203,7 +205,7 @@ class Search:
             died = isinstance(outcome, Lost) or outcome.status == "interrupted"
             if died and not interrupted and one.attempts < study.plan.retries:
                 left.append(one.again())
-                say(f"{one.folder.name}: {_how(outcome)}; it goes on from its checkpoint")
+                say(f"{one.folder.name}: {_how(outcome)}. It continues from its checkpoint")
             elif died and not interrupted:
                 say(f"{one.folder.name} failed: its process died {one.attempts + 1} times")
             elif isinstance(outcome, Outcome) and outcome.error:
@@ -262,4 +264,4 @@ def _short(value: object) -> str:
 
 
 def _how(outcome: Outcome | Lost) -> str:
-    return str(outcome) if isinstance(outcome, Lost) else "it was told to stop"
+    return str(outcome) if isinstance(outcome, Lost) else "its process was asked to stop"
