@@ -10,6 +10,7 @@ import pytest
 
 import labrl
 from labrl.cli import main
+from labrl.errors import WRONG_INPUT
 
 DOCS = Path(__file__).parent.parent / "docs"
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
@@ -71,11 +72,13 @@ def test_python_examples_of_extending_run(capsys: pytest.CaptureFixture[str]) ->
 
 def test_misspelt_option_of_ones_own_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing"]
-    assert main([*words, "+agent.nois=1"]) == 2
-    assert "agent.nois: no such key. Did you mean agent.noise?" in capsys.readouterr().err
+    assert main([*words, "+agent.nois=1"]) == WRONG_INPUT
+    told = capsys.readouterr().err
+    assert "agent.nois" in told
+    assert "agent.noise?" in told
 
 
 def test_own_agent_refuses_environments_that_it_cannot_play(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing", "env=pendulum"]
-    assert main([*words, *QUIET]) == 2
-    assert "agent=hill_climbing needs discrete actions" in capsys.readouterr().err
+    assert main([*words, *QUIET]) == WRONG_INPUT
+    assert "agent=hill_climbing" in capsys.readouterr().err

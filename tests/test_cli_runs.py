@@ -11,7 +11,7 @@ import pytest
 
 import labrl
 from labrl.cli import main
-from labrl.errors import InputError
+from labrl.errors import WRONG_INPUT, InputError
 from labrl.lab.past import choices
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
@@ -52,7 +52,7 @@ def files() -> list[Path]:
 def test_wrong_input_exits_2_without_a_traceback_and_writes_nothing(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
+    assert main(words) == WRONG_INPUT
     said = capsys.readouterr().err
     assert "labrl: " in said
     assert "Traceback" not in said
@@ -65,10 +65,10 @@ def test_no_more_sessions_are_begun_than_memory_holds(
 ) -> None:
     """A thousand processes took all memory, and the system ended other people's."""
     monkeypatch.setattr("labrl.lab.trial.memory_available", lambda: 1 << 30)
-    assert main(["meta.max_session=7", *QUICK]) == 2
+    assert main(["meta.max_session=7", *QUICK]) == WRONG_INPUT
     said = capsys.readouterr().err
-    assert "meta.max_session=7:" in said
-    assert "at most 6" in said
+    assert "meta.max_session" in said
+    assert re.search(r"\b6\b", said)
     assert files() == []
     assert main(["meta.max_session=1", *QUICK]) == 0
 
@@ -77,10 +77,10 @@ def test_hydra_full_error_shows_the_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert main(["env=ponk"]) == 2
+    assert main(["env=ponk"]) == WRONG_INPUT
     said = capsys.readouterr().err
     assert "Traceback" in said
-    assert "Did you mean env=pong?" in said
+    assert "env=pong?" in said
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
 
 
@@ -113,8 +113,8 @@ def test_slash_in_an_id_makes_no_subfolder(capsys: pytest.CaptureFixture[str]) -
 def test_folder_that_holds_a_run_is_refused_and_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "hydra.run.dir=mine"]) == 0
     before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
-    assert main([*QUICK, "hydra.run.dir=mine"]) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert main([*QUICK, "hydra.run.dir=mine"]) == WRONG_INPUT
+    assert str(Path("mine").resolve()) in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
 
 
@@ -123,25 +123,26 @@ def test_files_of_others_are_not_written_over(theirs: str, capsys: pytest.Captur
     file = Path("project", theirs)
     file.parent.mkdir(parents=True)
     file.write_text("precious")
-    assert main([*QUICK, "hydra.run.dir=project"]) == 2
+    assert main([*QUICK, "hydra.run.dir=project"]) == WRONG_INPUT
     said = capsys.readouterr().err
-    assert f"project has files that are not labrl's and would be written over: {theirs.split('/')[0]}" in said
+    assert str(Path("project").resolve()) in said
+    assert theirs.split("/")[0] in said
     assert [path for path in Path("project").rglob("*") if path.is_file()] == [file]
     assert file.read_text() == "precious"
 
 
 @pytest.mark.parametrize("words", [["hydra.run.dir="], ["-m", "seed=1,2", "hydra.sweep.dir="]], ids=str)
 def test_a_folder_without_a_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK, *words]) == 2
-    assert f"{words[-1][:-1]} is empty" in capsys.readouterr().err
+    assert main([*QUICK, *words]) == WRONG_INPUT
+    assert words[-1][:-1] in capsys.readouterr().err
     assert not list(Path().glob("*.json"))
 
 
 def test_output_folder_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("in the way")
-    assert main([*QUICK, "hydra.run.dir=file/run"]) == 2
+    assert main([*QUICK, "hydra.run.dir=file/run"]) == WRONG_INPUT
     said = capsys.readouterr().err
-    assert "the run folder cannot be made" in said
+    assert str(Path("file").resolve()) in said
     assert "hydra.run.dir=<folder>" in said
 
 
@@ -151,16 +152,16 @@ def test_failing_trial_does_not_hide_the_others_and_the_worst_code_wins(
     # Whether an agent fits the environment is found when its trial begins: the others are wanted anyway.
     words = ["-m", *QUICK[1:], "env.max_frame=128", "agent=sarsa,random", "env=pendulum"]
     words += ["hydra/launcher=basic"]
-    assert main(words) == 2
+    assert main(words) == WRONG_INPUT
     (experiment,) = Path("runs").iterdir()
     assert "_experiment_" in experiment.name
     assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_random_pendulum"]
-    assert "sarsa acts in Discrete spaces" in capsys.readouterr().err
+    assert "sarsa" in capsys.readouterr().err
 
 
 def test_wrong_value_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK, "hydra/launcher=basic", "env.num_envs=0,2"]) == 2
-    assert "trial env.num_envs=0: env.num_envs must be at least 1, got 0" in capsys.readouterr().err
+    assert main(["-m", *QUICK, "hydra/launcher=basic", "env.num_envs=0,2"]) == WRONG_INPUT
+    assert "env.num_envs=0" in capsys.readouterr().err
     assert not files()
 
 
@@ -172,8 +173,8 @@ def test_experiment_gives_each_trial_a_folder(capsys: pytest.CaptureFixture[str]
 
 
 def test_misspelt_word_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", *QUICK, "env=pong,ponk"]) == 2
-    assert "Did you mean env=pong?" in capsys.readouterr().err
+    assert main(["-m", *QUICK, "env=pong,ponk"]) == WRONG_INPUT
+    assert "env=pong?" in capsys.readouterr().err
     assert not [path for path in files() if path.name == "run.json"]
 
 
@@ -187,13 +188,16 @@ def test_train_returns_the_result_and_works_twice_in_one_process() -> None:
 
 @pytest.mark.parametrize("words", ["env=pong", [1]])
 def test_train_takes_a_list_of_words(words: Any) -> None:
-    with pytest.raises(InputError, match=r"takes a list of words"):
+    with pytest.raises(InputError) as refused:
         labrl.train(words)
+    assert (refused.value.code, refused.value.exit_code) == ("usage", WRONG_INPUT)
 
 
 def test_train_raises_for_wrong_input_before_anything_is_written() -> None:
-    with pytest.raises(InputError, match=r"Did you mean agent\.lr\?"):
+    with pytest.raises(InputError) as refused:
         labrl.train(["agent.lrr=1"])
+    assert (refused.value.code, refused.value.key) == ("unknown-key", "agent.lrr")
+    assert "agent.lr?" in str(refused.value)
     assert not Path("runs").exists()
 
 

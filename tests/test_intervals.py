@@ -57,7 +57,7 @@ def test_probability_of_improvement_counts_pairs_and_ties_half() -> None:
     # of 3 x 2 pairs x wins 3 and ties 1
     assert intervals.probability_of_improvement([[1, 2, 3]], [[2, 0]]).value == pytest.approx(4.5 / 6)
     assert intervals.probability_of_improvement([[1], [0]], [[0], [1]]).value == 0.5
-    with pytest.raises(ValueError, match="same tasks"):
+    with pytest.raises(ValueError, match=r"\bx\b.*\by\b"):
         intervals.probability_of_improvement([[1]], [[1], [2]])
 
 
@@ -78,7 +78,7 @@ def test_the_same_scores_always_have_the_same_interval() -> None:
 
 def test_a_task_without_runs_or_with_nan_is_refused() -> None:
     for scores in ([], [[]], [[1.0, float("nan")]], np.empty((0, 3))):
-        with pytest.raises(ValueError, match="at least one run"):
+        with pytest.raises(ValueError, match=r"\bscores\b"):
             intervals.aggregates(scores)
 
 

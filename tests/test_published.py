@@ -15,6 +15,7 @@ from benchmarks import record, results
 from labrl.analysis.published import ENVS, Cell, as_markdown, cells, judged, summary
 from labrl.analysis.runs import load_run
 from labrl.config.compose import compose, to_plain
+from labrl.errors import WRONG_INPUT
 
 CELL = Cell("CartPole-v1", "ppo", score=450.0, frames=1000, num_envs=4, log_frequency=100)
 
@@ -104,9 +105,10 @@ def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
     assert len(asked) == 1
     page = (tmp_path / "results.md").read_text()
     assert "1 other setting" in page or "not run" in page
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         results.main(["cartpole_nobody"])
-    assert "no cell cartpole_nobody" in capsys.readouterr().err
+    assert ended.value.code == WRONG_INPUT
+    assert "cartpole_nobody" in capsys.readouterr().err
 
 
 def test_atari_is_told_with_its_frames_and_a_curve_of_each_game(

@@ -14,7 +14,9 @@ from report_cases import write_experiment
 from run_cases import config_with, rising, write_run
 
 import labrl
+from labrl.analysis.runs import find_runs
 from labrl.cli import report
+from labrl.errors import WRONG_INPUT, InputError
 from labrl.lab import reporting
 from labrl.storage.run_folder import RunFolder
 
@@ -154,28 +156,32 @@ def test_of_several_folders_those_without_a_run_are_passed_over_with_one_word(
     words = ["runs/a", "runs/b", "runs/c", "runs/notes.txt"]
     assert report(words) == 0
     assert (tmp_path / "comparison" / "report.html").exists()
-    (said,) = (entry.getMessage() for entry in caplog.records)
-    assert said == "passed over, because there is no run in it: runs/a, runs/c, runs/notes.txt"
+    records = [entry for entry in caplog.records if entry.name == find_runs.__module__]
+    (said,) = (entry.getMessage() for entry in records)
+    assert "runs/a, runs/c, runs/notes.txt" in said
     capsys.readouterr()
-    assert report(["runs/a", "runs/c"]) == 2
-    assert "no run of labrl in runs/a, runs/c" in capsys.readouterr().err
-    for wrong, told in (("runs/mistyped", "is not there"), ("runs/b/session_0", "is part of a run")):
-        assert report(["runs/b", wrong]) == 2
-        assert told in capsys.readouterr().err
+    assert report(["runs/a", "runs/c"]) == WRONG_INPUT
+    assert "runs/a, runs/c" in capsys.readouterr().err
+    for wrong in ("runs/mistyped", "runs/b/session_0"):
+        assert report(["runs/b", wrong]) == WRONG_INPUT
+        assert wrong in capsys.readouterr().err
+    with pytest.raises(InputError) as refused:
+        find_runs(["runs/b", "runs/b/session_0"])
+    assert (refused.value.code, refused.value.key) == ("not-found", "runs/b/session_0")
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["empty"], "is empty"),
-        (["other"], "holds no run of labrl"),
-        (["nothing*"], "matches nothing"),
-        (["runs", "--by", "agent.lrr"], "no run has this key"),
-        (["runs/0", "--out", "file"], "file cannot be written"),
-        (["begun"], "no trial has begun"),
+        (["empty"], "empty"),
+        (["other"], "other"),
+        (["nothing*"], "nothing*"),
+        (["runs", "--by", "agent.lrr"], "--by agent.lrr"),
+        (["runs/0", "--out", "file"], "file"),
+        (["begun"], "begun"),
     ],
 )
-def test_bad_input_is_told_and_exits_2(
+def test_bad_input_is_refused_by_the_word_or_folder(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -185,7 +191,7 @@ def test_bad_input_is_told_and_exits_2(
     write_run(tmp_path / "runs" / "0", [rising(1)])
     (tmp_path / "begun").mkdir()
     write_experiment(tmp_path / "begun", [("0", {"status": "waiting"})])
-    assert report(words) == 2
+    assert report(words) == WRONG_INPUT
     assert told in capsys.readouterr().err
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
+from labrl.errors import WRONG_INPUT
 from labrl.lab.search.begin import unwatched
 from labrl.lab.search.checks import check_ready, check_space
 from labrl.lab.search.recipe import BEST, Recipe
@@ -27,67 +28,76 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["agent.lrr=interval(0.1, 1)"], "agent.lrr: no such key. Did you mean agent.lr?"),
-        (["agent.lr=interval(-1.0, 1.0)"], "agent.lr=interval(-1.0, 1.0): agent.lr must be"),
-        (["agent.epochs=interval(1,4)"], "Whole numbers alone are written 'agent.epochs=int(interval(1,4))'"),
-        (["agent.epochs=tag(log, interval(1,4))"], "'agent.epochs=tag(log, int(interval(1,4)))'"),
-        (["agent.lr=choice(1e-3, a)"], "agent.lr=choice(1e-3, a): agent.lr must be a finite number or"),
+        (["agent.lrr=interval(0.1, 1)"], ["agent.lrr", "agent.lr?"]),
+        (["agent.lr=interval(-1.0, 1.0)"], ["agent.lr=interval(-1.0, 1.0)"]),
+        (["agent.epochs=interval(1,4)"], ["'agent.epochs=int(interval(1,4))'"]),
+        (["agent.epochs=tag(log, interval(1,4))"], ["'agent.epochs=tag(log, int(interval(1,4)))'"]),
+        (["agent.lr=choice(1e-3, a)"], ["agent.lr=choice(1e-3, a)"]),
         (
             ["agent.network.torso.mlp.hidden=choice([64], [64, x])"],
-            "hidden[1] must be a whole number, got 'x'",
+            ["agent.network.torso.mlp.hidden[1]", "'x'"],
         ),
         (
             ["agent.lr=choice(1e-3, {kind: liner, start: 1, end: 0, horizon: 9})"],
-            "agent.lr.kind must be one of",
+            ["agent.lr.kind", "liner", "linear"],
         ),
-        (["agent.normalize_advantage=choice(true, yes please)"], "agent.normalize_advantage must be true or"),
-        (["env.num_envs=choice(8, 4, 0)"], "env.num_envs must be at least 1, got 0"),
-        (["+agent.lrate=choice(1, 2)"], "+agent.lrate=choice(1, 2): agent.lrate: no such key."),
-        (["~agent.lr", "+agent.lr=choice(1e-3, a)"], "agent.lr must be a finite number or"),
-        (["agent/network=choice(auto, mpl)"], "agent/network=mpl: no such option. Did you mean"),
-        (["agent.lr=interval(2, 1)"], "agent.lr=interval(2, 1): the range is empty"),
-        (
-            ["agent=choice(ppo, dqn)", "agent.clip_range=interval(0.1, 0.3)"],
-            "does not fit: agent.clip_range: no such key",
-        ),
-        ([], "there is nothing to search"),
+        (["agent.normalize_advantage=choice(true, yes please)"], ["agent.normalize_advantage"]),
+        (["env.num_envs=choice(8, 4, 0)"], ["env.num_envs", "0"]),
+        (["+agent.lrate=choice(1, 2)"], ["+agent.lrate=choice(1, 2)"]),
+        (["~agent.lr", "+agent.lr=choice(1e-3, a)"], ["agent.lr"]),
+        (["agent/network=choice(auto, mpl)"], ["agent/network=mpl", "mlp"]),
+        (["agent.lr=interval(2, 1)"], ["agent.lr=interval(2, 1)"]),
+        (["agent=choice(ppo, dqn)", "agent.clip_range=interval(0.1, 0.3)"], ["agent.clip_range"]),
+        ([], ["search=ppo"]),
         (
             ["search=ppo", "agent=dqn"],
-            "search=ppo: agent=dqn has no agent.horizon, agent.epochs, agent.gae_lambda, agent.clip_range, "
-            "agent.entropy_coef, which this space searches: take search=dqn, or its own agent",
+            [
+                *("search=ppo", "agent=dqn", "search=dqn", "agent.horizon", "agent.epochs"),
+                *("agent.gae_lambda", "agent.clip_range", "agent.entropy_coef"),
+            ],
         ),
-        (["search=dqn", "agent=choice(dqn, reinforce)"], "search=dqn: agent=reinforce has no"),
-        (
-            ["search=dqn", "agent.clip_range=interval(0.1, 0.2)"],
-            "does not fit: agent.clip_range: no such key",
-        ),
-        ([LR, "meta.eval_frequency=1e6"], "set meta.eval_frequency=<less>"),
+        (["search=dqn", "agent=choice(dqn, reinforce)"], ["search=dqn", "agent=reinforce"]),
+        (["search=dqn", "agent.clip_range=interval(0.1, 0.2)"], ["agent.clip_range"]),
+        ([LR, "meta.eval_frequency=1e6"], ["meta.eval_frequency=1000000", "search/pruner=none"]),
         (
             [LR, "env.max_frame=2e4", "search.pruner.grace_period=19999"],
-            "search.pruner.grace_period=19999: the last evaluation",
+            ["search.pruner.grace_period=19999", "env.max_frame=20000"],
         ),
-        ([LR, "search/pruner=median", "search.pruner.warmup=1e6"], "search.pruner.warmup=1000000"),
-        ([LR, "search.objective=[]"], "search.objective"),
-        ([LR, "search.objective=[auc,auc]"], "or a list with each measure once, got"),
-        ([LR, "search.objective=reward"], "search.objective must be"),
-        ([LR, "hydra.sweeper.direction=[maximize,minimize]"], "one for each of search.objective"),
-        ([LR, "hydra.sweeper.n_jobs=0"], "hydra.sweeper.n_jobs=0: must be at least 1"),
-        ([LR, "hydra.sweeper.n_jobs=1.5"], "hydra.sweeper.n_jobs=1.5: must be a whole number"),
-        ([LR, "hydra.sweeper.n_trials=many"], "hydra.sweeper.n_trials=many: must be a whole number"),
-        ([LR, "hydra.sweeper.max_failure_rate=2"], "hydra.sweeper.max_failure_rate=2: must be a number"),
-        ([LR, "hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"], "must be sqlite:///<file>"),
-        ([LR, "hydra.sweeper.storage=sqlite:///study.db"], "hydra.sweeper.study_name=<name>"),
-        ([LR, "hydra/sweeper/sampler=grid"], "a grid needs single values"),
+        ([LR, "search/pruner=median", "search.pruner.warmup=1e6"], ["search.pruner.warmup=1000000"]),
+        ([LR, "search.objective=[]"], ["search.objective"]),
+        ([LR, "search.objective=[auc,auc]"], ["search.objective"]),
+        ([LR, "search.objective=reward"], ["search.objective", "final_return"]),
+        ([LR, "hydra.sweeper.direction=[maximize,minimize]"], ["hydra.sweeper.direction"]),
+        ([LR, "hydra.sweeper.n_jobs=0"], ["hydra.sweeper.n_jobs", "0"]),
+        ([LR, "hydra.sweeper.n_jobs=1.5"], ["hydra.sweeper.n_jobs", "1.5"]),
+        ([LR, "hydra.sweeper.n_trials=many"], ["hydra.sweeper.n_trials", "many"]),
+        ([LR, "hydra.sweeper.n_trials=3"], ["hydra.sweeper.n_trials=3", "meta.max_trial=2"]),
+        ([LR, "hydra.sweeper.max_failure_rate=2"], ["hydra.sweeper.max_failure_rate", "2"]),
+        (
+            [LR, "hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"],
+            ["hydra.sweeper.storage=study.db", "sqlite:///<file>"],
+        ),
+        ([LR, "hydra.sweeper.storage=sqlite:///study.db"], ["hydra.sweeper.study_name=<name>"]),
+        ([LR, "hydra/sweeper/sampler=grid"], [LR, "agent.lr=choice(...)"]),
         (
             [LR, "hydra/sweeper/sampler=tpe", "hydra.sweeper.sampler.n_startup_trials=many"],
-            "n_startup_trials",
+            ["hydra.sweeper.sampler", "many"],
         ),
+        ([LR, "hydra/launcher=submitit_local"], ["hydra/launcher"]),
     ],
 )
-def test_wrong_input_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SEARCH, *words]) == 2
-    assert says in capsys.readouterr().err
+def test_wrong_input_is_refused_by_its_key(
+    words: list[str], says: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, *words]) == WRONG_INPUT
+    told = capsys.readouterr().err
+    assert not [word for word in says if word not in told], told
     assert not list(Path("runs").glob("*"))
+
+
+def test_a_number_of_trials_from_a_ready_space_may_be_replaced_by_hydras_key() -> None:
+    words = ["hydra/sweeper=optuna", "search=ppo", "hydra.sweeper.n_trials=3"]
+    assert compose(words, with_hydra=True).hydra.sweeper.n_trials == 3
 
 
 def test_a_database_that_does_not_answer_is_told_without_the_password(
@@ -96,9 +106,9 @@ def test_a_database_that_does_not_answer_is_told_without_the_password(
     pytest.importorskip("psycopg")
     url = "postgresql://labrl:secret@127.0.0.1:1/labrl"
     words = [LR, f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=x"]
-    assert main([*SEARCH, *words]) == 2
+    assert main([*SEARCH, *words]) == WRONG_INPUT
     told = capsys.readouterr().err
-    assert "hydra.sweeper.storage=postgresql://labrl:***@127.0.0.1:1/labrl: cannot be reached" in told
+    assert "hydra.sweeper.storage=postgresql://labrl:***@127.0.0.1:1/labrl" in told
     assert "secret" not in told
 
 
@@ -123,7 +133,7 @@ def test_trials_report_nothing_of_their_own_unless_it_is_typed(typed: str) -> No
 
 
 def test_a_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search=ppo"]) == 2
+    assert main(["search=ppo"]) == WRONG_INPUT
     assert "labrl -m hydra/sweeper=optuna search=<space>" in capsys.readouterr().err
 
 
@@ -190,7 +200,7 @@ def test_a_refused_search_leaves_alone_what_was_there_before() -> None:
     Path("results/notes.md").write_text("mine")
     Path("empty").mkdir()
     for folder in ("results", "empty"):
-        assert main([*SEARCH, LR, "hydra/sweeper/sampler=grid", f"hydra.sweep.dir={folder}"]) == 2
+        assert main([*SEARCH, LR, "hydra/sweeper/sampler=grid", f"hydra.sweep.dir={folder}"]) == WRONG_INPUT
     assert [path.name for path in Path("results").iterdir()] == ["notes.md"]
     assert not list(Path("empty").iterdir())
 
@@ -206,8 +216,8 @@ def test_a_space_that_brings_more_than_its_agent_is_refused_with_what_trials_wou
         "meta: {max_trial: 2}\n"
         "search: {space: {agent.lr: 'tag(log, interval(1e-4, 1e-2))'}}\n"
     )
-    assert main(["-m", "--config-dir", "my", "hydra/sweeper=optuna", "env=cartpole", "search=mine"]) == 2
+    words = ["-m", "--config-dir", "my", "hydra/sweeper=optuna", "env=cartpole", "search=mine"]
+    assert main(words) == WRONG_INPUT
     told = capsys.readouterr().err
-    assert (
-        "search=mine sets agent.lr.horizon=30000.0 env.max_frame=30000.0, which its trials would not" in told
-    )
+    assert "search=mine" in told
+    assert "agent.lr.horizon=30000.0 env.max_frame=30000.0" in told

@@ -18,6 +18,7 @@ from run_cases import rising, write_run
 from search_cases import PLAN, WORDS
 
 from labrl.cli import main
+from labrl.errors import WRONG_INPUT
 from labrl.lab import reporting
 from labrl.lab.best import best_trial, standings
 from labrl.lab.search.channel import Hub
@@ -141,7 +142,7 @@ def test_a_search_records_what_was_typed_at_first_and_at_each_resume(
 
 
 def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(
-    searched: tuple[Path, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    searched: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Path] = []
     monkeypatch.setattr(reporting, "make_report", reported.append)
@@ -152,15 +153,14 @@ def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(
     assert not list(home.glob("*/report.html"))
     after = json.loads((home / "experiment.json").read_text())["trials"]
     assert after == before
-    assert "6 trials, 6 of them done" in capsys.readouterr().out
 
 
 def test_another_study_is_not_begun_among_the_trials_of_a_search(
     searched: tuple[Path, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (searched[0] / "experiment.json").read_bytes()
-    assert main(["-m", f"+resume={searched[0]}", "hydra.sweeper.study_name=another"]) == 2
-    assert "holds the trials of the study labrl" in capsys.readouterr().err
+    assert main(["-m", f"+resume={searched[0]}", "hydra.sweeper.study_name=another"]) == WRONG_INPUT
+    assert "hydra.sweeper.study_name=another" in capsys.readouterr().err
     assert (searched[0] / "experiment.json").read_bytes() == before
 
 
@@ -195,7 +195,7 @@ def test_a_search_of_one_trial_says_that_it_is_none(
     """`meta=fast_atari` asks for one."""
     words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=1"]
     assert main([*words, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra.sweeper.n_jobs=1"]) == 0
-    assert "meta.max_trial=1: one trial is compared with none" in capsys.readouterr().out
+    assert "meta.max_trial=1" in capsys.readouterr().out
 
 
 def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer(
@@ -255,7 +255,7 @@ def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
     words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=2", "hydra.sweeper.n_jobs=1"]
     assert main([*words, f"hydra.sweep.dir={home}"]) == 1
     said = capsys.readouterr().out
-    assert "the search cannot go on: the disk is full" in said
+    assert "the disk is full" in said
     assert f"labrl -m +resume={home}" in said
     assert json.loads((home / "experiment.json").read_text())["status"] == "interrupted"
     (session,) = RunFolder.open(home / "1_ppo_cartpole").sessions()
@@ -268,5 +268,7 @@ def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
 
 def test_what_is_no_failure_of_the_storage_is_not_told_as_one(tmp_path: Path) -> None:
     storage = StudyStorage(None, tmp_path)
-    with pytest.raises(KeyError, match="a bug"):
-        break_off(ExperimentFolder(tmp_path), storage, KeyError("a bug"))
+    bug = KeyError("a bug")
+    with pytest.raises(KeyError) as raised:
+        break_off(ExperimentFolder(tmp_path), storage, bug)
+    assert raised.value is bug

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,10 @@ def test_without_a_baseline_what_needs_one_is_none_and_that_is_said(tmp_path: Pa
     assert told["baseline"] is None
     assert {told["sessions"][0][name] for name in ("strength", "sample_efficiency", "stability")} == {None}
     assert told["consistency"] is None
-    assert any("no random baseline" in text for text in told["warnings"])
+    config = config_with()
+    measured(config, 1.0)
+    known = trial_statistics(load_run(write_run(tmp_path / "b", [rising(10), rising(20)], config=config)))
+    assert len(told["warnings"]) == len(known["warnings"]) + 1
 
 
 def test_worse_than_random_has_a_strength_but_no_efficiency(tmp_path: Path) -> None:
@@ -107,7 +111,10 @@ def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
     told = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10)])))
     assert told["estimates"]["final_return"]["iqm"] == {"value": 10.0, "low": None, "high": None}
     assert told["curve"]["iqm_low"] == [None] * 10
-    assert any("one seed only" in text for text in told["warnings"])
+    three = trial_statistics(load_run(write_run(tmp_path / "b", [rising(10)] * 3)))
+    twenty = trial_statistics(load_run(write_run(tmp_path / "c", [rising(10)] * 20)))
+    assert len(told["warnings"]) == len(three["warnings"]) == len(twenty["warnings"]) + 1
+    assert any("3" in text for text in three["warnings"]), "how few the seeds are"
 
 
 def test_rows_without_a_return_are_passed_over(tmp_path: Path) -> None:
@@ -135,8 +142,9 @@ def test_a_session_that_died_early_is_left_out_and_named(tmp_path: Path) -> None
     told = trial_statistics(load_run(path))
     assert told["counted"] == 2
     assert told["left_out"][0]["session"] == 2
-    assert reasons(told) == ["ended at frame 400 of 1,000 (finished)"]
-    assert any("session 2 is left out" in text for text in told["warnings"])
+    (reason,) = reasons(told)
+    assert re.findall(r"[\d,]+", reason) == ["400", "1,000"]
+    assert any("session 2" in text and reason in text for text in told["warnings"])
 
 
 def test_a_session_that_is_nearly_there_counts_and_the_curve_says_how_many_there_are(tmp_path: Path) -> None:
@@ -168,8 +176,9 @@ def test_a_run_that_goes_on_is_marked(tmp_path: Path) -> None:
     with FolderLock(path):
         told = trial_statistics(load_run(path))
     assert told["status"] == "running"
-    assert reasons(told) == ["is still at frame 500 of 1,000 (running)"]
-    assert any("still going on" in text for text in told["warnings"])
+    (reason,) = reasons(told)
+    assert re.findall(r"[\d,]+", reason) == ["500", "1,000"]
+    assert told["warnings"][0] not in trial_statistics(load_run(path))["warnings"], "once it was killed"
 
 
 def test_a_run_without_any_row_has_statistics_too(tmp_path: Path) -> None:
@@ -215,9 +224,8 @@ def test_environments_are_compared_one_by_one_and_that_is_said(tmp_path: Path) -
     assert {env["env"]: [group["name"] for group in env["groups"]] for env in told["envs"]} == {
         env: ["ppo", "dqn"] for env in ("pong", "breakout", "cartpole")
     }
-    assert told["warnings"] == [
-        "3 environments (pong, breakout, cartpole): compared one by one, each on its own scale"
-    ]
+    (warning,) = told["warnings"]
+    assert "pong, breakout, cartpole" in warning
     (pair,) = told["envs"][0]["improvement"]
     assert (pair["x"], pair["y"], pair["value"]) == ("ppo", "dqn", 1.0)
     profile = told["envs"][0]["profile"]
@@ -249,8 +257,10 @@ def test_groups_that_are_not_alike_are_compared_with_a_warning(tmp_path: Path) -
     config = config_with(meta__rigorous_eval=5, agent__lr=0.5)
     write_run(tmp_path / "b", [rising(10, frames=500)], agent="dqn", config=config)
     warnings = compare(grouped(find_runs([tmp_path])))["envs"][0]["warnings"]
-    assert any("not of one kind" in text for text in warnings)
-    assert any("different frames (ppo: 1,000, dqn: 500)" in text for text in warnings)
+    kinds, frames = warnings
+    assert "ppo" in kinds
+    assert "dqn" in kinds
+    assert "ppo: 1,000, dqn: 500" in frames
 
 
 def test_trials_of_a_search_have_names_and_warnings_that_can_be_read(tmp_path: Path) -> None:
@@ -260,9 +270,7 @@ def test_trials_of_a_search_have_names_and_warnings_that_can_be_read(tmp_path: P
     groups = grouped(find_runs([tmp_path]))
     assert [group.name for group in groups][:3] == ["ppo lr=0.001205", "ppo lr=2.225e-05", "ppo lr=0.5"]
     (warning,) = compare(groups)["envs"][0]["warnings"]
-    assert (
-        warning == "the final returns are at different frames (from 500 to 900): compare the curves instead"
-    )
+    assert re.findall(r"[\d,]+", warning) == ["500", "900"]
     near = [0.12344999, 0.12344998]
     for number, lr in enumerate(near):
         write_run(tmp_path / "near" / str(number), [rising(10)], config=config_with(agent__lr=lr))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,9 @@ def test_a_narrow_terminal_goes_without_columns_and_breaks_no_number(width: int)
 def test_a_mean_is_of_the_sessions_that_have_a_return() -> None:
     kept = [session(index, frame=10, return_mean=10.0 * index) for index in (1, 2)]
     failed = [session(0, status="failed"), session(3, status="failed", return_mean=900.0)]
-    assert "mean return over 2 sessions: 15.0" in summary(*kept, *failed)
-    assert "mean return" not in summary(kept[0], session(0, status="failed"))
+    assert re.search(r"\b2 sessions\b.* 15\.0\b", summary(*kept, *failed))
+    alone = summary(kept[0], session(0, status="failed"))
+    assert alone.count("10.0") == 1, "in its own row, and in no mean"
 
 
 def test_one_episode_has_no_deviation() -> None:
@@ -72,7 +74,7 @@ def test_a_score_of_evaluation_is_not_headed_as_one_of_training() -> None:
     facts = {"frame": 3008, "episodes": 40, "return_mean": 245.3, "return_std": 9.0, "return_episodes": 40}
     evaluated = summary(session(0, **facts, best_return=174.7, best_source="evaluation"))
     assert "best eval" in evaluated.splitlines()[1]
-    assert "last 40 training episodes" in evaluated
+    assert "last 40 " in evaluated
     inferred = summary(session(0, **facts, best_return=250.0, best_source="training"))
     assert "eval " not in inferred.splitlines()[1]
 
@@ -82,10 +84,10 @@ def test_a_session_without_any_episode_is_said_to_have_no_return_with_the_keys_t
     text = summary(
         session(0, **played), session(1, episodes=3, return_mean=1.0, **played), session(2, **played)
     )
-    assert "no return (session 0, 2)" in text
+    assert "session 0, 2" in text
     assert "env.max_episode_steps=" in text
     for other in ({"best_return": 5.0}, {"status": "pruned"}, {"episodes": 1}, {"frame": 0}):
-        assert "no return" not in summary(session(0, **{**played, **other}))
+        assert "env.max_episode_steps=" not in summary(session(0, **{**played, **other}))
 
 
 def test_the_error_of_a_failed_session_is_one_line() -> None:

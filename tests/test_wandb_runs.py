@@ -15,6 +15,7 @@ from wandb_cases import API_KEY, Server, logs, shown, tables, told
 
 from labrl.cli import main, send_to_wandb
 from labrl.dashboards.transaction_log import last_step
+from labrl.errors import WRONG_INPUT
 
 ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "seed=5", "wandb.wait=600"]
@@ -78,7 +79,7 @@ def test_without_a_network_the_run_ends_in_time_and_is_kept(
     words = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
     assert main(words) == 0
     said = capfd.readouterr()
-    assert said.out.count("wandb sync") == 1
+    assert said.out.count("wandb.log") == 1, "one line about the loss of the network"
     assert f"wandb sync {run}/session_*/wandb/offline-run-*" in said.out
     assert "wandb" not in said.err
     (log,) = logs(run / "session_0")
@@ -91,7 +92,7 @@ def test_a_wait_that_is_over_ends_what_still_sends(
     monkeypatch.setattr("labrl.dashboards.mirror.GRACE_SECONDS", 0.0)
     words = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=offline", "wandb.wait=0"]
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    assert "wandb sync" in capfd.readouterr().out
+    assert str(tmp_path / "run" / "wandb.log") in capfd.readouterr().out
 
 
 def test_a_run_without_wandb_is_sent_later_whole_and_once(
@@ -100,7 +101,7 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
     run = tmp_path / "run"
     words = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
     assert main(words) == 0
-    assert send_to_wandb([str(run)]) == 2
+    assert send_to_wandb([str(run)]) == WRONG_INPUT
     assert "wandb login" in capfd.readouterr().err
     with monkeypatch.context() as offline:
         offline.setenv("WANDB_API_KEY", API_KEY)
@@ -120,7 +121,7 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
 
 
 def test_sending_what_is_no_run_is_wrong_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert send_to_wandb([str(tmp_path)]) == 2
+    assert send_to_wandb([str(tmp_path)]) == WRONG_INPUT
     assert str(tmp_path) in capfd.readouterr().err
 
 
@@ -138,9 +139,9 @@ def test_auto_without_a_login_says_in_one_line_how_to_switch_it_on(
 def test_online_without_a_login_is_refused_before_anything_is_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["wandb=online", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert main(["wandb=online", f"hydra.run.dir={tmp_path / 'run'}"]) == WRONG_INPUT
     said = capfd.readouterr().err
-    assert "wandb=online" in said
+    assert "wandb.mode=online" in said
     assert "wandb=offline" in said
     assert not (tmp_path / "run").exists()
 

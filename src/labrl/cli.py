@@ -68,7 +68,9 @@ def _check_here() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise InputError("the working folder has been deleted: change to one that exists") from None
+        raise InputError(
+            "the working folder has been deleted. Change to one that exists", code="usage"
+        ) from None
 
 
 def _full_error() -> bool:
@@ -94,8 +96,10 @@ def _run(arguments: list[str], typed: Typed) -> int:
     begin("labrl.cli.main")
     if "${" in os.getcwd():
         raise InputError(
-            f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration: "
-            "change to a folder without it"
+            f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration. "
+            "Change to a folder whose path does not contain it",
+            code="usage",
+            key=os.getcwd(),
         )
     _check_words(arguments)
     words = get_args(arguments)
@@ -157,16 +161,23 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
 
     from labrl.config.environments import listed
 
-    parser = argparse.ArgumentParser(prog="labrl-envs", description="List what labrl env=<name> can be.")
-    parser.add_argument("part", nargs="?", default="", help="only names with this in them, e.g. pinball")
+    parser = argparse.ArgumentParser(
+        prog="labrl-envs",
+        description="List the environments that labrl env=<name> can choose, with their kind and id.",
+    )
+    parser.add_argument(
+        "part", nargs="?", default="", help="list only names that contain this, such as pinball"
+    )
 
     def command() -> int:
         part = parser.parse_args(argv).part
         known = listed()
         rows = [row for row in known if part in row[0]]
         if not rows:
-            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs alone lists all."
-            raise InputError(f"no environment has {part} in its name.{guess}")
+            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs without a word lists all."
+            raise InputError(
+                f"{part}: no environment has this in its name.{guess}", code="unknown-option", key=part
+            )
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
         for name, kind, identity in rows:
             print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {identity}")
@@ -186,13 +197,18 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="labrl-wandb",
-        description="Send what Weights & Biases lacks of runs that have ended, after a loss of the network "
-        "or because they ran without it. What is there already is not sent again.",
+        description="Upload finished runs to Weights & Biases, for instance after the network was lost. Only "
+        "what is missing there is sent.",
     )
     parser.add_argument("folders", nargs="+", help="run folders", type=Path)
-    parser.add_argument("--project", help="another project than the run's own")
-    parser.add_argument("--entity", help="another user or team")
-    parser.add_argument("--wait", type=float, default=3600.0, help="seconds for the uploads of each (3600)")
+    parser.add_argument("--project", help="project to upload to; by default the one of the run")
+    parser.add_argument("--entity", help="user or team to upload to; by default the one of the run")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=3600.0,
+        help="longest time for the uploads of each run, in seconds (default: 3600)",
+    )
 
     def command() -> int:
         words = vars(parser.parse_args(argv))
@@ -208,7 +224,7 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
 def list_runs(argv: Sequence[str] | None = None) -> int:
     """`labrl-runs [filters]`: the run folders as a table, the newest first.
 
-    Returns the exit code, 1 where no run agrees with all filters.
+    Returns the exit code, 1 where no run matches all filters.
     """
     import argparse
     import json
@@ -216,18 +232,21 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="labrl-runs",
-        description="List run folders, the newest first. An experiment is one line, and where its trials "
-        "differ in more than the seed, a line for each group follows. A search shows the return of its best "
-        "configuration on fresh seeds.",
+        description="List run folders, the newest first. An experiment takes one line, and "
+        "another for each group if its trials differ in more than the seed. A search shows the return of "
+        "its best configuration on fresh seeds.",
     )
     parser.add_argument(
         "filters",
         nargs="*",
         metavar="filter",
-        help="status=finished, env=pong, agent='*dqn', agent.lr=1e-4, or a part of a folder's name",
+        help="list only runs with status=finished, env=pong, agent='*dqn' or agent.lr=1e-4, or with this "
+        "text in the name of their folder; several filters must all match",
     )
-    parser.add_argument("--root", type=Path, default=Path("runs"), help="where to look (runs)")
-    parser.add_argument("--json", action="store_true", help="everything that is known, as a JSON list")
+    parser.add_argument("--root", type=Path, default=Path("runs"), help="folder to look in (default: runs)")
+    parser.add_argument(
+        "--json", action="store_true", help="print everything that is known about the runs, as JSON"
+    )
 
     def command() -> int:
         words = parser.parse_args(argv)
@@ -235,7 +254,11 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
         _check_statuses(words.filters)
         if not words.root.expanduser().is_dir():
-            raise InputError(f"{words.root} is not there. For another folder: labrl-runs --root <folder>")
+            raise InputError(
+                f"{words.root}: there is no such folder. Name another with labrl-runs --root <folder>",
+                code="not-found",
+                key=str(words.root),
+            )
         found = entries(words.root, words.filters)
         if words.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
@@ -243,7 +266,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(as_table(found, width))
         if not found:
-            print(f"labrl: no run in {words.root} agrees with {' '.join(words.filters)}", file=sys.stderr)
+            print(f"labrl: no run in {words.root} matches {' '.join(words.filters)}", file=sys.stderr)
         return DONE if found else FAILED
 
     return _ended(parser.prog, command)
@@ -262,7 +285,11 @@ def _check_statuses(filters: Sequence[str]) -> None:
         key, _, value = word.partition("=")
         if key == "status" and not any(fnmatch(status, value) for status in known):
             guess = did_you_mean(value, known, prefix="status=")
-            raise InputError(f"{word}: there is no such status.{guess} Known: {', '.join(known)}.")
+            raise InputError(
+                f"{word}: there is no such status.{guess} The status of a run is one of {', '.join(known)}.",
+                code="unknown-option",
+                key=key,
+            )
 
 
 def replay(argv: Sequence[str] | None = None) -> int:
@@ -273,17 +300,17 @@ def replay(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="labrl-replay",
-        description="Play a recorded episode again, check it, and write a video of it.",
-        epilog="Recorded are the best and the latest evaluation episode; with meta.record_episodes=each "
-        "also one of every evaluation, by its frame.",
+        description="Play a recorded episode again, check that it is the same, and write a video of it.",
+        epilog="A run records its best and its last evaluation episode. With meta.record_episodes=each it "
+        "also records one episode of every evaluation, which episode=<frame> chooses.",
     )
-    parser.add_argument("run", help="a run folder, or latest")
+    parser.add_argument("run", help="run folder, or latest")
     parser.add_argument(
         "words",
         nargs="*",
         default=[],
         metavar="word",
-        help="episode=best|last|<frame>, session=<number>, render=human",
+        help="episode=best, episode=last or episode=<frame>; session=<number>; render=human opens a window",
     )
 
     def command() -> int:
@@ -303,15 +330,15 @@ def report(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="labrl-report",
-        description="Make the report of a run or an experiment again, or compare any runs: "
-        "a table, and report.html with its plots.",
+        description="Rebuild the report of a run or an experiment, or compare several runs, as a table and "
+        "as report.html with plots.",
     )
     parser.add_argument(
         "places", nargs="+", metavar="folder", help="run or experiment folders, globs, or latest"
     )
-    out = "where the files go; by default into the folder itself, those of several into ./comparison"
-    by = "what makes a group, such as agent.lr; by default runs that differ only in the seed are one"
-    form = "of the table, which then is all that is printed"
+    out = "folder to write to; by default the folder itself, or ./comparison for several folders"
+    by = "key to group by, such as agent.lr; by default a group is all runs that differ only in the seed"
+    form = "print nothing but the table, in this format"
     parser.add_argument("--out", metavar="DIR", help=out)
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
     parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)

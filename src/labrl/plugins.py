@@ -165,8 +165,10 @@ class WorkersLauncher(OrdersLauncher):
 
         if self.n_jobs == 0 or self.n_jobs < -1:
             raise InputError(
-                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine carries, "
-                f"got {self.n_jobs}"
+                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine has room for, "
+                f"got {self.n_jobs}",
+                code="range",
+                key="hydra.launcher.n_jobs",
             )
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
@@ -196,7 +198,7 @@ class SubmititLocal(OrdersLauncher):
 
     def check(self) -> None:
         """Raise InputError where submitit is not installed."""
-        _require("submitit")
+        _require("submitit", f"submitit_{self.cluster}")
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
         """Submit the trials and look after them; see `labrl.lab.submitted`."""
@@ -218,8 +220,11 @@ class SubmititSlurm(SubmititLocal):
         super().check()
         if shutil.which("srun") is None:
             raise InputError(
-                "hydra/launcher=submitit_slurm: there is no `srun` here, so this is no machine of a "
-                "SLURM cluster. Start it on a login node; hydra/launcher=joblib takes this machine"
+                "hydra/launcher=submitit_slurm needs SLURM, and there is no command `srun` on this machine. "
+                "Start the command on a login node of the cluster, or use this machine: "
+                "hydra/launcher=joblib",
+                code="not-installed",
+                key="hydra/launcher",
             )
 
 
@@ -233,7 +238,7 @@ class RayTrials(OrdersLauncher):
 
     def check(self) -> None:
         """Raise InputError where Ray is not installed."""
-        _require("ray")
+        _require("ray", "ray")
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
         """Hand the trials to Ray and look after them; see `labrl.lab.on_ray`."""
@@ -242,9 +247,14 @@ class RayTrials(OrdersLauncher):
         return run_tasks(self, orders, on_end)
 
 
-def _require(package: str) -> None:
-    """Raise InputError where the extra of that name is not installed."""
+def _require(package: str, launcher: str) -> None:
+    """Raise InputError where the extra `package`, which `launcher` needs, is not installed."""
     from labrl.errors import InputError
 
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"this launcher is not installed: pip install 'labrl[{package}]'")
+        raise InputError(
+            f"hydra/launcher={launcher} needs the package {package}, which is not installed. "
+            f"Type pip install 'labrl[{package}]'",
+            code="not-installed",
+            key="hydra/launcher",
+        )

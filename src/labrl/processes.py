@@ -16,6 +16,8 @@ from multiprocessing import resource_tracker, util
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from labrl.errors import INTERRUPTED, TERMINATED
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
 
@@ -26,8 +28,8 @@ path of a socket, of which multiprocessing needs 33."""
 
 
 def exit_code_of(number: int | None) -> int:
-    """130 for Ctrl-C; 143, that of a polite kill, for every other signal that asks for a stop."""
-    return 130 if number == signal.SIGINT else 143
+    """INTERRUPTED for Ctrl-C, TERMINATED for every other signal that asks for a stop."""
+    return INTERRUPTED if number == signal.SIGINT else TERMINATED
 
 
 def let_threads_sleep() -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labrl.errors import LabrlError
+from labrl.errors import DONE, LabrlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(build(words.folder, words.out).path)
     except LabrlError as error:
         print(f"labrl: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return error.exit_code
+    return DONE
 
 
 if __name__ == "__main__":

@@ -42,7 +42,12 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
         names = _names(collected)
     else:
         if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
-            raise InputError(f"--by {by}: no run has this key. Give agent, env, or a key such as agent.lr")
+            raise InputError(
+                f"--by {by}: no run has this key. Give agent, env, or a key of the configuration such as "
+                "agent.lr",
+                code="unknown-key",
+                key="--by",
+            )
         collected = _collect(runs, lambda run: (_value(run, by), run.env))
         names = [_by_name(group[0], by) for group in collected]
     return [

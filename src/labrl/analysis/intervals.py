@@ -78,11 +78,12 @@ def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimat
 def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
     """P(X > Y), ties counted half, averaged over tasks: how likely a run of x beats one of y (eq. 2).
 
-    The Mann-Whitney U statistic over the number of pairs. Raises ValueError for another number of tasks.
+    The Mann-Whitney U statistic over the number of pairs. Raises ValueError if x and y differ in their number
+    of tasks.
     """
     of_x, of_y = _tasks(x), _tasks(y)
     if len(of_x) != len(of_y):
-        raise ValueError(f"x has {len(of_x)} tasks, y has {len(of_y)}: only the same tasks compare")
+        raise ValueError(f"x has {len(of_x)} tasks, y has {len(of_y)}: both must have the same tasks")
     value = float(_improvement(of_x, of_y))
     if not (_enough(of_x) and _enough(of_y)):
         return Estimate(value, None, None)
@@ -193,7 +194,7 @@ def _tasks(scores: Scores) -> list[Array]:
     else:
         tasks = [np.asarray(runs, dtype=np.float64).ravel() for runs in scores]
     if not tasks or not all(runs.size and np.isfinite(runs).all() for runs in tasks):
-        raise ValueError("every task needs at least one run, and every score must be finite")
+        raise ValueError("scores: every task needs at least one run, and every score must be finite")
     return tasks
 
 

@@ -155,14 +155,18 @@ def _check_filters(filters: Sequence[str], runs: Sequence[Run], root: Path) -> N
             meant = next((value for value in values if value.endswith(f"={word}")), None)
             hint = f" Did you mean {meant}?" if meant else did_you_mean(word, folders)
             raise InputError(
-                f"{word}: no run in {root} has this in the name of its folder. Filters are parts of that, or "
-                f"pairs such as status=finished.{hint}"
+                f"{word}: no run in {root} has this in the name of its folder. A filter is a part of that "
+                f"name, or a pair such as status=finished.{hint}",
+                code="not-found",
+                key=word,
             )
         if key not in KEYS and all(value_at(run, key) is None for run in runs):
             hint = did_you_mean(key, [*KEYS, "seed", *_top_keys(runs)])
             raise InputError(
-                f"{word}: no run has the key {key}. A filter names status, agent, env, name or a key of the "
-                f"configuration, such as agent.lr.{hint}"
+                f"{word}: no run has the key {key}. The key of a filter is status, agent, env, name or a "
+                f"key of the configuration, such as agent.lr.{hint}",
+                code="unknown-key",
+                key=key,
             )
 
 

@@ -265,15 +265,15 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         return Run(RunFolder.open(path, rebuilt=True))
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise InputError(f"{path} {what}: name a run folder", code="not-found", key=str(path))
+        raise InputError(f"{path} {what}. Name a run folder", code="not-found", key=str(path))
     if (path.parent / MARKER).exists():
         raise InputError(
-            f"{path} is part of a run: name the run folder, {path.parent}", code="usage", key=str(path)
+            f"{path} is part of a run. Name the run folder, {path.parent}", code="usage", key=str(path)
         )
     below = next(_markers(path), None)
     if below is not None:
         raise InputError(
-            f"{path} holds several runs: name one of them, such as {below}", code="usage", key=str(path)
+            f"{path} holds several runs. Name one of them, such as {below}", code="usage", key=str(path)
         )
     raise _no_run(path)
 
@@ -324,7 +324,7 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         literal = os.path.exists(text) or not glob.has_magic(text)
         paths = [text] if literal else sorted(glob.glob(text))
         if not paths:
-            raise InputError(f"{text} matches nothing", code="not-found", key=text)
+            raise InputError(f"{text} matches no file or folder", code="not-found", key=text)
         if literal and len(places) > 1 and _without_run(Path(text)):
             without.append(text)
             continue
@@ -335,7 +335,7 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
             found.setdefault(run.path.resolve(), run)
     if without and not found:
         raise InputError(
-            f"there is no run of labrl in {', '.join(without)}: name folders with a {MARKER} in or below",
+            f"no run of labrl in {', '.join(without)}. Name folders with a {MARKER} in them or below",
             code="not-found",
             key=without[0],
         )
@@ -393,14 +393,13 @@ def _without_run(path: Path) -> bool:
 
 
 def _no_run(path: Path) -> InputError:
-    name = "name a run folder, or a folder with runs below it"
-    if not path.is_dir():
-        text = f"{path} does not exist: {name}"
-    elif not any(path.iterdir()):
-        text = f"{path} is empty: {name}"
-    else:
-        text = f"{path} holds no run of labrl (no {MARKER} in it or below): {name}"
-    return InputError(text, code="not-found", key=str(path))
+    what = "does not exist"
+    if path.is_dir():
+        what = "is empty" if not any(path.iterdir()) else "holds no run of labrl"
+        what += f" (there is no {MARKER} in it or below)"
+    return InputError(
+        f"{path} {what}. Name a run folder, or a folder with runs below it", code="not-found", key=str(path)
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -59,7 +59,9 @@ def group_statistics(
     """
     envs = {run.env for run in runs}
     if len(envs) != 1:
-        raise ValueError(f"runs in different environments are no group: {', '.join(sorted(envs)) or 'none'}")
+        raise ValueError(
+            f"runs: all must be in the same environment, got {', '.join(sorted(envs)) or 'no run'}"
+        )
     env = runs[0].config.get("env", {})
     baseline, human = random_baseline(env), human_range(env)
     wanted = Threshold(threshold, "given") if threshold is not None else threshold_of(env)

@@ -14,8 +14,6 @@ from labrl.errors import InputError
 
 Mode = Literal["online", "offline", "disabled"]
 
-HOW_TO = "`wandb login`, once, or WANDB_API_KEY=<key> before the command"
-
 _MODES: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -29,7 +27,7 @@ _MODES: dict[str, Mode] = {
 def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
     """The mode that a run goes by, and a line for its beginning, if there is something to say.
 
-    Raises InputError where `wandb.mode` is online and there is no login: nothing ever asks for one.
+    Raises InputError where `wandb.mode` is online and there is no login, because labrl never asks for one.
     """
     if config.mode == "disabled":
         return "disabled", None
@@ -38,7 +36,10 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
     if config.mode == "online":
         if not has_login():
             raise InputError(
-                f"wandb=online needs a login to {_host()}: {HOW_TO}; or wandb=offline, to send it later"
+                f"wandb.mode=online needs a login to {_host()}. Log in once with `wandb login`, set "
+                "WANDB_API_KEY=<key> before the command, or set wandb=offline to send the run later",
+                code="missing",
+                key="wandb.mode",
             )
         return "online", _online(config)
     asked = _MODES.get(os.environ.get("WANDB_MODE") or _settings().get("mode", ""))

@@ -76,7 +76,9 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
     such run, it still runs, an option is wrong, or there is no login.
     """
     if is_experiment(folder):
-        raise InputError(f"{folder} is an experiment: {one_of_its_trials(folder)}")
+        raise InputError(
+            f"{folder} is an experiment: {one_of_its_trials(folder)}", code="usage", key=str(folder)
+        )
     run = RunFolder.open(folder)
     for damage in damages(run):
         say(f"{run.path}: {damage}; the other files of the run stand in for it")
@@ -84,7 +86,9 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
     try:
         config = dataclass_of(WandbConfig, options)
     except InvalidError as invalid:
-        raise InputError(invalid.told("wandb")) from None
+        wrong, _ = invalid.mistakes[0]
+        key = ".".join(["wandb", *map(str, wrong)])
+        raise InputError(invalid.told("wandb"), code="range", key=key) from None
     with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say) as delivery:
         pass
     return delivery.complete

@@ -15,6 +15,7 @@ from typing import Any
 from labrl.dashboards.login import Mode
 from labrl.dashboards.rows import last_frame, rows_between
 from labrl.dashboards.transaction_log import last_step
+from labrl.errors import DONE, FAILED, INTERRUPTED
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import known_provenance, recorded_config
@@ -251,7 +252,7 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exit_code(status: str) -> int:
-    return {"finished": 0, "pruned": 0, "interrupted": 130}.get(status, 1)
+    return {"finished": DONE, "pruned": DONE, "interrupted": INTERRUPTED}.get(status, FAILED)
 
 
 def _known_id(state: Path) -> str | None:

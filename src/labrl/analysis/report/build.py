@@ -113,7 +113,12 @@ def build_comparison(
     by: as `grouped`; experiment: whose runs they are, if all are of one; facts: further ones of Comparison.
     """
     if not runs:
-        raise InputError("no trial has begun: there is nothing to report yet")
+        place = experiment.path if experiment else out
+        raise InputError(
+            f"{place}: no trial has begun, so there is nothing to report yet",
+            code="not-found",
+            key=str(place),
+        )
     groups = grouped(runs, by)
     target = _target(out)
     statistics = compare(groups) if experiment is None else compare_experiment(experiment, groups)
@@ -157,7 +162,11 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"{folder} cannot be written ({reason}): give another with --out") from error
+        raise InputError(
+            f"{folder} cannot be written ({reason}). Name another folder with --out <folder>",
+            code="usage",
+            key=str(folder),
+        ) from error
 
 
 def _write(report: Report, folder: Path) -> Path:

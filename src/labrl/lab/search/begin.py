@@ -100,9 +100,12 @@ def _check_launcher(cfg: DictConfig) -> None:
     launcher = cfg.hydra.runtime.choices.get("hydra/launcher")
     if launcher not in (None, "joblib", "basic"):
         raise InputError(
-            f"hydra/launcher={launcher}: a search has workers of its own, which take trials as they become "
-            "free. For many machines run the same command on each, in jobs of your cluster, with one "
-            "hydra.sweeper.storage=postgresql://... and hydra.sweeper.study_name=<name>"
+            f"hydra/launcher={launcher} cannot run a search, which has its own workers on this machine "
+            "(hydra.sweeper.n_jobs=<trials at once>). To use several machines, leave hydra/launcher out and "
+            "start the same command on each, for instance in jobs of a cluster, with "
+            "hydra.sweeper.storage=postgresql://... and hydra.sweeper.study_name=<name>",
+            code="unsupported",
+            key="hydra/launcher",
         )
 
 
@@ -113,13 +116,15 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
     directions = _directions(settings.direction, measures)
     pruner = search_config.pruner
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
-        say(f"several objectives: search.pruner={pruner.kind} cannot compare trials half way and is off")
+        say(f"search.pruner={pruner.kind} is off, because it cannot compare trials by several objectives")
         pruner = NoPruner(kind="none")
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
-            f"hydra.sweeper.storage={settings.storage}: such a storage may hold several studies, so give "
-            "this one a name, by which other machines join it: hydra.sweeper.study_name=<name>"
+            f"hydra.sweeper.storage={settings.storage} can hold several studies, so the study needs a name, "
+            "by which other machines join it: set hydra.sweeper.study_name=<name>",
+            code="missing",
+            key="hydra.sweeper.study_name",
         )
     return Plan(
         name=settings.study_name or OWN_STUDY,
@@ -140,8 +145,10 @@ def _random_return(config: TrialConfig, cfg: DictConfig) -> float:
     known = random_return(to_plain(cfg)["env"], config.env)
     if known is None:
         raise InputError(
-            "search.objective=strength is measured from the return of the random policy, which could not be "
-            "found out in this environment: search.objective=auc ranks trials nearly alike"
+            "search.objective=strength needs the return of the random policy, which could not be measured in "
+            "this environment. Set search.objective=auc, which ranks trials in nearly the same way",
+            code="unsupported",
+            key="search.objective",
         )
     return known
 
@@ -153,13 +160,15 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
     if len(names) != len(measures) or any(name not in ("minimize", "maximize") for name in names):
         raise InputError(
             f"hydra.sweeper.direction={given}: must be minimize or maximize, one for each of "
-            f"search.objective={list(measures)}; null leaves it to the measure"
+            f"search.objective={list(measures)}, or null for the usual direction of each",
+            code="range",
+            key="hydra.sweeper.direction",
         )
     return ["maximize" if name == "maximize" else "minimize" for name in names]
 
 
 def _shares(config: TrialConfig, settings: Settings) -> list[Share]:
-    """Of the machine, one for each trial at once: as many as were asked for, or as it has room for."""
+    """A share of the machine for each trial that runs at once: as many as were asked for, or as have room."""
     machine = Machine()
     need = Need.of(dataclasses.asdict(config.meta), settings.n_trials, machine.cores)
     machine.check(need)
@@ -231,13 +240,18 @@ def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
     info = experiment.info()
     if info.get("kind") != "search":
         raise InputError(
-            f"{experiment.path} holds an experiment that is no search: give another hydra.sweep.dir"
+            f"{experiment.path} holds an experiment that is not a search. Set hydra.sweep.dir to another "
+            "folder",
+            code="usage",
+            key="hydra.sweep.dir",
         )
     then = info.get("search", {}).get("study_name", study_name)
     if then != study_name:
         raise InputError(
             f"hydra.sweeper.study_name={study_name}: {experiment.path} holds the trials of the study {then}. "
-            "Another study begins in a folder of its own: leave out +resume and hydra.sweep.dir"
+            "A study needs a folder of its own: leave out +resume and hydra.sweep.dir",
+            code="contradiction",
+            key="hydra.sweeper.study_name",
         )
 
 
@@ -269,11 +283,13 @@ def _announce(study: Study, storage: StudyStorage, workers: int, experiment: Exp
     plan = study.plan
     done = sum(trial.state.is_finished() for trial in study.trials())
     already = f", {done} of them done" if done else ""
+    searched = len(plan.space.distributions)
+    keys = "1 key" if searched == 1 else f"{searched} keys"
     say(
-        f"searching {len(plan.space.distributions)} keys for the best {' and '.join(plan.measures)}: "
+        f"searching {keys} for the best {' and '.join(plan.measures)}: "
         f"{study.total} trials{already}, {workers} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
     if study.total == 1:
-        say("meta.max_trial=1: one trial is compared with none; for a search set meta.max_trial=20 or so")
+        say("meta.max_trial=1: a single trial has nothing to be compared with. Set meta.max_trial=20 or so")
     say(f"experiment folder: {experiment.path}")
     say(f"to watch: optuna-dashboard {shlex.quote(storage.told)}")

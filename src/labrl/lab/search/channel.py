@@ -27,9 +27,11 @@ class Hub:
     def __enter__(self) -> Hub:
         if not find_place_for_sockets():
             raise InputError(
-                f"TMPDIR={os.environ.get('TMPDIR', '')}: a search needs a folder for its socket that can be "
-                f"written and has a path of at most {SOCKET_FOLDER_BYTES} bytes; neither this one nor /tmp "
-                "will do. Set TMPDIR to another folder."
+                f"TMPDIR={os.environ.get('TMPDIR', '')}: a search makes a socket, for which it needs a "
+                f"writable folder whose path has at most {SOCKET_FOLDER_BYTES} bytes. Neither this folder "
+                "nor /tmp is one. Set TMPDIR to another folder.",
+                code="resources",
+                key="TMPDIR",
             )
         self._listener = Listener(authkey=self._key, backlog=64)
         threading.Thread(target=self._accept, args=(self._listener,), name="search", daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from labrl.config.folder import config_folder
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 from labrl.config.validate import InvalidError, dataclass_of, hidden
-from labrl.errors import InputError, LabrlError
+from labrl.errors import InputError, LabrlError, Mistake
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.trial import check
@@ -43,8 +44,13 @@ def check_space(
             return compose(recipe.configuration(values), config_dir)
         except LabrlError as error:
             lacking = _lacking(recipe, values, keys, config_dir)
-            told = f"the search space does not fit: {error}"
-            raise InputError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
+            if lacking:
+                told = _not_its(ready, lacking, values, recipe)
+                raise InputError(told, code="contradiction", key="search") from error
+            raise InputError.of(
+                dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
+                for one in error.mistakes
+            ) from error
 
     _check_complete(config, default, to_plain(together(first)))
     for key, values in corners.items():
@@ -63,9 +69,10 @@ def check_space(
 def _check_complete(config: TrialConfig, default: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """Raises InputError for keys that were taken away from `default`, and that no trial, as `first`, has."""
     missing = hidden(config, default)
-    lost = [(path, told) for path, told in missing if not _is_key(first, ".".join(map(str, path)))]
+    keys = [(".".join(map(str, path)), InvalidError([(path, told)]).told()) for path, told in missing]
+    lost = [Mistake("missing", key, told) for key, told in keys if not _is_key(first, key)]
     if lost:
-        raise InputError(InvalidError(lost).told())
+        raise InputError.of(lost)
 
 
 def _lacking(
@@ -81,10 +88,10 @@ def _not_its(ready: str, lacking: Sequence[str], values: Mapping[str, Any], reci
     """What to say where the ready space `ready` searches keys that the agent does not have."""
     agent = str(values.get("agent", recipe.choices["agent"]))
     fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
-    instead = f"search={agent}, or " if fits else ""
+    instead = f"set search={agent}, or " if fits else ""
     return (
-        f"search={ready}: agent={agent} has no {', '.join(lacking)}, which this space searches: "
-        f"take {instead}its own agent by leaving out agent={agent}, or search keys of your own, as in "
+        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. To go on, "
+        f"{instead}leave out agent={agent}, or give ranges of your own, such as "
         "'agent.lr=tag(log, interval(1e-5, 1e-2))'"
     )
 
@@ -101,9 +108,11 @@ def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
     if lost:
         told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
         raise InputError(
-            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which its trials would not get: "
-            "they have its search.space and its agent. Type these words, or put them into a recipe of their "
-            "own (experiment=<name>)."
+            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which the trials would not get: "
+            "they take only search.space and the agent from it. Type these words on the command line, or "
+            "put them into a recipe of their own (experiment=<name>).",
+            code="unsupported",
+            key="search",
         )
 
 
@@ -115,9 +124,11 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
     last = (budget - 1) // every * every
     if last == 0:
         raise InputError(
-            f"search.pruner={pruner.kind} is asked at evaluation checkpoints, and with meta.eval_frequency="
-            f"{every} the only one is the end of the budget of env.max_frame={budget} frames: "
-            f"set meta.eval_frequency=<less>, for instance {max(1, budget // 10)}, or search/pruner=none"
+            f"search.pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
+            f"meta.eval_frequency={every} and env.max_frame={budget} the only one is at the end of the "
+            f"budget. Set meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
+            code="contradiction",
+            key="meta.eval_frequency",
         )
     first = 0
     if isinstance(pruner, AshaPruner | HyperbandPruner):
@@ -126,9 +137,11 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
         key, first = "search.pruner.warmup", pruner.warmup
     if first > last:
         raise InputError(
-            f"{key}={first}: the last evaluation before the end of the budget is at frame {last} "
-            f"(meta.eval_frequency={every}, env.max_frame={budget}), so no trial would ever be stopped: "
-            f"set {key}=<at most {last}>, or search/pruner=none"
+            f"{key}={first} would let every trial reach its end: the last evaluation before that is at frame "
+            f"{last} (meta.eval_frequency={every}, env.max_frame={budget}). "
+            f"Set {key} to at most {last}, or search/pruner=none",
+            code="contradiction",
+            key=key,
         )
 
 
@@ -173,5 +186,5 @@ def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
         wrong = [line for line in error.told().splitlines() if own.match(line)]
         if wrong:
             whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
-            hint = f". Whole numbers alone are written '{whole}'" if "whole number" in wrong[0] else ""
-            raise InputError(f"{written}: {wrong[0]}{hint}") from error
+            hint = f". For whole numbers write '{whole}'" if "whole number" in wrong[0] else ""
+            raise InputError(f"{written}: {wrong[0]}{hint}", code="range", key=key.lstrip("+")) from error

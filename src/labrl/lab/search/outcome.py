@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from labrl.analysis.report.formats import number
 from labrl.analysis.runs import load_experiment
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
-from labrl.errors import InputError
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.lab import reporting
 from labrl.lab.search.confirm import Confirmation
 from labrl.lab.search.recipe import BEST
@@ -30,10 +30,11 @@ RESULTS = "optimization_results.yaml"
 def conclude(
     search: Search, storage: StudyStorage, code: int, confirmation: Confirmation | None, report: bool
 ) -> int:
-    """Write the results and tell them. report: whether to make one. Returns the exit code of the command."""
+    """Write and print the results. report: whether to make a report. Returns the exit code of the command."""
     study, experiment = search.study, search.experiment
-    search.record(interrupted=code in (130, 143))
-    if code in (130, 143):
+    stopped = code in (INTERRUPTED, TERMINATED)
+    search.record(interrupted=stopped)
+    if stopped:
         experiment.set_status("interrupted")
         say(f"interrupted; to go on: labrl -m +resume={experiment.path}")
         return code
@@ -58,15 +59,15 @@ def conclude(
             (one for one in told["confirmed"] if one["trial"] == told["winner"]), None
         )
     else:
-        say("no trial has finished, so there is no best one")
+        say("no trial has finished, so there is no best trial")
     trials = study.trials()
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
     running = sum(not trial.state.is_finished() for trial in trials)
     pruned = sum(trial.state == TrialState.PRUNED for trial in trials)
-    say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still run elsewhere")
+    say(f"{len(trials)} trials: {pruned} pruned, {len(failed)} failed, {running} still running elsewhere")
     frames = told["frames"]
     say(f"frames: {frames['search']:,} in the search, {frames['confirmation']:,} in the confirmation")
-    code = 1 if code or not best else 0
+    code = FAILED if code or not best else DONE
     experiment.set_status("failed" if code else "finished", search=facts)
     if report:
         reporting.report_experiment(experiment.path)
@@ -76,18 +77,18 @@ def conclude(
 
 
 def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Exception) -> int:
-    """Tell that the study's storage, or the disk, failed in the middle of the search. Returns the exit code.
+    """Say that the study's storage or the disk has failed during the search. Returns the exit code.
 
-    Raises `error` where it is anything else.
+    Raises `error` if it is anything else.
     """
     reason = storage.failed(error)
     if reason is None:
         raise error
-    with contextlib.suppress(OSError, InputError):  # it may be the disk that is full, or gone
+    with contextlib.suppress(OSError, LabrlError):  # it may be the disk that is full, or gone
         experiment.set_status("interrupted")
-    say(f"the search cannot go on: {reason}   (its storage: {storage.told})")
-    say(f"the trials have saved their state; once that is mended: labrl -m +resume={experiment.path}")
-    return 1
+    say(f"the search cannot continue: {reason}   (its storage: {storage.told})")
+    say(f"the trials have saved their state. To continue after a repair: labrl -m +resume={experiment.path}")
+    return FAILED
 
 
 def _write_results(search: Search) -> None:
@@ -108,7 +109,7 @@ def _write_results(search: Search) -> None:
 
 def _tell_front(search: Search) -> None:
     plan = search.study.plan
-    say(f"{len(search.study.best())} trials that no other one beats in {' and '.join(plan.measures)}:")
+    say(f"{len(search.study.best())} trials that no other trial beats in {' and '.join(plan.measures)}:")
     for trial in search.study.best():
         values = ", ".join(f"{value:,.1f}" for value in trial.values)
         say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params, search.config_dir)}")

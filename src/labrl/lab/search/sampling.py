@@ -89,6 +89,10 @@ class NumberedSampler(BaseSampler):
             why = str(error).strip().partition("\n")[0]
             if isinstance(error, ImportError):
                 why = f'a package is missing: pip install "labrl[search]" ({why})'
-            raise InputError(f"hydra.sweeper.sampler: {self.name} cannot be made: {why}") from error
+            raise InputError(
+                f"hydra.sweeper.sampler: {self.name} cannot be made: {why}",
+                code="not-installed" if isinstance(error, ImportError) else "target",
+                key="hydra.sweeper.sampler",
+            ) from error
         assert isinstance(made, BaseSampler)
         return made

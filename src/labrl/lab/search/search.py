@@ -10,11 +10,12 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.search import Confirm
+from labrl.errors import DONE, FAILED
 from labrl.lab.pool import Lost, Pool
 from labrl.lab.search.channel import Hub
 from labrl.lab.search.confirm import Confirmation
 from labrl.lab.search.recipe import Recipe
-from labrl.lab.search.study import FACTS, Assignment, Study
+from labrl.lab.search.study import FACTS, HEARTBEAT, Assignment, Study
 from labrl.lab.search.worker import Outcome, Task, perform
 from labrl.lab.shares import Share
 from labrl.lab.summary import say
@@ -66,9 +67,9 @@ class Search:
     def run(self) -> tuple[int, Confirmation | None]:
         """Run trials until the study has all of them, then confirm the best.
 
-        Returns 0, or 130 or 143 where a signal ended it, or 1 where too many trials failed; and the
-        confirmation, if this machine made one. Raises what the study's storage raises, with all trials
-        saved and ended.
+        Returns the exit code, that of a signal or FAILED where too many trials have failed, and the
+        confirmation, if this machine made one. Raises what the study's storage raises, after all trials have
+        been saved and ended.
         """
         with (
             Interruption() as interruption,
@@ -80,9 +81,9 @@ class Search:
             if interruption.requested:
                 return interruption.exit_code, None
             if self._gave_up:
-                return 1, None
+                return FAILED, None
             confirmation = self._confirmed(pool, interruption)
-            return (interruption.exit_code if interruption.requested else 0), confirmation
+            return (interruption.exit_code if interruption.requested else DONE), confirmation
 
     def record(self, interrupted: bool = False) -> None:
         """Bring `experiment.json` up to what the study knows."""
@@ -135,9 +136,11 @@ class Search:
             again = self.study.died(one)
             if again is not None:
                 self._again.append(again)
-                say(f"trial {one.number}: {_how(outcome)}; it goes on from its checkpoint")
+                say(f"trial {one.number}: {_how(outcome)}. It continues from its checkpoint")
                 return
-            self.study.fail(one.number, f"its process died {one.attempts + 1} times; at last {_how(outcome)}")
+            self.study.fail(
+                one.number, f"its process died {one.attempts + 1} times; the last time: {_how(outcome)}"
+            )
         elif isinstance(outcome, Outcome) and outcome.status == "failed":
             self.study.fail(one.number, outcome.error or "it failed")
         else:
@@ -152,7 +155,7 @@ class Search:
             self._gave_up = True
             say(
                 f"{failed} of {self.study.total} trials have failed, more than "
-                f"search.max_failure_rate={self.max_failure_rate:g} allows: the search gives up"
+                f"search.max_failure_rate={self.max_failure_rate:g} allows, so the search stops"
             )
 
     def _tell(self, number: int) -> None:
@@ -180,11 +183,11 @@ class Search:
         if config is None or not best or len(study.plan.measures) > 1 or not study.is_complete():
             return None
         if not study.claims_confirmation():
-            say("another machine runs the best trials once more")
+            say("another machine confirms the best trials on fresh seeds")
             return None
         confirmation = Confirmation.of(config, study.plan, best, study.seed, self.experiment.path)
         say(
-            f"the best {min(config.top, len(best))} once more"
+            f"confirming the best {min(config.top, len(best))} trials"
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
         )
         left = [
@@ -202,7 +205,7 @@ class Search:
             died = isinstance(outcome, Lost) or outcome.status == "interrupted"
             if died and not interrupted and one.attempts < study.plan.retries:
                 left.append(one.again())
-                say(f"{one.folder.name}: {_how(outcome)}; it goes on from its checkpoint")
+                say(f"{one.folder.name}: {_how(outcome)}. It continues from its checkpoint")
             elif died and not interrupted:
                 say(f"{one.folder.name} failed: its process died {one.attempts + 1} times")
             elif isinstance(outcome, Outcome) and outcome.error:
@@ -224,7 +227,7 @@ class Search:
             return False
 
     def _beat(self) -> None:
-        if time.monotonic() - self._last_beat > self.study.plan.heartbeat:
+        if time.monotonic() - self._last_beat > HEARTBEAT:
             self._last_beat = time.monotonic()
             self.study.beat()
 
@@ -261,4 +264,4 @@ def _short(value: object) -> str:
 
 
 def _how(outcome: Outcome | Lost) -> str:
-    return str(outcome) if isinstance(outcome, Lost) else "it was told to stop"
+    return str(outcome) if isinstance(outcome, Lost) else "its process was asked to stop"

@@ -50,7 +50,7 @@ class Space:
         fixed: dict[str, list[str]] = {}
         own = [f"{key}={_as_written(value)}" for key, value in {**ready, **params}.items()]
         for word in [*own, *(word for word in words if not OF_THE_SEARCH.match(word))]:
-            key = word.partition("=")[0].lstrip("+~").partition("@")[0]
+            key = _key(word)
             searched.pop(key, None)
             # what is taken away first may be added again: ~agent.lr +agent.lr={...}
             gone = [one for one in fixed.pop(key, []) if one.startswith("~") and word.startswith("+")]
@@ -63,13 +63,18 @@ class Space:
         written = {name: word for name, _, word in searched.values()}
         if not searched:
             raise InputError(
-                "there is nothing to search: choose a ready space, search=ppo, or give one, as in "
-                "'agent.lr=tag(log, interval(1e-5, 1e-2))'"
+                "there is nothing to search. Choose a ready-made space, such as search=ppo, or give the "
+                "range of a key, such as 'agent.lr=tag(log, interval(1e-5, 1e-2))'",
+                code="missing",
+                key="search",
             )
         if "seed" in searched:
             raise InputError(
-                f"{written['seed']}: a seed is nothing to be searched, a lucky one does not come again. "
-                "meta.max_session=<seeds> gives each trial the mean over several"
+                f"{written['seed']}: a seed cannot be searched, because the result of a lucky seed does not "
+                "carry over to another. Set meta.max_session=<number of seeds> to score each trial by its "
+                "mean over several seeds",
+                code="unsupported",
+                key="seed",
             )
         distributions = {name: one for name, one, _ in searched.values()}
         return cls(distributions, [word for words in fixed.values() for word in words], written)
@@ -100,7 +105,10 @@ class Space:
             count = round((distribution.high - distribution.low) / distribution.step) + 1
             return [distribution.low + index * distribution.step for index in range(count)]
         raise InputError(
-            f"{self.written[key]}: a grid needs single values: {key}=choice(...) or {key}=range(...)"
+            f"{self.written[key]}: the grid sampler needs single values. Give {key}=choice(...) or "
+            f"{key}=range(...)",
+            code="unsupported",
+            key=_key(key),
         )
 
 
@@ -110,22 +118,29 @@ def _parsed(word: str) -> tuple[str, BaseDistribution] | None:
         searched, _, _ = create_params_from_overrides([word])
     except OverrideParseException as error:
         raise InputError(
-            f"{word}: cannot be read. A searched key is written key=interval(1e-5,1e-2), "
-            "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)"
+            f"{word} cannot be read. Write a searched key as key=interval(1e-5,1e-2), "
+            "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)",
+            code="syntax",
+            key=_key(word),
         ) from error
     # All that Hydra's sweeper and Optuna raise for what cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
-        raise InputError(f"{word}: {_reason(error)}") from error
+        raise InputError(f"{word}: {_reason(error)}", code="range", key=_key(word)) from error
     return next(iter(searched.items()), None)
+
+
+def _key(word: str) -> str:
+    """The configuration key of a word of the command line."""
+    return word.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
 def _reason(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0]
     if "log" in text and "low" in text:
-        return "a range on a logarithmic scale begins above 0"
+        return "a range on a logarithmic scale must begin above 0"
     if ("low" in text and "high" in text) or "at least one value" in text:
-        return "the range is empty: its first end must lie below its second"
-    return text or "this is no range that can be searched"
+        return "the range is empty. Its first end must be smaller than its second"
+    return text or "this range cannot be searched"
 
 
 def _ends(distribution: BaseDistribution) -> list[Any]:

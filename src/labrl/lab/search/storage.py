@@ -42,8 +42,10 @@ class StudyStorage:
         self._kind = kind.partition("+")[0]
         if not separator or self._kind not in ("sqlite", "journal", "postgresql", "mysql"):
             raise InputError(
-                f"hydra.sweeper.storage={self.url}: must be sqlite:///<file>, journal:///<file>, "
-                "postgresql://<user>@<host>/<database> or mysql://<user>@<host>/<database>"
+                f"hydra.sweeper.storage={self.told}: must be sqlite:///<file>, journal:///<file>, "
+                "postgresql://<user>@<host>/<database> or mysql://<user>@<host>/<database>",
+                code="range",
+                key="hydra.sweeper.storage",
             )
         file = rest.removeprefix("/")
         if self._kind == "sqlite":
@@ -79,7 +81,11 @@ class StudyStorage:
                     return self._database({"timeout": SECONDS_TO_WAIT})
             return self._database({"connect_timeout": SECONDS_TO_CONNECT})
         except Exception as error:
-            raise InputError(f"hydra.sweeper.storage={self.told}: {self._why(error)}") from error
+            raise InputError(
+                f"hydra.sweeper.storage={self.told}: {self._why(error)}",
+                code="not-installed" if isinstance(error, ImportError) else "not-found",
+                key="hydra.sweeper.storage",
+            ) from error
 
     def _database(self, connect: dict[str, int]) -> RDBStorage:
         """Of two machines that begin at once, both may try to make the tables: one has to try again."""
@@ -94,11 +100,11 @@ class StudyStorage:
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, ImportError):
-            how = "install its driver for SQLAlchemy"
+            how = "Install its driver for SQLAlchemy"
             if self._kind == "postgresql":
-                how = 'pip install "labrl[search]"'
-            return f"the driver of this database is missing ({error}): {how}"
-        return f"cannot be reached: {_first_line(error)}"
+                how = 'Type pip install "labrl[search]"'
+            return f"the driver of this database is missing ({error}). {how}"
+        return f"this storage cannot be opened: {_first_line(error)}"
 
     def failed(self, error: Exception) -> str | None:
         """Why this storage could not do what it was asked, where `error` says so; None: it is another's."""

@@ -32,6 +32,9 @@ FACTS = "labrl"
 CONFIRMS = "labrl:confirms"
 """Attribute of the study that names the machine which runs the best trials once more."""
 
+HEARTBEAT = 60.0
+"""Seconds between two signs of life that a machine gives to the others."""
+
 MISSED_BEATS = 5
 """After so many heartbeats without a sign of life a machine counts as dead."""
 
@@ -56,8 +59,6 @@ class Plan:
     random_return: float = 0.0
     """Mean return of the random policy, from which strength is measured."""
     retries: int = 2
-    heartbeat: float = 60.0
-    """Seconds between two signs of life to other machines."""
 
     def facts(self) -> dict[str, Any]:
         """What another machine, or a later command, must agree with."""
@@ -294,7 +295,7 @@ class Study:
             if owner["host"] == self._host:
                 return True
         seen = self._study.user_attrs.get(f"labrl:alive:{owner['machine']}", 0.0)
-        return time.time() - seen > MISSED_BEATS * owner["heartbeat"]
+        return time.time() - seen > MISSED_BEATS * HEARTBEAT
 
     def _is_hopeless(self, number: int, frame: int, trials: Sequence[FrozenTrial]) -> bool:
         sign = 1 if self.plan.directions[0] == "maximize" else -1
@@ -313,7 +314,6 @@ class Study:
             "host": self._host,
             "home": str(self.home),
             "process": os.getpid(),
-            "heartbeat": self.plan.heartbeat,
         }
 
     def _trial(self, number: int) -> FrozenTrial:
@@ -331,7 +331,9 @@ class Study:
             if self._study.get_trials(deepcopy=False):
                 raise InputError(
                     f"hydra.sweeper.study_name={name}: {self._storage.told} holds a study of this name that "
-                    "labrl did not begin: give another name"
+                    "was not begun by labrl. Set hydra.sweeper.study_name to another name",
+                    code="contradiction",
+                    key="hydra.sweeper.study_name",
                 )
             seed = draw_seed() if self.plan.seed is None else self.plan.seed
             agreed = {**mine, "seed": seed, "random_return": self.plan.random_return}
@@ -340,14 +342,20 @@ class Study:
         then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
         differs = [key for key in mine if mine[key] != then.get(key)]
         if differs:
-            raise InputError(_other_study(name, self._storage.told, differs, mine, then))
+            raise InputError(
+                _other_study(name, self._storage.told, differs, mine, then),
+                code="contradiction",
+                key="hydra.sweeper.study_name",
+            )
         return agreed
 
 
 def _other_study(
     name: str, storage: str, differs: Sequence[str], mine: dict[str, Any], agreed: dict[str, Any]
 ) -> str:
-    lines = [f"hydra.sweeper.study_name={name}: the study of this name in {storage} is another one:"]
+    lines = [
+        f"hydra.sweeper.study_name={name}: {storage} holds a study of this name that differs from this one:"
+    ]
     for key in differs:
         then, now = agreed.get(key), mine[key]
         if isinstance(then, dict) and isinstance(now, dict):
@@ -359,8 +367,8 @@ def _other_study(
         else:
             lines.append(f"  {key}: {then} there, {now} here")
     lines.append(
-        "Search the same as there, or begin a search of its own: without +resume, and where the storage is "
-        "shared with another hydra.sweeper.study_name."
+        "To join that study, give the same values. To begin another one, leave out +resume and, where "
+        "several studies share the storage, set another hydra.sweeper.study_name."
     )
     return "\n".join(lines)
 

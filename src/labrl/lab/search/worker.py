@@ -16,7 +16,7 @@ from typing import Literal
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import quoted
 from labrl.config.generated import choices_of
-from labrl.errors import LabrlError
+from labrl.errors import INTERRUPTED, TERMINATED, LabrlError
 from labrl.lab.again import Again
 from labrl.lab.past import Past
 from labrl.lab.request import Request
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def perform(task: Task) -> Outcome:
-    """Run the trial, or go on with it; whatever goes wrong is told in the outcome."""
+    """Run the trial, or go on with it; whatever goes wrong is in the outcome."""
     os.environ.pop(CHANNEL, None)
     if task.channel:
         os.environ[CHANNEL] = task.channel
@@ -106,7 +106,10 @@ def _resumed(task: Task) -> TrialResult | None:
 
 
 def _wait_for(run: RunFolder) -> None:
-    """Until the last process of a killed search has saved the trial. Raises InputError if it does not."""
+    """Wait until the last process of a killed search has saved the trial.
+
+    Raises BusyFolderError if it has not after PATIENCE.
+    """
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -134,7 +137,7 @@ def _sessions_of(run: RunFolder) -> int:
 
 
 def _outcome(folder: Path, result: TrialResult) -> Outcome:
-    if result.exit_code in (130, 143):
+    if result.exit_code in (INTERRUPTED, TERMINATED):
         return Outcome("interrupted")
     if result.exit_code:
         errors = [session.error for session in result.sessions if session.error]
