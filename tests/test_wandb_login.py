@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from options import options
 
 from labrl.config.compose import compose, resolve
-from labrl.config.schema import WandbConfig
 from labrl.dashboards.login import chosen, has_login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.errors import InputError
@@ -25,8 +25,8 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def mode(**options: str) -> str:
-    return chosen(WandbConfig(**options))[0]  # type: ignore[arg-type]
+def mode(**changes: str) -> str:
+    return chosen(options("wandb", **changes))[0]
 
 
 def settings(path: Path, text: str) -> None:
@@ -54,7 +54,7 @@ def test_a_mode_that_is_given_beats_the_environment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", "online")
     assert mode(mode="offline") == "offline"
-    assert chosen(WandbConfig(mode="disabled")) == ("disabled", None)
+    assert chosen(options("wandb", mode="disabled")) == ("disabled", None)
 
 
 def test_auto_goes_by_what_the_commands_of_wandb_have_written(
@@ -91,7 +91,7 @@ def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Pat
     experiment = ExperimentFolder.create(tmp_path / "e", "grid", trials)
     said: list[str] = []
     for folder in (experiment.path / "0_x", experiment.path / "1_x", tmp_path / "alone"):
-        with shown_on_wandb(WandbConfig(), RunFolder.create(folder), [0], said.append):
+        with shown_on_wandb(options("wandb"), RunFolder.create(folder), [0], said.append):
             said.append(folder.name)
     line = said[0]
     assert "wandb login" in line

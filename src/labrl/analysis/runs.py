@@ -283,12 +283,12 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         raise InputError(f"{path} {what}. Name a run folder", code="not-found", key=str(path))
     if (path.parent / MARKER).exists():
         raise InputError(
-            f"{path} is part of a run. Name the run folder, {path.parent}", code="not-found", key=str(path)
+            f"{path} is part of a run. Name the run folder, {path.parent}", code="usage", key=str(path)
         )
     below = next(_markers(path), None)
     if below is not None:
         raise InputError(
-            f"{path} holds several runs. Name one of them, such as {below}", code="not-found", key=str(path)
+            f"{path} holds several runs. Name one of them, such as {below}", code="usage", key=str(path)
         )
     raise _no_run(path)
 

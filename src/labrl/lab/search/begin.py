@@ -117,7 +117,7 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
     pruner = search_config.pruner
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
         say(f"search.pruner={pruner.kind} is off, because it cannot compare trials by several objectives")
-        pruner = NoPruner()
+        pruner = NoPruner(kind="none")
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
