@@ -6,12 +6,21 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from labrl.config.search import AshaPruner, Pruner
+from options import options
+
+from labrl.config.search import Pruner
 from labrl.lab.search.space import Space
 from labrl.lab.search.storage import StudyStorage
 from labrl.lab.search.study import Assignment, Plan, Study
 from labrl.storage.run_folder import SessionFolder
 from labrl.storage.tables import CsvTable
+
+
+def pruner(kind: str, **changed: Any) -> Pruner:
+    """The pruner of `search/pruner=<kind>`, with other values."""
+    made: Pruner = options("search.pruner", f"search/pruner={kind}", **changed)
+    return made
+
 
 TPE: dict[str, Any] = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 2}
 
@@ -20,7 +29,7 @@ PLAN = Plan(
     space=Space.of({}, {}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"]),
     measures=["final_return"],
     directions=["maximize"],
-    pruner=AshaPruner(grace_period=10, reduction_factor=2),
+    pruner=pruner("asha", grace_period=10, reduction_factor=2),
     total=6,
     budget=40,
     num_sessions=1,
@@ -81,8 +90,3 @@ def history(one: Study) -> list[Any]:
         (trial.number, trial.params, trial.state.name, trial.values, trial.intermediate_values)
         for trial in one.trials()
     ]
-
-
-def asha(**changed: Any) -> Pruner:
-    """The pruner with other values."""
-    return AshaPruner(**changed)

@@ -167,7 +167,7 @@ def test_of_several_folders_those_without_a_run_are_passed_over_with_one_word(
         assert wrong in capsys.readouterr().err
     with pytest.raises(InputError) as refused:
         find_runs(["runs/b", "runs/b/session_0"])
-    assert (refused.value.code, refused.value.key) == ("not-found", "runs/b/session_0")
+    assert (refused.value.code, refused.value.key) == ("usage", "runs/b/session_0")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["~agent.lr", "+agent.lr=choice(1e-3, a)"], ["agent.lr"]),
         (["agent/network=choice(auto, mpl)"], ["agent/network=mpl", "mlp"]),
         (["agent.lr=interval(2, 1)"], ["agent.lr=interval(2, 1)"]),
+        ([LR, "meta.num_cpus=9999"], ["meta.num_cpus"]),
+        ([LR, "meta.num_cpus=9999", "hydra.sweeper.n_jobs=2"], ["meta.num_cpus"]),
         (["agent=choice(ppo, dqn)", "agent.clip_range=interval(0.1, 0.3)"], ["agent.clip_range"]),
         ([], ["search=ppo"]),
         (
@@ -95,9 +97,12 @@ def test_wrong_input_is_refused_by_its_key(
     assert not list(Path("runs").glob("*"))
 
 
-def test_a_number_of_trials_from_a_ready_space_may_be_replaced_by_hydras_key() -> None:
-    words = ["hydra/sweeper=optuna", "search=ppo", "hydra.sweeper.n_trials=3"]
-    assert compose(words, with_hydra=True).hydra.sweeper.n_trials == 3
+def test_hydras_number_of_trials_replaces_that_of_a_ready_space(capsys: pytest.CaptureFixture[str]) -> None:
+    later = ["hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"]  # refused after all else
+    assert main([*SEARCH[:-1], "search=ppo", "hydra.sweeper.n_trials=3", *later]) == WRONG_INPUT
+    told = capsys.readouterr().err
+    assert "hydra.sweeper.storage=study.db" in told
+    assert "n_trials" not in told
 
 
 def test_a_database_that_does_not_answer_is_told_without_the_password(

@@ -10,9 +10,8 @@ from typing import Any
 import optuna
 import pytest
 from optuna.trial import TrialState
-from search_cases import PLAN, TPE, history, next_of, play, study, write_eval
+from search_cases import PLAN, TPE, history, next_of, play, pruner, study, write_eval
 
-from labrl.config.search import NoPruner
 from labrl.errors import InputError
 from labrl.lab.search.space import Space
 from labrl.lab.search.storage import StudyStorage
@@ -153,7 +152,7 @@ def test_a_machine_out_of_sight_is_dead_after_five_missed_heartbeats(
 
 
 def test_the_value_at_a_frame_is_the_mean_over_sessions_that_have_all_been_there(tmp_path: Path) -> None:
-    one = study(tmp_path, num_sessions=2, pruner=NoPruner())
+    one = study(tmp_path, num_sessions=2, pruner=pruner("none"))
     first = next_of(one)
     write_eval(first.folder, 10, 1.0, session=0)
     write_eval(first.folder, 20, 3.0, session=0)

@@ -41,7 +41,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> int:
     """Run what a command does. Returns its exit code, whatever ended it.
 
-    trains: What it prints is not all that it makes, so it has not failed where that cannot be printed.
+    trains: whether the command does more than print, so that it has not failed if its output is lost.
     """
     with steady_output() as output:
         try:
@@ -58,7 +58,10 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
             code = end.code if isinstance(end.code, int) else DONE if end.code is None else WRONG_INPUT
         output.flush()
         if output.refusal is not None:
-            print(f"{name}: not all could be printed: {output.refusal.strerror}", file=sys.stderr)
+            print(
+                f"{name}: the output could not be printed completely: {output.refusal.strerror}",
+                file=sys.stderr,
+            )
             code = code if trains else code or FAILED
     return code
 
@@ -375,7 +378,7 @@ def _arguments(argv: Sequence[str] | None) -> Iterator[list[str]]:
 
 @contextmanager
 def _raising_hydra() -> Iterator[None]:
-    """Let Hydra raise its errors, for us to tell, in place of printing them and ending the process."""
+    """Let Hydra raise its errors instead of printing them and ending the process."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

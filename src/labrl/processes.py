@@ -1,4 +1,4 @@
-"""The processes of a run: which signals they heed, how their threads wait, and how one of them ended."""
+"""Signals, waiting threads and exit codes of the processes of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exit_code_of(number: int | None) -> int:
 
 
 def let_threads_sleep() -> None:
-    """Have threads of a matrix product that wait for each other sleep soon; called before torch is loaded.
+    """Let the threads of a matrix product sleep soon while they wait; called before torch is loaded.
 
     They would count to 300,000 first: beside other busy processes, on a core that the thread they wait for
     could have had. With 10,000 SAC makes 2.6 times the frames there, and as many as before alone. Nothing
@@ -236,7 +236,7 @@ def _without_main() -> Iterator[None]:
 
 
 def heed_no_signals() -> None:
-    """Let none of SIGNALS end this process; programs that it starts heed them as usual."""
+    """Ignore SIGNALS in this process; programs that it starts react to them as usual."""
     for number in SIGNALS:
         signal.signal(number, _unheeded)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -247,12 +247,12 @@ def _unheeded(number: int, frame: FrameType | None) -> None:
 
 
 def stop_with_the_parent() -> None:
-    """When the process that started this one is killed, save and end as if it had said so."""
+    """Send SIGTERM to this process when its parent has ended, so that it saves its state and ends."""
     when_the_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def stop_when_orphaned() -> None:
-    """The same for a process that another program than labrl has started, and watches over."""
+    """As `stop_with_the_parent`, for a process that a program other than labrl has started."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -277,7 +277,7 @@ def when_the_parent_ends(act: Callable[[], None]) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """What `code`, of a process that was to go on, says of its end; in words that follow its name."""
+    """Describe the exit code of a process that ended too early, as a phrase that follows its name."""
     if code >= 0:
         return f"ended with code {code}"
     try:

@@ -1,4 +1,4 @@
-"""Standard output and error that end no command: who reads them may go away, and their disk may fill up."""
+"""Standard output and error that survive a reader that has gone and a full disk."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, TextIO, cast
 
 
 class SteadyStream:
-    """A stream that falls silent where it is refused what is written, and remembers that it was."""
+    """A stream that writes nothing more after its first error, and remembers the error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.refusal: OSError | None = None
-        """What the system said; None while all goes well, and where a reader has simply read enough."""
+        """The error; None as long as there is none, and where the reader has closed its end."""
 
     def write(self, text: str) -> int:
-        """Write, or do nothing. Returns the number of characters."""
+        """Write `text`, or do nothing after an error. Returns the number of characters."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -28,14 +28,14 @@ class SteadyStream:
             return len(text)
 
     def flush(self) -> None:
-        """Pass on what waits, or nothing."""
+        """Flush the stream, or do nothing after an error."""
         try:
             self._stream.flush()
         except OSError as error:
             self._fall_silent(error)
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the stream's own."""
+        """Return any other attribute of the stream."""
         return getattr(self._stream, name)
 
     def _fall_silent(self, error: OSError) -> None:
@@ -50,9 +50,9 @@ class SteadyStream:
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[SteadyStream]:
-    """Make the process's output steady; yields standard output.
+    """Replace the standard streams by `SteadyStream`s; yields standard output.
 
-    In a locale without UTF-8 a sign that cannot be printed is a question mark, not the end.
+    In a locale without UTF-8, characters that cannot be printed become question marks.
     """
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as opened:

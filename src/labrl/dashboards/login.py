@@ -1,4 +1,4 @@
-"""Whether there is a login to Weights & Biases, and what follows; found out without importing wandb."""
+"""Find out, without importing wandb, whether there is a login to Weights & Biases and how a run is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that shows a run on Weights & Biases, as the trial sees it: started, told of the end."""
+"""Start and end the process that shows a run on Weights & Biases."""
 
 from __future__ import annotations
 

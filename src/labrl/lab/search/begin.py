@@ -1,4 +1,4 @@
-"""From the command line of a search to a search that can run."""
+"""Turn the command line of a search into a `Search`, and run it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _check_total(asked: TrialConfig, settings: Settings, words: Sequence[str]) -
     if typed and total not in (None, settings.n_trials):
         raise InputError(
             f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
-            "both are the number of trials of the search. Leave one out.",
+            "both are the number of trials of the search. Leave one out, or give both the same value.",
             code="contradiction",
             key="meta.max_trial",
         )

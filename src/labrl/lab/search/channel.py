@@ -1,4 +1,4 @@
-"""Where the sessions of a search's trials report, and are told whether to go on."""
+"""The socket over which sessions report their evaluations and learn whether their trial is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a search, found before its first trial."""
+"""The checks of a search before its first trial."""
 
 from __future__ import annotations
 

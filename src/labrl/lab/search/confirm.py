@@ -1,4 +1,4 @@
-"""The best trials once more, on seeds that the search has not seen: did the winner win by luck?"""
+"""Confirmation: the best trials run again on seeds that the search has not used, to rule out luck."""
 
 from __future__ import annotations
 

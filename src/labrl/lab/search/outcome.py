@@ -1,4 +1,4 @@
-"""What a search hands back: files, and the last lines on the terminal."""
+"""The results of a search: its files, and the last lines on the terminal."""
 
 from __future__ import annotations
 

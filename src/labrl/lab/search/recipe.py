@@ -1,4 +1,4 @@
-"""The words of a search's trials, and its best configuration as something to copy."""
+"""The overrides of each trial, and the best configuration as a command and as a YAML file."""
 
 from __future__ import annotations
 

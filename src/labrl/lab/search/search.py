@@ -1,4 +1,4 @@
-"""A search from its first trial to its confirmed best: who runs what, what is written down, what is said."""
+"""A search on this machine, from its first trial to the confirmation of the best ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process of a search does: run one trial, or go on with it."""
+"""The worker process of a search, which runs a trial or continues it."""
 
 from __future__ import annotations
 
