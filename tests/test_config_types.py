@@ -167,7 +167,7 @@ def test_scientific_notation_counts_as_a_whole_number() -> None:
 
 def test_schedules_are_numbers_or_mappings_with_a_kind() -> None:
     config = parsed(lr={"kind": "linear", "start": 1, "end": 0, "horizon": 1e6}, clip=1)
-    assert config.lr == LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1_000_000)
+    assert config.lr == LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1_000_000, warmup=0)
     assert config.clip == 1.0
     assert parsed(clip=None).clip is None
 

@@ -20,10 +20,10 @@ from labrl.schedules import (
     value_at,
 )
 
-LINEAR = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100)
-COSINE = CosineSchedule(kind="cosine", start=1.0, end=0.0, horizon=100)
-EXPONENTIAL = ExponentialSchedule(kind="exponential", start=1.0, end=0.01, horizon=100)
-STEP = StepSchedule(kind="step", start=1.0, factor=0.1, steps=2, horizon=100)
+LINEAR = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100, warmup=0)
+COSINE = CosineSchedule(kind="cosine", start=1.0, end=0.0, horizon=100, warmup=0)
+EXPONENTIAL = ExponentialSchedule(kind="exponential", start=1.0, end=0.01, horizon=100, warmup=0)
+STEP = StepSchedule(kind="step", start=1.0, factor=0.1, steps=2, horizon=100, warmup=0)
 PIECEWISE = PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (20, 3.0), (40, 0.0)])
 
 
@@ -58,7 +58,7 @@ def test_values_computed_by_hand(schedule: object, frame: int, expected: float) 
 
 
 def test_an_end_of_zero_and_a_growing_value_are_reached() -> None:
-    growing = LinearSchedule(kind="linear", start=0.0, end=2.0, horizon=10)
+    growing = LinearSchedule(kind="linear", start=0.0, end=2.0, horizon=10, warmup=0)
     assert [value_at(growing, frame) for frame in (0, 5, 10, 20)] == [0.0, 1.0, 2.0, 2.0]
 
 
@@ -91,15 +91,15 @@ def test_points_out_of_order_are_refused() -> None:
 
 def test_what_is_beyond_all_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start \* factor \*\* steps is beyond all numbers"):
-        StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000)
+        StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000, warmup=0)
     with pytest.raises(ValueError, match=r"start \* factor \*\* steps is beyond all numbers"):
-        StepSchedule(kind="step", start=1.0, factor=1e20, steps=2, horizon=2000)
+        StepSchedule(kind="step", start=1.0, factor=1e20, steps=2, horizon=2000, warmup=0)
     with pytest.raises(ValueError, match="end / start is beyond all numbers"):
-        ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000)
+        ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000, warmup=0)
 
 
 def test_a_step_comes_at_its_frame_and_not_one_late() -> None:
-    halved = StepSchedule(kind="step", start=1.0, factor=0.5, steps=100, horizon=1_000_000)
+    halved = StepSchedule(kind="step", start=1.0, factor=0.5, steps=100, horizon=1_000_000, warmup=0)
     for step in range(1, 101):
         assert value_at(halved, 10_000 * step) == 0.5**step
         assert value_at(halved, 10_000 * step - 1) == 0.5 ** (step - 1)
@@ -109,7 +109,7 @@ def test_a_step_comes_at_its_frame_and_not_one_late() -> None:
     ("factor", "ends"), [(0.5, (0.0, 1.0)), (-0.5, (-0.5, 1.0)), (-1.0, (-1.0, 1.0)), (1.0, (1.0, 1.0))]
 )
 def test_the_bounds_of_a_billion_steps_are_known_at_once(factor: float, ends: tuple[float, float]) -> None:
-    schedule = StepSchedule(kind="step", start=1.0, factor=factor, steps=10**9, horizon=10**9)
+    schedule = StepSchedule(kind="step", start=1.0, factor=factor, steps=10**9, horizon=10**9, warmup=0)
     assert (smallest(schedule), largest(schedule)) == ends
 
 
@@ -117,10 +117,10 @@ def test_the_bounds_of_a_billion_steps_are_known_at_once(factor: float, ends: tu
     ("schedule", "lowest"),
     [
         (0.5, 0.5),
-        (LinearSchedule(kind="linear", start=1, end=-1, horizon=10), -1),
-        (CosineSchedule(kind="cosine", start=2, end=1, horizon=10), 1),
+        (LinearSchedule(kind="linear", start=1, end=-1, horizon=10, warmup=0), -1),
+        (CosineSchedule(kind="cosine", start=2, end=1, horizon=10, warmup=0), 1),
         (LinearSchedule(kind="linear", start=1, end=2, horizon=10, warmup=2), 0),
-        (StepSchedule(kind="step", start=1, factor=-2, steps=3, horizon=9), -8),
+        (StepSchedule(kind="step", start=1, factor=-2, steps=3, horizon=9, warmup=0), -8),
         (PiecewiseSchedule(kind="piecewise", points=[(0, 1.0), (5, -3.0), (9, 0.0)]), -3),
     ],
     ids=str,
@@ -134,9 +134,9 @@ def test_smallest_is_what_the_coefficient_never_falls_below(schedule: Schedule, 
     ("schedule", "highest"),
     [
         (0.5, 0.5),
-        (LinearSchedule(kind="linear", start=0.25, end=1.0, horizon=10), 1.0),
+        (LinearSchedule(kind="linear", start=0.25, end=1.0, horizon=10, warmup=0), 1.0),
         (LinearSchedule(kind="linear", start=-1.0, end=-2.0, horizon=10, warmup=5), 0.0),
-        (StepSchedule(kind="step", start=1.0, factor=2.0, steps=3, horizon=9), 8.0),
+        (StepSchedule(kind="step", start=1.0, factor=2.0, steps=3, horizon=9, warmup=0), 8.0),
         (PiecewiseSchedule(kind="piecewise", points=[(0, 0.0), (5, 3.0), (9, 1.0)]), 3.0),
     ],
     ids=str,

@@ -16,11 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.folder import config_folder
-from labrl.errors import InputError, LabrlError, nearest
+from labrl.errors import InputError, LabrlError, Mistake, nearest
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
-    from labrl.config.validate import InvalidError
 
 
 def compose(
@@ -60,6 +59,8 @@ def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
+    from labrl.config.kinds import kinds_replace
+
     sources = [f"file://{config_folder()}"]
     if config_dir is not None:
         sources.append(f"file://{os.path.abspath(config_dir)}")
@@ -67,7 +68,7 @@ def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_search_path(sources, job_name="labrl"):
+        with hydra.initialize_config_search_path(sources, job_name="labrl"), kinds_replace():
             yield
     finally:
         GlobalHydra.instance().hydra = before
@@ -139,57 +140,50 @@ def _check_targets(cfg: DictConfig) -> None:
             )
 
 
-def resolve(
-    cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None, *, complete: bool = True
-) -> TrialConfig:
+def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None) -> TrialConfig:
     """`cfg` as typed dataclasses, everything checked that needs no environment.
 
     composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
-    then not told beside it. complete: refuse a configuration that lacks a key of labrl's; an older version of
-    labrl may have saved it. Raises InputError that names every wrong key, its value and what is allowed.
+    then not reported beside it. Raises InputError with a mistake for every wrong key.
     """
     plain = to_plain(cfg)
-    check_values(plain, composed or cfg, complete)
-    return _typed(plain, composed or cfg, complete)
+    check_values(plain, composed or cfg)
+    return _typed(plain, composed or cfg)
 
 
-def check_values(
-    plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], complete: bool = True
-) -> None:
+def check_values(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> None:
     """Raise InputError as `resolve` does, without loading torch unless a component of the user's does."""
     from labrl.config.outline import loaded, outlined
 
     if not loaded():
         try:
             with outlined():
-                _typed(plain, composed, complete)
+                _typed(plain, composed)
             return
         except Exception as error:
             if isinstance(error, LabrlError) and not loaded():
                 raise
-    _typed(plain, composed, complete)
+    _typed(plain, composed)
 
 
-def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], complete: bool) -> TrialConfig:
+def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> TrialConfig:
     """The configuration `plain` as typed dataclasses; see `resolve`."""
-    from labrl.config.component import tell_keys
     from labrl.config.schema import TrialConfig
-    from labrl.config.validate import InvalidError, dataclass_of, hidden
+    from labrl.config.validate import dataclass_of
 
     try:
         config = dataclass_of(TrialConfig, plain)
-        if complete and (lacking := hidden(config, plain)):
-            raise InvalidError(lacking)
-    except InvalidError as invalid:
+    except InputError as error:
         _check_verbs(plain)
-        raise InputError(invalid.without(_echoes(composed, invalid)).told()) from None
+        raise InputError.of(_without_echoes(error.mistakes, composed)) from None
     if isinstance(config.env.config, dict):
         raise InputError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
-            "no vector environment of labrl. A Gymnasium environment of your own is given by env=gymnasium "
-            f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'"
+            "no vector environment of labrl. For a Gymnasium environment of your own write env=gymnasium "
+            f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'",
+            code="target",
+            key="env._target_",
         )
-    tell_keys(config)
     config.agent.check("check_config", config.env.config)
     return config
 
@@ -206,19 +200,19 @@ def _check_verbs(plain: Mapping[str, Any]) -> None:
             raise InputError(f"+{name}={value}: no such key. Did you mean +{meant[0]}={value}?")
 
 
-def _echoes(cfg: DictConfig | Mapping[str, Any], invalid: InvalidError) -> set[tuple[str | int, ...]]:
-    """Paths of mistaken values that only repeat another one: `${env.max_frame}` where that is mistaken."""
-    wrong = {".".join(map(str, path)): path for path, _ in invalid.mistakes}
+def _without_echoes(mistakes: Sequence[Mistake], cfg: DictConfig | Mapping[str, Any]) -> list[Mistake]:
+    """`mistakes` without those of values such as `${env.max_frame}`, if env.max_frame is wrong itself."""
     written = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
-    echoes = set()
-    for path in wrong.values():
+
+    def source(mistake: Mistake) -> str | None:
         value: Any = written
-        for name in path:
+        for name in (mistake.key or "").split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        source = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
-        if source and source[1] in wrong:
-            echoes.add(path)
-    return echoes
+        found = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
+        return found[1] if found else None
+
+    wrong = {mistake.key for mistake in mistakes}
+    return [mistake for mistake in mistakes if source(mistake) not in wrong - {None}]
 
 
 def _unset(node: Any, key: str = "") -> Iterator[str]:

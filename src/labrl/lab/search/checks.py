@@ -13,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import changes
 from labrl.config.folder import config_folder
+from labrl.config.kinds import kinds_replace
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
-from labrl.config.validate import InvalidError, dataclass_of, hidden
+from labrl.config.validate import dataclass_of
 from labrl.errors import InputError, LabrlError
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.recipe import Recipe
@@ -32,8 +33,6 @@ def check_space(
     """
     space = recipe.space
     default = to_plain(compose(recipe.configuration({}), config_dir))
-    config = resolve(default, complete=False)
-    check(config)
     corners = space.corners()
     first = {key: values[0] for key, values in corners.items()}
 
@@ -46,7 +45,8 @@ def check_space(
             told = f"the search space does not fit: {error}"
             raise InputError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
 
-    _check_complete(config, default, to_plain(together(first)))
+    config = resolve(_filled(default, to_plain(together(first)), first))
+    check(config)
     for key, values in corners.items():
         is_key = _is_key(default, key)
         for value in values:
@@ -60,12 +60,13 @@ def check_space(
     return config
 
 
-def _check_complete(config: TrialConfig, default: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """Raises InputError for keys that were taken away from `default`, and that no trial, as `first`, has."""
-    missing = hidden(config, default)
-    lost = [(path, told) for path, told in missing if not _is_key(first, ".".join(map(str, path)))]
-    if lost:
-        raise InputError(InvalidError(lost).told())
+def _filled(default: Mapping[str, Any], first: Mapping[str, Any], keys: Collection[str]) -> Mapping[str, Any]:
+    """`default` with those of the added `keys`, such as `+agent.lr`, that it lacks, as `first` has them."""
+    filled, values = OmegaConf.create(dict(default)), OmegaConf.create(dict(first))
+    for key in keys:
+        if key.startswith("+") and not _is_key(default, key[1:]):
+            OmegaConf.update(filled, key[1:], OmegaConf.select(values, key[1:]))
+    return to_plain(filled)
 
 
 def _lacking(
@@ -152,7 +153,8 @@ def _check_value(
     (override,) = OverridesParser.create().parse_overrides(recipe.space.words({key: value})[-1:])
     changed = OmegaConf.create(dict(default))
     try:
-        OmegaConf.update(changed, key, override.value(), merge=True)
+        with kinds_replace():
+            OmegaConf.update(changed, key, override.value(), merge=True)
         plain = to_plain(changed)
     except (OmegaConfBaseException, LabrlError):
         # composing says what is wrong, if it is
@@ -168,10 +170,12 @@ def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
     """
     try:
         dataclass_of(TrialConfig, plain)
-    except InvalidError as error:
+    except InputError as error:
         own = re.compile(re.escape(key.lstrip("+")) + r"(?!\w)")
-        wrong = [line for line in error.told().splitlines() if own.match(line)]
+        wrong = [mistake for mistake in error.mistakes if own.match(mistake.key or "")]
         if wrong:
             whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
-            hint = f". Whole numbers alone are written '{whole}'" if "whole number" in wrong[0] else ""
-            raise InputError(f"{written}: {wrong[0]}{hint}") from error
+            hint = f" Whole numbers alone are written '{whole}'" if "whole number" in wrong[0].message else ""
+            first = wrong[0]
+            message = f"{written}: {first.message}{hint}"
+            raise InputError(message, code=first.code, key=first.key) from error
