@@ -76,7 +76,7 @@ class Component:
 
     @contextmanager
     def _failing(self, what: str, remedy: str) -> Iterator[None]:
-        """Raise InputError for whatever a user's own code raises. An error of labrl's own passes unchanged."""
+        """Raise InputError for whatever a user's own code raises. Errors of labrl's pass unchanged."""
         try:
             yield
         except LabrlError:
@@ -93,7 +93,7 @@ class Component:
         return f"{self.key}: {self.target}" if self.key else self.target
 
     def _check_arguments(self, target: Any, given: Mapping[str, Any]) -> None:
-        """Raise InputError where the target lacks an argument that it needs, or gets one that it does not take."""
+        """Raise InputError where the target lacks an argument, or gets one that it does not take."""
         signature = _signature(target)
         if signature is None:
             return

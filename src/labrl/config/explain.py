@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.errors import InputError, did_you_mean, nearest
+from labrl.schedules import written_out
 
 RECIPES = "experiment"
 """The group whose options lie in folders, and among which users have their own."""
@@ -231,7 +232,7 @@ def _emptied(key: str, overrides: Sequence[str], loader: ConfigLoader) -> str | 
     """The word, if there is one, that has put a value where `key` would have a group of keys."""
     for one in OverridesParser.create().parse_overrides(list(overrides)):
         above, chooses = key.startswith(f"{one.key_or_group}."), loader.get_group_options(one.key_or_group)
-        if above and not chooses and not isinstance(one.value(), dict):
+        if above and not chooses and not isinstance(written_out(one.value()), dict):
             return one.input_line
     return None
 

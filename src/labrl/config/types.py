@@ -57,13 +57,14 @@ def _is_finite_number(value: Any) -> bool:
 
 def _schedule(value: Any) -> Any:
     """Refuse what is neither a number nor a group of keys, and write the short form out."""
-    value = written_out(value)
-    if isinstance(value, Mapping) and value.get("kind") in SHAPED:
-        return {"warmup": 0, **value}
-    if not (_is_finite_number(value) or isinstance(value, Mapping | Shape)):
+    schedule = written_out(value)
+    if isinstance(schedule, Mapping) and schedule.get("kind") in SHAPED:
+        schedule = {"warmup": 0, **schedule}
+    readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape)
+    if not readable or (isinstance(value, str) and "${" in str(schedule)):  # only Hydra knows the budget
         text = f"{'|'.join(SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"
         raise PydanticCustomError("type", f"must be a finite number or a schedule ({text})")
-    return value
+    return schedule
 
 
 Shape = ShapedSchedule | PiecewiseSchedule
