@@ -45,8 +45,7 @@ def check_space(
             told = f"the search space does not fit: {error}"
             raise InputError(_not_its(ready, lacking, values, recipe) if lacking else told) from error
 
-    config = resolve(_filled(default, to_plain(together(first)), first))
-    check(config)
+    firsts = to_plain(together(first))
     for key, values in corners.items():
         is_key = _is_key(default, key)
         for value in values:
@@ -57,6 +56,8 @@ def check_space(
             composed = together({**first, key: value})
             if key.startswith("+"):
                 _check_own(to_plain(composed), key, space.written[key])
+    config = resolve(_filled(default, firsts, first))
+    check(config)
     return config
 
 
