@@ -15,7 +15,7 @@ from labrl.schedules import LinearSchedule
 
 
 def test_gaussian_noise_has_its_deviation_and_follows_a_schedule() -> None:
-    falling = LinearSchedule(kind="linear", start=0.5, end=0.0, horizon=100)
+    falling = LinearSchedule(kind="linear", start=0.5, end=0.0, horizon=100, warmup=0)
     noise, rng = GaussianNoise(GaussianNoiseConfig(std=falling), 1000, 2), np.random.default_rng(0)
     assert noise.sample(0, rng).std() == pytest.approx(0.5, rel=0.05)
     assert noise.sample(50, rng).std() == pytest.approx(0.25, rel=0.05)

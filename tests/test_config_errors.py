@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,6 @@ def refused(*overrides: str) -> str:
         ("agent.network.torso.hidden=[1]", "Did you mean agent.network.torso.mlp.hidden?"),
         ("agent.network.torso.zzz=[1]", "Known there: agent.network.torso._target_, agent.network.torso.mlp"),
         ("agnet=ppo", "agnet: no such key. Did you mean agent?"),
-        ("agent.lr={kind: step, values: [1]}", "agent.lr.values: no such key; groups of keys are merged"),
         (
             "env.kwargs={gravity: -5}",
             "env.kwargs.gravity: no such key; groups of keys are merged. To add to this",
@@ -96,39 +94,54 @@ def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
     assert "agent=ppo has none; these have one: crossq, sac." in refused("agent.target_entropy=1")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("env.num_envs=0", "env.num_envs must be at least 1, got 0"),
-        ("env.num_envs=many", "env.num_envs must be a whole number, got 'many'"),
-        ("agent.lr=[1]", "~agent.lr '+agent.lr=...'"),
-        ("agent.gamma=1.5", "agent.gamma must be at most 1, got 1.5"),
-        ("agent.log_std_init=11", "agent.log_std_init must be at most 10, got 11"),
-        ("agent.lr=fast", "agent.lr must be a finite number or a schedule"),
-        ("agent.normalize_advantage=1", "agent.normalize_advantage must be true or false, got 1"),
-        ("meta.device=gpu", "meta.device must be 'auto', 'cpu' or 'cuda', got 'gpu'"),
-        ("meta.distributed=true", "meta.distributed must be false, 'shared' or 'synced', got true"),
-        ("seed=-1", "seed must be at least 0, got -1"),
-        ("meta=3x", "meta=3x: no such option"),
-        ("env.vectorization=threads", "env.vectorization must be 'sync'"),
-        ("agent._target_=labrl.agents.ppo.PPOO", "Did you mean PPO"),
-        ("+callbacks.mine=1", "callbacks.mine must be a part with a _target_, got 1"),
-    ],
-)
-def test_wrong_values_name_what_is_allowed(override: str, message: str) -> None:
-    assert message in refused(override)
+def mistaken(*overrides: str) -> InputError:
+    with pytest.raises(InputError) as error:
+        resolve(compose(list(overrides)))
+    return error.value
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("override", "code", "allowed"),
     [
-        (["agent.batch_size=100"], r"agent\.batch_size must divide the rollout of 256 .* got 100 .*=128"),
-        (["agent.batch_size=100000"], r"agent\.batch_size .* got 100000 .*agent\.batch_size=256"),
-        (["env.max_frame=100"], r"env\.max_frame must be at least one rollout of 256 .* got 100"),
+        ("env.num_envs=0", "range", "1"),
+        ("env.num_envs=many", "type", "whole number"),
+        ("agent.gamma=1.5", "range", "1"),
+        ("agent.log_std_init=11", "range", "10"),
+        ("agent.lr=fast", "type", "linear"),
+        ("agent.normalize_advantage=1", "type", "true"),
+        ("meta.device=gpu", "unknown-option", "meta.device=cpu"),
+        ("meta.distributed=true", "unknown-option", "'shared'"),
+        ("seed=-1", "range", "0"),
+        ("env.vectorization=threads", "unknown-option", "'sync'"),
+        ("agent._target_=labrl.agents.ppo.PPOO", "target", "PPO"),
+        ("+callbacks.mine=1", "type", "_target_"),
+        ("agent.network.head_activation=relu", "unknown-option", "agent.network.head_activation=ReLU"),
+        ("agent.network.torso.mlp.activation=Foo", "unknown-option", "'CELU'"),
+        ("agent.network.torso.mlp.activation=Linear", "unknown-option", "'Tanh'"),
+        ("agent.network.torso.mlp.activation=Softmax", "unknown-option", "'Tanh'"),
+        ("agent.network.torso.mlp.activation=RReLU", "unknown-option", "'Tanh'"),
     ],
 )
-def test_contradictions_name_both_sides_and_the_way_out(overrides: list[str], message: str) -> None:
-    assert re.search(message, refused("agent.horizon=32", *overrides))
+def test_wrong_values_name_what_is_allowed(override: str, code: str, allowed: str) -> None:
+    error = mistaken(override)
+    key, _, value = override.lstrip("+").partition("=")
+    assert (error.code, error.key) == (code, key)
+    assert allowed in str(error)
+    assert value in str(error)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "named"),
+    [
+        ("agent.batch_size=100", "agent.batch_size", "agent.batch_size=128"),
+        ("agent.batch_size=100000", "agent.batch_size", "agent.batch_size=256"),
+        ("env.max_frame=100", "env.max_frame", "256"),
+    ],
+)
+def test_contradictions_name_both_sides_and_the_way_out(override: str, key: str, named: str) -> None:
+    message = str(mistaken("agent.horizon=32", override))
+    assert key in message
+    assert named in message
 
 
 @pytest.mark.parametrize("bad", ["agent.lr=[1,", "agent.lr", "agent.lr={a:", "=3"])
@@ -162,7 +175,9 @@ TAKEN_AWAY = {
 
 @pytest.mark.parametrize("word", TAKEN_AWAY)
 def test_a_key_that_is_taken_away_is_refused_with_what_to_type(word: str) -> None:
-    assert TAKEN_AWAY[word] in refused(word)
+    error = mistaken(word)
+    assert (error.code, str(error.key).startswith(word[1:].replace("/", "."))) == ("missing", True)
+    assert TAKEN_AWAY[word] in str(error)
 
 
 def test_a_key_that_is_taken_away_and_given_again_is_no_mistake() -> None:
@@ -175,8 +190,9 @@ def test_a_component_of_labrl_in_a_file_of_ones_own_needs_every_key(tmp_path: Pa
     assert resolve(compose(["agent=mine"], tmp_path)).agent.target.endswith("RandomAgent")
     (tmp_path / "agent" / "optimizer").mkdir()
     (tmp_path / "agent" / "optimizer" / "mine.yaml").write_text("_target_: labrl.networks.optimizers.Adam\n")
-    with pytest.raises(InputError, match=r"agent\.optimizer\.eps="):
+    with pytest.raises(InputError) as caught:
         resolve(compose(["agent/optimizer=mine"], tmp_path))
+    assert ("missing", "agent.optimizer.eps") in {(one.code, one.key) for one in caught.value.mistakes}
 
 
 @pytest.mark.parametrize("word", ["agent=xyz", "agent=foo", "agent=trpo", "env=xx"])
@@ -207,23 +223,9 @@ def test_config_dir_that_is_no_folder_is_refused() -> None:
         compose([], "nowhere")
 
 
-def test_a_misspelt_value_is_told_the_nearest_one() -> None:
-    told = refused("agent.network.head_activation=relu")
-    assert told.endswith("got 'relu'. Did you mean agent.network.head_activation=ReLU?")
-
-
-@pytest.mark.parametrize("activation", ["Foo", "Linear", "Softmax", "RReLU"])
-def test_activation_that_no_network_can_be_built_with_is_refused_by_its_full_key(activation: str) -> None:
-    message = refused(f"agent.network.torso.mlp.activation={activation}")
-    assert re.match(r"agent\.network\.torso\.mlp\.activation must be 'CELU', .* 'Tanh' or .*, got", message)
-
-
-def test_a_mistake_that_other_keys_repeat_is_told_once() -> None:
-    with pytest.raises(InputError) as caught:
-        resolve(compose(["agent=ppo", "env=cartpole", "env.max_frame=abc"]))
-    assert str(caught.value).splitlines() == [
-        "env.max_frame must be a whole number, got 'abc' (for instance env.max_frame=1000000)"
-    ]
+def test_a_mistake_that_other_keys_repeat_is_found_once() -> None:
+    error = mistaken("agent=ppo", "env=cartpole", "env.max_frame=abc")
+    assert [(mistake.code, mistake.key) for mistake in error.mistakes] == [("type", "env.max_frame")]
 
 
 def test_recipes_of_ones_own_are_known_too_in_folders_or_not(tmp_path: Path) -> None:

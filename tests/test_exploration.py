@@ -49,7 +49,7 @@ def test_epsilon_zero_is_greedy() -> None:
 
 
 def test_epsilon_follows_its_schedule() -> None:
-    falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100)
+    falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100, warmup=0)
     policy, rng = EpsilonGreedy(EpsilonGreedyConfig(epsilon=falling)), np.random.default_rng(0)
     assert [policy.strength(frame) for frame in (0, 25, 100)] == [1.0, 0.75, 0.0]
     policy.choose(unasked, SHAPE, 0, rng)

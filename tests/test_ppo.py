@@ -220,7 +220,7 @@ def test_metrics_have_the_same_keys_before_and_after_learning() -> None:
 
 
 def test_schedules_follow_the_clock() -> None:
-    falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100)
+    falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100, warmup=0)
     agent, clock = build(dataclasses.replace(CONFIG, lr=falling, clip_range=falling, entropy_coef=falling))
     clock.tick(25)
     metrics = agent.metrics()

@@ -102,7 +102,7 @@ def test_alpha_zero_is_uniform() -> None:
 
 @pytest.mark.parametrize(("frame", "beta"), [(0, 0.4), (500, 0.7), (2000, 1.0)])
 def test_weights_follow_beta_and_the_largest_of_a_batch_is_one(frame: int, beta: float) -> None:
-    schedule = LinearSchedule(kind="linear", start=0.4, end=1.0, horizon=1000)
+    schedule = LinearSchedule(kind="linear", start=0.4, end=1.0, horizon=1000, warmup=0)
     memory = filled(alpha=1.0, eps=1e-9, beta=schedule)
     weight = memory.sample(30, frame).weight
     np.testing.assert_allclose(weight, np.arange(1, 31) ** -beta, rtol=1e-5)
@@ -131,7 +131,7 @@ def test_errors_must_be_finite() -> None:
 def test_a_priority_is_made_by_the_exponent_of_the_frame_at_which_it_was_learned_from(
     frame: int, alpha: float
 ) -> None:
-    schedule = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1000)
+    schedule = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1000, warmup=0)
     memory = filled(alpha=schedule, eps=1e-9, beta=1.0)
     sample = memory.sample(30, frame)
     memory.update_priorities(sample.index, np.arange(1.0, 31.0))

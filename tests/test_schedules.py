@@ -1,13 +1,23 @@
-"""A schedule is a pure function of the frame, exact at its ends, and constant after its horizon."""
+"""A schedule is a pure function of the frame, exact at its ends, and constant after its horizon.
+
+It can be typed in full or in short form, and replaces what was there.
+"""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from labrl.cli import main
+from labrl.config.compose import compose, resolve, to_plain
+from labrl.errors import InputError
 from labrl.schedules import (
     CosineSchedule,
     ExponentialSchedule,
@@ -20,10 +30,10 @@ from labrl.schedules import (
     value_at,
 )
 
-LINEAR = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100)
-COSINE = CosineSchedule(kind="cosine", start=1.0, end=0.0, horizon=100)
-EXPONENTIAL = ExponentialSchedule(kind="exponential", start=1.0, end=0.01, horizon=100)
-STEP = StepSchedule(kind="step", start=1.0, factor=0.1, steps=2, horizon=100)
+LINEAR = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100, warmup=0)
+COSINE = CosineSchedule(kind="cosine", start=1.0, end=0.0, horizon=100, warmup=0)
+EXPONENTIAL = ExponentialSchedule(kind="exponential", start=1.0, end=0.01, horizon=100, warmup=0)
+STEP = StepSchedule(kind="step", start=1.0, factor=0.1, steps=2, horizon=100, warmup=0)
 PIECEWISE = PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (20, 3.0), (40, 0.0)])
 
 
@@ -58,7 +68,7 @@ def test_values_computed_by_hand(schedule: object, frame: int, expected: float) 
 
 
 def test_an_end_of_zero_and_a_growing_value_are_reached() -> None:
-    growing = LinearSchedule(kind="linear", start=0.0, end=2.0, horizon=10)
+    growing = LinearSchedule(kind="linear", start=0.0, end=2.0, horizon=10, warmup=0)
     assert [value_at(growing, frame) for frame in (0, 5, 10, 20)] == [0.0, 1.0, 2.0, 2.0]
 
 
@@ -80,26 +90,26 @@ def test_a_warm_up_until_the_horizon_ends_there() -> None:
 
 def test_a_warm_up_that_outlasts_the_schedule_is_refused() -> None:
     LinearSchedule(kind="linear", start=1, end=0, horizon=10, warmup=10)
-    with pytest.raises(ValueError, match=r"warmup must not be longer than horizon 10.*got 11"):
+    with pytest.raises(ValueError, match=r"^warmup\b.*10.*11"):
         CosineSchedule(kind="cosine", start=1, end=0, horizon=10, warmup=11)
 
 
 def test_points_out_of_order_are_refused() -> None:
-    with pytest.raises(ValueError, match="must grow"):
+    with pytest.raises(ValueError, match=r"\[10, 10\]"):
         PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (10, 2.0)])
 
 
 def test_what_is_beyond_all_numbers_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"start \* factor \*\* steps is beyond all numbers"):
-        StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000)
-    with pytest.raises(ValueError, match=r"start \* factor \*\* steps is beyond all numbers"):
-        StepSchedule(kind="step", start=1.0, factor=1e20, steps=2, horizon=2000)
-    with pytest.raises(ValueError, match="end / start is beyond all numbers"):
-        ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000)
+    with pytest.raises(ValueError, match=r"start \* factor \*\* steps"):
+        StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000, warmup=0)
+    with pytest.raises(ValueError, match=r"start \* factor \*\* steps"):
+        StepSchedule(kind="step", start=1.0, factor=1e20, steps=2, horizon=2000, warmup=0)
+    with pytest.raises(ValueError, match="end / start"):
+        ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000, warmup=0)
 
 
 def test_a_step_comes_at_its_frame_and_not_one_late() -> None:
-    halved = StepSchedule(kind="step", start=1.0, factor=0.5, steps=100, horizon=1_000_000)
+    halved = StepSchedule(kind="step", start=1.0, factor=0.5, steps=100, horizon=1_000_000, warmup=0)
     for step in range(1, 101):
         assert value_at(halved, 10_000 * step) == 0.5**step
         assert value_at(halved, 10_000 * step - 1) == 0.5 ** (step - 1)
@@ -109,7 +119,7 @@ def test_a_step_comes_at_its_frame_and_not_one_late() -> None:
     ("factor", "ends"), [(0.5, (0.0, 1.0)), (-0.5, (-0.5, 1.0)), (-1.0, (-1.0, 1.0)), (1.0, (1.0, 1.0))]
 )
 def test_the_bounds_of_a_billion_steps_are_known_at_once(factor: float, ends: tuple[float, float]) -> None:
-    schedule = StepSchedule(kind="step", start=1.0, factor=factor, steps=10**9, horizon=10**9)
+    schedule = StepSchedule(kind="step", start=1.0, factor=factor, steps=10**9, horizon=10**9, warmup=0)
     assert (smallest(schedule), largest(schedule)) == ends
 
 
@@ -117,10 +127,10 @@ def test_the_bounds_of_a_billion_steps_are_known_at_once(factor: float, ends: tu
     ("schedule", "lowest"),
     [
         (0.5, 0.5),
-        (LinearSchedule(kind="linear", start=1, end=-1, horizon=10), -1),
-        (CosineSchedule(kind="cosine", start=2, end=1, horizon=10), 1),
+        (LinearSchedule(kind="linear", start=1, end=-1, horizon=10, warmup=0), -1),
+        (CosineSchedule(kind="cosine", start=2, end=1, horizon=10, warmup=0), 1),
         (LinearSchedule(kind="linear", start=1, end=2, horizon=10, warmup=2), 0),
-        (StepSchedule(kind="step", start=1, factor=-2, steps=3, horizon=9), -8),
+        (StepSchedule(kind="step", start=1, factor=-2, steps=3, horizon=9, warmup=0), -8),
         (PiecewiseSchedule(kind="piecewise", points=[(0, 1.0), (5, -3.0), (9, 0.0)]), -3),
     ],
     ids=str,
@@ -134,9 +144,9 @@ def test_smallest_is_what_the_coefficient_never_falls_below(schedule: Schedule, 
     ("schedule", "highest"),
     [
         (0.5, 0.5),
-        (LinearSchedule(kind="linear", start=0.25, end=1.0, horizon=10), 1.0),
+        (LinearSchedule(kind="linear", start=0.25, end=1.0, horizon=10, warmup=0), 1.0),
         (LinearSchedule(kind="linear", start=-1.0, end=-2.0, horizon=10, warmup=5), 0.0),
-        (StepSchedule(kind="step", start=1.0, factor=2.0, steps=3, horizon=9), 8.0),
+        (StepSchedule(kind="step", start=1.0, factor=2.0, steps=3, horizon=9, warmup=0), 8.0),
         (PiecewiseSchedule(kind="piecewise", points=[(0, 0.0), (5, 3.0), (9, 1.0)]), 3.0),
     ],
     ids=str,
@@ -144,3 +154,115 @@ def test_smallest_is_what_the_coefficient_never_falls_below(schedule: Schedule, 
 def test_largest_is_what_the_coefficient_never_exceeds(schedule: Schedule, highest: float) -> None:
     assert largest(schedule) == highest
     assert max(value_at(schedule, frame) for frame in range(12)) == pytest.approx(highest)
+
+
+FULL = "{kind: cosine, start: 1e-3, end: 0, horizon: 1e5}"
+COSINE_LR = {"kind": "cosine", "start": 1e-3, "end": 0, "horizon": 1e5, "warmup": 0}
+PIECES = "{kind: piecewise, points: [[0, 1e-3], [1000, 0]]}"
+
+
+def composed(*words: str, config_dir: Path | None = None) -> Any:
+    """What `labrl <words>` records as agent.lr. The budget is 100000 frames."""
+    plain = to_plain(compose(["env.max_frame=100000", *words], config_dir))
+    resolve(plain)
+    return plain["agent"]["lr"]
+
+
+@pytest.mark.parametrize(
+    "before", ["3e-4", "linear:3e-4:0", "{kind: linear, start: 1, end: 0, horizon: 9}", PIECES]
+)
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_a_typed_schedule_replaces_a_number_and_any_other_schedule(before: str, sign: str) -> None:
+    sign = "++" if sign == "+" and before == "3e-4" else sign
+    assert composed("preset=none", f"agent.lr={before}", f"{sign}agent.lr={FULL}") == COSINE_LR
+    assert set(composed(f"agent.lr={before}", f"agent.lr={PIECES}")) == {"kind", "points"}
+    assert composed(f"agent.lr={before}", "agent.lr=1e-4") == 1e-4
+
+
+def test_a_typed_schedule_replaces_one_of_a_preset_and_of_a_file(tmp_path: Path) -> None:
+    assert composed("env=pendulum")["kind"] == "linear"
+    assert composed("env=pendulum", f"agent.lr={FULL}") == COSINE_LR
+    (tmp_path / "experiment").mkdir()
+    for name, lr in {"pieces": PIECES, "short": "linear:1e-3:0", "partial": "{start: 5e-4}"}.items():
+        file = tmp_path / "experiment" / f"{name}.yaml"
+        file.write_text(f"# @package _global_\nagent:\n  lr: {lr}\n")
+    words = ("env=pendulum", "experiment=pieces")
+    assert set(composed(*words, config_dir=tmp_path)) == {"kind", "points"}
+    assert composed(*words, f"agent.lr={FULL}", config_dir=tmp_path) == COSINE_LR
+    short = composed("env=pendulum", "experiment=short", "agent.lr.end=1e-4", config_dir=tmp_path)
+    assert short == {"kind": "linear", "start": 1e-3, "end": 1e-4, "horizon": 100000, "warmup": 0}
+    partial = composed("env=pendulum", "experiment=partial", config_dir=tmp_path)
+    assert (partial["kind"], partial["start"], partial["horizon"]) == ("linear", 5e-4, 100000)
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("linear:3e-4:0", {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 100000, "warmup": 0}),
+        ("linear:3e-4:0:1e6", {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 10**6, "warmup": 0}),
+        ("cosine:.5:1.:20:10", {"kind": "cosine", "start": 0.5, "end": 1, "horizon": 20, "warmup": 10}),
+        (
+            "exponential:1E-3:1e-5",
+            {"kind": "exponential", "start": 1e-3, "end": 1e-5, "horizon": 100000, "warmup": 0},
+        ),
+        ("'linear:1:0:${env.num_envs}'", {"kind": "linear", "start": 1, "end": 0, "horizon": 8, "warmup": 0}),
+    ],
+)
+def test_the_short_form_is_recorded_with_all_keys(text: str, full: dict[str, Any]) -> None:
+    assert composed("env.num_envs=8", f"agent.lr={text}") == full
+    assert composed("env.num_envs=8", f"agent.lr={text}", "agent.lr.start=0.25") == {**full, "start": 0.25}
+
+
+def test_one_entry_of_a_schedule_can_be_changed() -> None:
+    changed = composed("env=pendulum", "agent.lr.start=5e-4", "agent.lr.warmup=100")
+    assert (changed["kind"], changed["start"], changed["warmup"]) == ("linear", 5e-4, 100)
+    assert composed("env=pendulum", "agent.lr={start: 5e-4}")["start"] == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "key"),
+    [
+        (["agent.lr=linear:1e-3"], "type", "agent.lr"),
+        (["agent.lr=lineer:1e-3:0"], "type", "agent.lr"),
+        (["agent.lr=linear:1e-3:0:0"], "range", "agent.lr.horizon"),
+        (["agent.lr=linear:1e-3:0:10:20"], "contradiction", "agent.lr.warmup"),
+        (["agent.lr=exponential:1e-3:0"], "range", "agent.lr.end"),
+        (["agent.lr=linear:1e-3:-1"], "range", "agent.lr"),
+        (["agent.lr={kind: lineer, start: 1}"], "unknown-option", "agent.lr.kind"),
+        (["agent.lr={kind: cosine}"], "missing", "agent.lr.start"),
+        (["env=pendulum", "agent.lr={kind: step, values: [1]}"], "unknown-key", "agent.lr.values"),
+    ],
+)
+def test_a_wrong_schedule_is_refused_with_its_key(words: list[str], code: str, key: str) -> None:
+    with pytest.raises(InputError) as error:
+        composed(*words)
+    assert (error.value.code, error.value.key) == (code, key)
+
+
+def test_a_component_with_a_kind_is_merged_and_a_pruner_is_replaced() -> None:
+    recurrent = to_plain(compose(["agent=recurrent_ppo", "agent/network=lstm"]))["agent"]["network"]["torso"]
+    assert (recurrent["kind"], "hidden_size" in recurrent) == ("lstm", True)
+    pruner = "{kind: median, startup_trials: 3, warmup: 0}"
+    typed = resolve(compose([f"search.pruner={pruner}"])).search.pruner
+    assert (typed.kind, vars(typed)) == ("median", {"kind": "median", "startup_trials": 3, "warmup": 0})
+
+
+def test_omegaconf_merges_as_ever_outside_of_labrl() -> None:
+    compose([])
+    merged = OmegaConf.merge({"lr": {"kind": "linear", "start": 1}}, {"lr": {"kind": "cosine"}})
+    assert merged == {"lr": {"kind": "cosine", "start": 1}}
+    assert OmegaConf.create({"lr": "linear:1:0"}).lr == "linear:1:0"
+
+
+def test_trials_of_a_grid_can_have_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
+    swept = f"agent.lr=linear:3e-4:0,1e-3,{PIECES}"
+    assert main(["-m", *tiny, swept, f"agent.clip_range={FULL}", "hydra/launcher=basic"]) == 0
+    (experiment,) = Path("runs").iterdir()
+    configs = [yaml.safe_load(path.read_text()) for path in sorted(experiment.glob("*/config.yaml"))]
+    assert [config["agent"]["clip_range"] for config in configs] == [COSINE_LR] * 3
+    linear, number, pieces = (config["agent"]["lr"] for config in configs)
+    assert linear == {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 512, "warmup": 0}
+    assert number == 1e-3
+    assert set(pieces) == {"kind", "points"}

@@ -88,6 +88,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
     from labrl.config.compose import explain, prepare
     from labrl.config.folder import config_folder
+    from labrl.config.kinds import kinds_replace
     from labrl.lab.again import Again
     from labrl.lab.completion import completions
     from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
@@ -138,7 +139,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
                 known = again.swept if isinstance(again, ExperimentAgain) else set()
                 alone = for_trials_alone(words.overrides, known)
                 arguments = [word for word in arguments if word not in alone]
-            with _arguments(arguments):
+            with _arguments(arguments), kinds_replace():
                 hydra.main(config_path=str(config_folder()), config_name="config")(job)()
         except LabrlError:
             raise

@@ -93,10 +93,16 @@ class OptunaSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Run the search. Raises SystemExit with an exit code other than 0."""
         from labrl.config.compose import check_values, to_plain
+        from labrl.errors import InputError
         from labrl.lab.search.settings import Settings
 
         assert self.config is not None
-        check_values(to_plain(self.config), self.config, complete=False)
+        try:
+            check_values(to_plain(self.config), self.config)
+        except InputError as error:
+            # The space may add what is missing, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
+            if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:
+                raise InputError.of(wrong) from None
         values: Any = self._settings
         settings = Settings(**values)
         # Imported late: a wrong value must not wait for Optuna and torch.

@@ -7,16 +7,17 @@ that a longer budget never changes the past of a run.
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from annotated_types import Ge, Gt, MinLen
 
 SMALLEST, LARGEST = 1.2e-38, 3.4e38
 """Between these sizes single precision holds a number in all its digits."""
 
-Frames = Annotated[int, Field(ge=0)]
+Frames = Annotated[int, Ge(0)]
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -25,9 +26,9 @@ class _Shaped:
 
     start: float
     """Value at the first frame, or after the warm-up."""
-    horizon: Annotated[int, Field(ge=1)]
+    horizon: Annotated[int, Ge(1)]
     """Frame at which the shape has ended, >= 1."""
-    warmup: Frames = 0
+    warmup: Frames
     """Frames over which the value first rises from 0 to `start`, <= horizon."""
 
     def __post_init__(self) -> None:
@@ -72,9 +73,9 @@ class ExponentialSchedule(_Shaped):
     """A constant ratio per frame from `start` to `end`."""
 
     kind: Literal["exponential"]
-    start: Annotated[float, Field(gt=0)]
+    start: Annotated[float, Gt(0)]
     """Value at the first frame, or after the warm-up, > 0."""
-    end: Annotated[float, Field(gt=0)]
+    end: Annotated[float, Gt(0)]
     """Value at `horizon` and after, > 0."""
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ class StepSchedule(_Shaped):
     kind: Literal["step"]
     factor: float
     """What the value is multiplied by at each step."""
-    steps: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Ge(1)]
     """Number of steps, >= 1."""
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class PiecewiseSchedule:
     """Straight lines through `points`; constant before the first and after the last."""
 
     kind: Literal["piecewise"]
-    points: Annotated[list[tuple[Frames, float]], Field(min_length=1)]
+    points: Annotated[list[tuple[Frames, float]], MinLen(1)]
     """`[frame, value]` pairs with growing frames."""
 
     def __post_init__(self) -> None:
@@ -143,6 +144,34 @@ class PiecewiseSchedule:
 ShapedSchedule = LinearSchedule | CosineSchedule | ExponentialSchedule | StepSchedule
 Schedule = float | ShapedSchedule | PiecewiseSchedule
 """A constant, or a function of the frame."""
+
+SHAPED = ("linear", "cosine", "exponential", "step")
+"""Kinds that have a warm-up."""
+SHORT = ("linear", "cosine", "exponential")
+"""Kinds that have a short form, `linear:<start>:<end>[:<horizon>[:<warmup>]]`."""
+
+_PIECE = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\$\{[^}]*\}"
+_SHORT_FORM = re.compile(rf"({'|'.join(SHORT)})((?::(?:{_PIECE})){{2,4}})")
+
+
+def written_out(value: Any) -> Any:
+    """Give a schedule in short form, or one without `warmup`, all its keys. Return other values as they are.
+
+    In short form the horizon is the budget, `env.max_frame`, unless it is given.
+    """
+    if isinstance(value, str) and (short := _SHORT_FORM.fullmatch(value)):
+        default = {"kind": short[1], "start": 0, "end": 0, "horizon": "${env.max_frame}", "warmup": 0}
+        return default | dict(zip([*default][1:], map(_piece, short[2].split(":")[1:]), strict=False))
+    if isinstance(value, dict) and value.get("kind") in SHAPED and {"start", "horizon"} <= value.keys():
+        return {**value, "warmup": value.get("warmup", 0)}
+    return value
+
+
+def _piece(text: str) -> Any:
+    """A number as YAML would have it. A reference such as `${env.max_frame}` remains text."""
+    if text.startswith("$"):
+        return text
+    return int(float(text)) if float(text).is_integer() else float(text)
 
 
 def smallest(schedule: Schedule) -> float:

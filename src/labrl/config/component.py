@@ -34,32 +34,27 @@ class Component:
 
     @classmethod
     def parse(cls, node: Mapping[str, Any], key: str = "") -> Component:
-        """The component that `node`, found at the full key `key`, describes.
+        """Return the component that `node`, which stands at the full key `key`, describes.
 
         Raises InputError when the target does not exist or a setting is unknown, missing or wrong.
         """
         # Imported late: the command line shows help and composes without pydantic.
-        from labrl.config.validate import InvalidError, component_of
+        from labrl.config.validate import dataclass_of
 
-        try:
-            component = component_of(node)
-        except InvalidError as invalid:
-            raise InputError(invalid.told(key)) from None
-        tell_keys(component, key)
-        return component
+        return dataclass_of(cls, node, key)
 
     def plain(self) -> dict[str, Any]:
-        """The node that `parse` makes this component from."""
+        """Return the node that `parse` makes this component from."""
         return {"_target_": self.target, **_plain(self.config)}
 
     def load(self) -> Any:
-        """The imported class or function."""
+        """Import the class or function."""
         return load_target(self.target)
 
     def build(self, **runtime: Any) -> Any:
-        """Make the part, with what only the running program knows as keyword arguments.
+        """Make the part. runtime: arguments that only the running program knows.
 
-        Raises InputError where that fails, but where labrl's own part fails, whatever that raises.
+        Raises InputError where a user's own part fails. Errors of labrl's own parts pass unchanged.
         """
         target = self.load()
         arguments = f"its arguments, {self.key}.<name>," if self.key else "its arguments"
@@ -70,8 +65,10 @@ class Component:
             return target(self.config, **runtime)
 
     def check(self, method: str, *known: Any) -> None:
-        """Let the target look at its configuration before it is built, by `method(config, *known)`, if it has
-        that. Raises InputError where it refuses."""
+        """Call the target's `method(config, *known)`, if it has one, to check its configuration.
+
+        Raises InputError where it refuses.
+        """
         asked = getattr(self.load(), method, None)
         if asked is not None:
             with self._failing(f"has refused, in {method}", "Correct its keys."):
@@ -79,7 +76,7 @@ class Component:
 
     @contextmanager
     def _failing(self, what: str, remedy: str) -> Iterator[None]:
-        """Whatever somebody's own code raises, as a InputError; what labrl's own does is seen as it is."""
+        """Raise InputError for whatever a user's own code raises. Errors of labrl's pass unchanged."""
         try:
             yield
         except LabrlError:
@@ -87,7 +84,8 @@ class Component:
         except (Exception, SystemExit) as error:
             if self.target.partition(".")[0] == "labrl":
                 raise
-            raise InputError(f"{self.named} {what}: {type(error).__name__}: {error}. {remedy}") from error
+            message = f"{self.named} {what}: {type(error).__name__}: {error}. {remedy}"
+            raise InputError(message, code="target", key=self.key or None) from error
 
     @property
     def named(self) -> str:
@@ -95,7 +93,7 @@ class Component:
         return f"{self.key}: {self.target}" if self.key else self.target
 
     def _check_arguments(self, target: Any, given: Mapping[str, Any]) -> None:
-        """Raises InputError for arguments that a target needs and nobody gives, or does not take."""
+        """Raise InputError where the target lacks an argument, or gets one that it does not take."""
         signature = _signature(target)
         if signature is None:
             return
@@ -105,27 +103,16 @@ class Component:
             raise InputError(
                 f"{self.named}: {error}. It is called with {', '.join(given) or 'nothing'}: let it take "
                 "these. Set whatever else it needs beside this _target_ (with + before a new key), or give "
-                "it a default."
+                "it a default.",
+                code="target",
+                key=self.key or None,
             ) from None
 
 
 def lacking(made: Any, protocol: type) -> list[str]:
-    """Names of the methods of `protocol` that what a component has made lacks."""
+    """Return the names of the methods of `protocol` that `made` lacks."""
     methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"]
     return [name for name in methods if not callable(getattr(made, name, None))]
-
-
-def tell_keys(value: Any, key: str = "") -> None:
-    """Let each component in `value`, which stands at `key`, know its own key."""
-    if isinstance(value, Component):
-        object.__setattr__(value, "key", key)  # once, before anybody else has it
-        tell_keys(value.config, key)
-    elif is_dataclass(value):
-        for each in fields(value):
-            tell_keys(getattr(value, each.name), f"{key}.{each.name}" if key else each.name)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            tell_keys(inner, f"{key}.{name}" if key else str(name))
 
 
 def _signature(target: Any) -> inspect.Signature | None:
@@ -136,7 +123,7 @@ def _signature(target: Any) -> inspect.Signature | None:
 
 
 def _plain(value: Any) -> Any:
-    """Settings as YAML has them."""
+    """Return settings as YAML has them."""
     if isinstance(value, Component):
         return value.plain()
     if is_dataclass(value):
@@ -146,9 +133,9 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def load_target(path: str) -> Any:
+def load_target(path: Any) -> Any:
     """Import the object at the dotted `path`. Raises TargetError with the part that is not there."""
-    parts = path.split(".")
+    parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise TargetError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
     found, rest = _import_longest(parts)

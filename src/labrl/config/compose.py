@@ -15,11 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.folder import config_folder
-from labrl.errors import Code, InputError, LabrlError, Mistake
+from labrl.errors import InputError, LabrlError, Mistake
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
-    from labrl.config.validate import InvalidError
 
 
 def compose(
@@ -90,6 +89,8 @@ def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
+    from labrl.config.kinds import kinds_replace
+
     sources = [f"file://{config_folder()}"]
     if config_dir is not None:
         sources.append(f"file://{os.path.abspath(config_dir)}")
@@ -97,7 +98,7 @@ def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_search_path(sources, job_name="labrl"):
+        with hydra.initialize_config_search_path(sources, job_name="labrl"), kinds_replace():
             yield
     finally:
         GlobalHydra.instance().hydra = before
@@ -169,90 +170,79 @@ def _check_targets(cfg: DictConfig) -> None:
             )
 
 
-def resolve(
-    cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None, *, complete: bool = True
-) -> TrialConfig:
+def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None) -> TrialConfig:
     """`cfg` as typed dataclasses, everything checked that needs no environment.
 
     composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
-    then not told beside it. complete: refuse a configuration that lacks a key of labrl's; an older version of
-    labrl may have saved it. Raises InputError that names every wrong key, its value and what is allowed.
+    then not reported beside it. Raises InputError with a mistake for every wrong key.
     """
     plain = to_plain(cfg)
-    check_values(plain, composed or cfg, complete)
-    return _typed(plain, composed or cfg, complete)
+    check_values(plain, composed or cfg)
+    return _typed(plain, composed or cfg)
 
 
-def check_values(
-    plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], complete: bool = True
-) -> None:
+def check_values(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> None:
     """Raise InputError as `resolve` does, without loading torch unless a component of the user's does."""
     from labrl.config.outline import loaded, outlined
 
     if not loaded():
         try:
             with outlined():
-                _typed(plain, composed, complete)
+                _typed(plain, composed)
             return
         except Exception as error:
             if isinstance(error, LabrlError) and not loaded():
                 raise
-    _typed(plain, composed, complete)
+    _typed(plain, composed)
 
 
-def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any], complete: bool) -> TrialConfig:
+def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> TrialConfig:
     """The configuration `plain` as typed dataclasses; see `resolve`."""
-    from labrl.config.component import tell_keys
     from labrl.config.schema import TrialConfig
-    from labrl.config.validate import InvalidError, dataclass_of, hidden
+    from labrl.config.validate import dataclass_of
 
     try:
         config = dataclass_of(TrialConfig, plain)
-        if complete and (lacking := hidden(config, plain)):
-            raise InvalidError(lacking)
-    except InvalidError as invalid:
-        raise _wrong_values(invalid.without(_echoes(composed, invalid)), plain) from None
+    except InputError as error:
+        mistakes = _without_echoes(error.mistakes, composed)
+        raise InputError.of(_with_other_names(one, plain) for one in mistakes) from None
     if isinstance(config.env.config, dict):
         raise InputError(
             f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
-            "no vector environment of labrl. A Gymnasium environment of your own is given by env=gymnasium "
-            f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'"
+            "no vector environment of labrl. For a Gymnasium environment of your own write env=gymnasium "
+            f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'",
+            code="target",
+            key="env._target_",
         )
-    tell_keys(config)
     config.agent.check("check_config", config.env.config)
     return config
 
 
-def _wrong_values(invalid: InvalidError, plain: Mapping[str, Any]) -> InputError:
-    """What is wrong with the values of `plain`, and what keys that there are not may have been meant for."""
+def _with_other_names(mistake: Mistake, plain: Mapping[str, Any]) -> Mistake:
+    """`mistake`, and of an unknown key what it is called in labrl if other libraries call it so."""
     from labrl.config.other_names import all_keys, other_names, unknown_key
 
-    found = []
-    for mistake, line in zip(invalid.mistakes, invalid.told().splitlines(), strict=True):
-        key = ".".join(map(str, mistake[0]))
-        leaf = key.rpartition(".")[2].lower()
-        if ": no such key" in mistake[1] and (leaf in other_names() or leaf == key):
-            known = [name for name in all_keys(plain) if not f"{name}.".startswith(f"{key}.")]
-            found.append(unknown_key(key, str(OmegaConf.select(OmegaConf.create(dict(plain)), key)), known))
-        else:
-            code: Code = "unknown-key" if ": no such key" in mistake[1] else "type"
-            found.append(Mistake(code, key, line))
-    return InputError.of(found)
+    key = mistake.key or ""
+    leaf = key.rpartition(".")[2].lower()
+    if mistake.code != "unknown-key" or (leaf not in other_names() and leaf != key):
+        return mistake
+    known = [name for name in all_keys(plain) if not f"{name}.".startswith(f"{key}.")]
+    return unknown_key(key, str(OmegaConf.select(OmegaConf.create(dict(plain)), key)), known)
 
 
-def _echoes(cfg: DictConfig | Mapping[str, Any], invalid: InvalidError) -> set[tuple[str | int, ...]]:
-    """Paths of mistaken values that only repeat another one: `${env.max_frame}` where that is mistaken."""
-    wrong = {".".join(map(str, path)): path for path, _ in invalid.mistakes}
+def _without_echoes(mistakes: Sequence[Mistake], cfg: DictConfig | Mapping[str, Any]) -> list[Mistake]:
+    """`mistakes` without those of values such as `${env.max_frame}`, if env.max_frame is wrong itself."""
     written = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
-    echoes = set()
-    for path in wrong.values():
+
+    def source(mistake: Mistake) -> str | None:
         value: Any = written
-        for name in path:
+        for name in (mistake.key or "").split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        source = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
-        if source and source[1] in wrong:
-            echoes.add(path)
-    return echoes
+        found = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
+        return found[1] if found else None
+
+    wrong = {mistake.key for mistake in mistakes}
+    return [mistake for mistake in mistakes if source(mistake) not in wrong - {None}]
 
 
 def _unset(node: Any, key: str = "") -> Iterator[str]:

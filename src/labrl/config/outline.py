@@ -51,11 +51,6 @@ def loaded() -> bool:
     return "torch" in sys.modules
 
 
-def is_own(cls: type) -> bool:
-    """Whether a class is labrl's own, or an outline of one."""
-    return cls.__module__.removeprefix(PREFIX).startswith("labrl.")
-
-
 class _StandIn(ModuleType):
     """A library that is not loaded, and whatever it holds. As a base class it is none.
 

@@ -74,7 +74,7 @@ class HyperbandPruner:
     """As of asha; the grace period of each further bracket is so many times longer, >= 2."""
 
 
-Pruner = NoPruner | MedianPruner | AshaPruner | HyperbandPruner
+Pruner = Annotated[NoPruner | MedianPruner | AshaPruner | HyperbandPruner, Field(discriminator="kind")]
 
 
 @dataclass(kw_only=True)

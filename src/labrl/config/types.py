@@ -1,6 +1,7 @@
-"""Scalar types of config dataclasses: strict where YAML is sloppy.
+"""Scalar types of config dataclasses. Ranges are part of the type.
 
-`true` is not a number, `"3"` is not a number, and `1e7` is a whole number. Ranges are part of the type.
+`labrl.config.validate` reads every int by `whole_number` and every float by `real_number`: `true` and `"3"`
+are not numbers, and `1e7` is a whole number.
 """
 
 from __future__ import annotations
@@ -8,120 +9,131 @@ from __future__ import annotations
 import fractions
 import math
 import re
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, LiteralString
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
-from labrl.schedules import LARGEST, SMALLEST, Schedule, largest, smallest
-
-__all__ = [
-    "Fraction",
-    "Frequency",
-    "LogDeviation",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "NonNegativeSchedule",
-    "PositiveFloat",
-    "PositiveInt",
-    "PositiveRatio",
-    "Probability",
-    "ProbabilitySchedule",
-    "Schedule",
-    "frames_between",
-    "real_number",
-    "whole_number",
-]
+from labrl.schedules import (
+    LARGEST,
+    SHAPED,
+    SHORT,
+    SMALLEST,
+    PiecewiseSchedule,
+    ShapedSchedule,
+    largest,
+    smallest,
+    written_out,
+)
 
 
 def whole_number(value: Any) -> int:
     """`value` as an int of 64 bits; a float such as 1e7 counts, a bool or text does not."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if not whole or isinstance(value, bool):
-        raise ValueError("must be a whole number")
-    if abs(value) >= 2**63:  # arrays and clocks of such a size there are not
-        raise ValueError("must be a whole number below 2^63, some 9e18")
+        raise PydanticCustomError("type", "must be a whole number")
+    if abs(value) >= 2**63:
+        raise PydanticCustomError("range", "must be a whole number below 2^63, about 9e18")
     return int(value)
-
-
-def _is_finite_number(value: Any) -> bool:
-    """A bool or text is none. Not by math.isfinite, which fails for a whole number beyond all floats."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
 
 
 def real_number(value: Any) -> float:
     """`value` as a float that single precision holds; a bool or text does not count."""
     if not _is_finite_number(value):
-        raise ValueError("must be a finite number")
-    # All computing is in single precision: beyond it torch stumbles in the middle of a run, and what is
-    # nearer to 0 counts as 0, although it may have to be greater.
+        raise PydanticCustomError("type", "must be a finite number")
+    # Networks compute in single precision: a larger number would fail in the middle of a run, and a smaller
+    # one would count as 0, although it may have to be greater.
     if value and not SMALLEST <= abs(value) <= LARGEST:
-        raise ValueError(f"must be 0 or a number of a size between {SMALLEST:.2g} and {LARGEST:.2g}")
+        raise PydanticCustomError("range", f"must be 0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}")
     return float(value)
 
 
-def _never_negative(schedule: Schedule) -> Schedule:
-    if smallest(schedule) < 0:
-        raise ValueError("must be at least 0 at every frame")
+def _is_finite_number(value: Any) -> bool:
+    """Whether `value` is a number, and neither infinite nor a bool."""
+    # math.isfinite fails for integers beyond the largest float
+    return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
+
+
+def _schedule(value: Any) -> Any:
+    """Refuse what is neither a number nor a group of keys, and write the short form out."""
+    schedule = written_out(value)
+    if isinstance(schedule, Mapping) and schedule.get("kind") in SHAPED:
+        schedule = {"warmup": 0, **schedule}
+    readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape)
+    if not readable or (isinstance(value, str) and "${" in str(schedule)):  # only Hydra knows the budget
+        text = f"{'|'.join(SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"
+        raise PydanticCustomError("type", f"must be a finite number or a schedule ({text})")
     return schedule
 
 
-def _a_probability(schedule: Schedule) -> Schedule:
-    if smallest(schedule) < 0 or largest(schedule) > 1:
-        raise ValueError("must lie between 0 and 1 at every frame")
-    return schedule
+Shape = ShapedSchedule | PiecewiseSchedule
+Schedule = Annotated[float | Annotated[Shape, Field(discriminator="kind")], BeforeValidator(_schedule)]
+"""A number, or a function of the frame as a group of keys with a `kind` or in short form."""
+
+
+def _in_range(lowest: float, highest: float, allowed: str) -> AfterValidator:
+    """Refuse a number or a schedule that leaves the range at any frame."""
+
+    def check(schedule: Any) -> Any:
+        if smallest(schedule) < lowest or largest(schedule) > highest:
+            raise PydanticCustomError("range", f"must {allowed} at every frame")
+        return schedule
+
+    return AfterValidator(check)
 
 
 def _exact_ratio(value: Any) -> fractions.Fraction:
-    """`value` as it is written: 0.1 is a tenth, and no float near it."""
+    """`value` exactly as it is written: 0.1 is one tenth, not the nearest float."""
     if isinstance(value, fractions.Fraction) and value > 0:
         return value
     quotient = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*/\s*0*[1-9]\d*\s*", value)
     ratio = fractions.Fraction(str(value).replace(" ", "")) if _is_finite_number(value) or quotient else None
     if ratio is None or ratio <= 0:
-        raise ValueError('must be a number greater than 0, or a quotient of two such as "1/3"')
+        code = "type" if ratio is None else "range"
+        raise PydanticCustomError(code, 'must be a number greater than 0, or a quotient such as "1/3"')
     return ratio
 
 
 def _frequency(value: Any) -> int | fractions.Fraction:
-    """Frames, or a share of the budget as a quotient."""
-    told = 'must be a number of frames >= 1, or a share of the budget such as "1/20"'
+    """A number of frames, or a part of the budget as a quotient."""
+    code: LiteralString = "type"
     try:
         amount = _exact_ratio(value) if isinstance(value, str | fractions.Fraction) else whole_number(value)
+        if amount >= 1 if isinstance(amount, int) else amount <= 1:
+            return amount
+        code = "range"
     except ValueError:
-        raise ValueError(told) from None
-    allowed = amount >= 1 if isinstance(amount, int) else amount <= 1
-    if not allowed:
-        raise ValueError(told)
-    return amount
+        pass
+    raise PydanticCustomError(
+        code, 'must be a number of frames >= 1, or a part of the budget env.max_frame such as "1/20"'
+    )
 
 
 def frames_between(frequency: int | fractions.Fraction, max_frame: int) -> int:
-    """What a `Frequency` comes to in a budget of `max_frame` frames."""
+    """Return the frames that a `Frequency` means in a budget of `max_frame` frames."""
     return frequency if isinstance(frequency, int) else max(math.ceil(frequency * max_frame), 1)
 
 
-_Whole = BeforeValidator(whole_number)
-_Real = BeforeValidator(real_number)
-
-PositiveInt = Annotated[int, _Whole, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
 """1, 2, ..."""
-NonNegativeInt = Annotated[int, _Whole, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 """0, 1, ..."""
-PositiveFloat = Annotated[float, _Real, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 """(0, inf)"""
-NonNegativeFloat = Annotated[float, _Real, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 """[0, inf)"""
-Probability = Annotated[float, _Real, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 """[0, 1]"""
-Fraction = Annotated[float, _Real, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 """(0, 1]"""
-LogDeviation = Annotated[float, _Real, Field(ge=-20, le=10)]
-"""[-20, 10], which are deviations of 2e-9 to 2e4: far beyond, the first losses are no numbers"""
-NonNegativeSchedule = Annotated[Schedule, AfterValidator(_never_negative)]
+LogDeviation = Annotated[float, Field(ge=-20, le=10)]
+"""[-20, 10], deviations from 2e-9 to 2e4; far outside of it the first losses are not finite"""
+NonNegativeSchedule = Annotated[Schedule, _in_range(0, math.inf, "be at least 0")]
 """A number or a schedule in [0, inf)"""
-ProbabilitySchedule = Annotated[Schedule, AfterValidator(_a_probability)]
+ProbabilitySchedule = Annotated[Schedule, _in_range(0, 1, "lie between 0 and 1")]
 """A number or a schedule in [0, 1]"""
 PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]
 """A number or a quotient such as "1/3" in (0, inf), kept exactly"""
 Frequency = Annotated[int | fractions.Fraction, PlainValidator(_frequency)]
-"""Frames from one time to the next, >= 1; or as a quotient in (0, 1], "1/20", a share of the budget"""
+"""Frames from one time to the next, >= 1; or a part of the budget as a quotient in (0, 1] such as "1/20" """

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.schema import WandbConfig
-from labrl.config.validate import InvalidError, dataclass_of
+from labrl.config.validate import dataclass_of
 from labrl.dashboards.login import Mode, chosen
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import is_experiment, is_first_of_experiment, one_of_its_trials
@@ -83,12 +83,7 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
     for damage in damages(run):
         say(f"{run.path}: {damage}; the other files of the run stand in for it")
     options = {**recorded_config(run).get("wandb", {}), "mode": "online", **changes}
-    try:
-        config = dataclass_of(WandbConfig, options)
-    except InvalidError as invalid:
-        wrong, _ = invalid.mistakes[0]
-        key = ".".join(["wandb", *map(str, wrong)])
-        raise InputError(invalid.told("wandb"), code="range", key=key) from None
+    config = dataclass_of(WandbConfig, options, "wandb")
     with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say) as delivery:
         pass
     return delivery.complete

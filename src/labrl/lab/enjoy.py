@@ -51,7 +51,7 @@ def enjoy(request: EnjoyRequest) -> int:
     _check_agreement(past, request)
     prepare(past.command.config_dir)
     tell_damages(run)
-    config = resolve(_as_it_stands(past), complete=False)
+    config = resolve(_as_it_stands(past))
     if request.greedy is None:
         request = dataclasses.replace(request, greedy=config.meta.eval_greedy)
     if request.epsilon is None:

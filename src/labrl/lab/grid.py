@@ -29,6 +29,7 @@ from labrl.config.consistency import (
     ways_out,
 )
 from labrl.config.consistency import word as word_of
+from labrl.config.kinds import unescaped
 from labrl.errors import InputError, LabrlError
 from labrl.lab.experiment_again import ExperimentAgain, replaced, swept_keys
 from labrl.lab.past import Past, is_hydras
@@ -100,7 +101,7 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
     (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     # Hydra turns ~key into ~key=null, which takes away a key of that value alone.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
-    return [[taken_away.get(word, word) for word in words] for words in trials]
+    return [[taken_away.get(word) or unescaped(word) for word in words] for words in trials]
 
 
 def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:

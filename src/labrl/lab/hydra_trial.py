@@ -15,6 +15,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from labrl.config.kinds import kinds_replace
 from labrl.lab.outcome import Outcome
 from labrl.processes import before_leaving
 
@@ -55,7 +56,8 @@ class HydraTrial:
             Singleton.set_state(self.state)
             before_leaving.append(remove_unused_folder)
             self.ready = True
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
+        with kinds_replace():
+            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{number}"
             config.hydra.job.num = number

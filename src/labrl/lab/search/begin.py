@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 
 from labrl.config.compose import resolve, to_plain
 from labrl.config.schema import TrialConfig
-from labrl.config.search import Measure, NoPruner
+from labrl.config.search import Measure, NoPruner, SearchConfig
+from labrl.config.validate import dataclass_of
 from labrl.errors import InputError, LabrlError
 from labrl.lab.baseline import random_return
 from labrl.lab.experiment import recording_end
@@ -49,16 +50,18 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
     Raises InputError for wrong input, before any trial starts.
     """
     silence()
-    # A key that is taken away may be in the space: check_space knows.
-    asked = resolve(cfg, complete=False)
-    _check_total(asked, settings, words)
+    plain = to_plain(cfg)
+    known = dataclass_of(SearchConfig, plain["search"], "search").space
     _check_launcher(cfg)
     config_dir = _config_dir(cfg)
     typed = _without_seed(words)
-    space = Space.of(asked.search.space, settings.params, typed)
+    space = Space.of(known, settings.params, typed)
     recipe = Recipe(space, _choices(cfg), unwatched(typed))
     ready = cfg.hydra.runtime.choices["search"]
-    base = check_space(recipe, config_dir, ready, asked.search.space)
+    base = check_space(recipe, config_dir, ready, known)
+    # `cfg` may lack a key that the space adds.
+    asked = resolve({**plain, "agent": base.agent, "env": base.env})
+    _check_total(asked, settings, words)
     check_ready(ready, recipe, config_dir)
     plan = _plan(asked, base, space, settings, cfg)
     shares = _shares(base, settings)

@@ -14,10 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import changes
 from labrl.config.folder import config_folder
+from labrl.config.kinds import kinds_replace
 from labrl.config.schema import TrialConfig
 from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
-from labrl.config.validate import InvalidError, dataclass_of, hidden
-from labrl.errors import InputError, LabrlError, Mistake
+from labrl.config.validate import dataclass_of
+from labrl.errors import InputError, LabrlError
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.trial import check
@@ -33,8 +34,6 @@ def check_space(
     """
     space = recipe.space
     default = to_plain(compose(recipe.configuration({}), config_dir))
-    config = resolve(default, complete=False)
-    check(config)
     corners = space.corners()
     first = {key: values[0] for key, values in corners.items()}
 
@@ -52,7 +51,7 @@ def check_space(
                 for one in error.mistakes
             ) from error
 
-    _check_complete(config, default, to_plain(together(first)))
+    firsts = to_plain(together(first))
     for key, values in corners.items():
         is_key = _is_key(default, key)
         for value in values:
@@ -63,16 +62,18 @@ def check_space(
             composed = together({**first, key: value})
             if key.startswith("+"):
                 _check_own(to_plain(composed), key, space.written[key])
+    config = resolve(_filled(default, firsts, first))
+    check(config)
     return config
 
 
-def _check_complete(config: TrialConfig, default: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """Raises InputError for keys that were taken away from `default`, and that no trial, as `first`, has."""
-    missing = hidden(config, default)
-    keys = [(".".join(map(str, path)), InvalidError([(path, told)]).told()) for path, told in missing]
-    lost = [Mistake("missing", key, told) for key, told in keys if not _is_key(first, key)]
-    if lost:
-        raise InputError.of(lost)
+def _filled(default: Mapping[str, Any], first: Mapping[str, Any], keys: Collection[str]) -> Mapping[str, Any]:
+    """`default` with those of the added `keys`, such as `+agent.lr`, that it lacks, as `first` has them."""
+    filled, values = OmegaConf.create(dict(default)), OmegaConf.create(dict(first))
+    for key in keys:
+        if key.startswith("+") and not _is_key(default, key[1:]):
+            OmegaConf.update(filled, key[1:], OmegaConf.select(values, key[1:]))
+    return to_plain(filled)
 
 
 def _lacking(
@@ -165,7 +166,8 @@ def _check_value(
     (override,) = OverridesParser.create().parse_overrides(recipe.space.words({key: value})[-1:])
     changed = OmegaConf.create(dict(default))
     try:
-        OmegaConf.update(changed, key, override.value(), merge=True)
+        with kinds_replace():
+            OmegaConf.update(changed, key, override.value(), merge=True)
         plain = to_plain(changed)
     except (OmegaConfBaseException, LabrlError):
         # composing says what is wrong, if it is
@@ -181,10 +183,12 @@ def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
     """
     try:
         dataclass_of(TrialConfig, plain)
-    except InvalidError as error:
+    except InputError as error:
         own = re.compile(re.escape(key.lstrip("+")) + r"(?!\w)")
-        wrong = [line for line in error.told().splitlines() if own.match(line)]
+        wrong = [mistake for mistake in error.mistakes if own.match(mistake.key or "")]
         if wrong:
             whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
-            hint = f". For whole numbers write '{whole}'" if "whole number" in wrong[0] else ""
-            raise InputError(f"{written}: {wrong[0]}{hint}", code="range", key=key.lstrip("+")) from error
+            hint = f" Whole numbers alone are written '{whole}'" if "whole number" in wrong[0].message else ""
+            first = wrong[0]
+            message = f"{written}: {first.message}{hint}"
+            raise InputError(message, code=first.code, key=first.key) from error

@@ -1,0 +1,56 @@
+"""How Hydra composes values that a `kind` tells apart, such as schedules.
+
+OmegaConf merges a group of keys into the one before it. For a group with a `kind` that would mix the keys of
+two shapes, so such a group replaces the one before it, in files and on the command line. A schedule in short
+form gets its keys at once, so that `agent.lr.start=1e-3` can follow `agent.lr=linear:3e-4:0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+
+from labrl.schedules import written_out
+
+
+@contextmanager
+def kinds_replace() -> Iterator[None]:
+    """Let OmegaConf compose groups with a `kind` as labrl means them.
+
+    Hydra lets nobody else merge, so this replaces the two methods of OmegaConf by which all composition goes.
+    """
+    merge, set_item = BaseContainer._map_merge, BaseContainer._set_item_impl
+
+    def merge_or_replace(dest: BaseContainer, src: BaseContainer, *options: Any, **named: Any) -> None:
+        if _has_kind(dest) and _has_kind(src):
+            dest._set_value(written_out(OmegaConf.to_container(src, resolve=False)))
+        else:
+            merge(dest, src, *options, **named)
+
+    def set_written_out(self: BaseContainer, key: Any, value: Any) -> None:
+        set_item(self, key, written_out(value) if isinstance(self, DictConfig) else value)
+
+    BaseContainer._map_merge = staticmethod(merge_or_replace)  # type: ignore[method-assign]
+    BaseContainer._set_item_impl = set_written_out  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        BaseContainer._map_merge = staticmethod(merge)  # type: ignore[method-assign]
+        BaseContainer._set_item_impl = set_item  # type: ignore[method-assign]
+
+
+def unescaped(word: str) -> str:
+    """`word` without the backslashes that Hydra puts before the colons of `agent.lr=linear:3e-4:0`."""
+    key, _, value = word.partition("=")
+    plain = value.replace("\\:", ":")
+    return word if written_out(plain) is plain else f"{key}={plain}"
+
+
+def _has_kind(node: BaseContainer) -> bool:
+    """Whether `node` is a group with a `kind`. That of a component, such as `lstm`, is one key of many."""
+    special = node._is_none() or node._is_missing() or node._is_interpolation()
+    return not special and isinstance(node, DictConfig) and "kind" in node and "_target_" not in node
