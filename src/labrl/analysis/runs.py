@@ -13,27 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from labrl.analysis.rows import Column, Rows, of_one_source, read_rows
+from labrl.config.consistency import traits
 from labrl.errors import InputError, LabrlError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder, SessionFolder
-
-SAME_GROUP = (
-    "seed",
-    "callbacks",
-    "wandb",
-    "search",
-    *(
-        f"meta.{key}"
-        for key in (
-            *("max_session", "max_trial", "keep_last", "progress", "report"),
-            *("tensorboard", "tensorboard_histograms", "profile", "log", "gradient_noise"),
-            *("record_episodes", "videos", "on_crash", "async_eval", "replica_check_frequency"),
-        )
-    ),
-)
-"""Keys in which runs of one group may differ: none of them changes a row."""
 
 DEEPEST = 4
 """How far below a folder its runs are looked for."""
@@ -175,7 +160,7 @@ class Run:
 
     @cached_property
     def group_key(self) -> str:
-        """Equal for runs that differ at most in the seed and in what changes no row (SAME_GROUP).
+        """Equal for runs that differ at most in the seed and in keys that change no row.
 
         A run whose configuration is lost is a group of its own.
         """
@@ -350,12 +335,13 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     return list(found.values())
 
 
-def group_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the keys in which runs of one group may differ."""
-    kept = {key: value for key, value in config.items() if key not in SAME_GROUP}
-    for key, value in kept.items():
-        if isinstance(value, Mapping):
-            kept[key] = {name: leaf for name, leaf in value.items() if f"{key}.{name}" not in SAME_GROUP}
+def group_config(config: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """A configuration without the keys in which runs of one group may differ; parent: the key of `config`."""
+    kept = {}
+    for name, value in config.items():
+        key = f"{parent}{name}"
+        if not traits(key).same_group:
+            kept[name] = group_config(value, f"{key}.") if isinstance(value, Mapping) else value
     return kept
 
 

@@ -6,59 +6,27 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-HARMLESS = frozenset(
-    {
-        "env.max_frame",  # schedules end at a horizon of their own
-        "meta.rigorous_eval",  # evaluation leaves training untouched
-        "meta.eval_episodes",
-        "meta.eval_frequency",
-        "meta.eval_greedy",
-        "meta.eval_epsilon",
-        "meta.async_eval",
-        "meta.log_frequency",
-        "meta.max_opt_step",
-        "meta.max_wall",
-        "meta.max_session",
-        "meta.max_trial",
-        "meta.keep_last",
-        "meta.replica_check_frequency",
-        "meta.num_cpus",
-        "meta.num_gpus",
-        "meta.device",
-        "meta.on_crash",
-        "meta.profile",
-        "meta.record_episodes",
-        "meta.videos",
-        "meta.log",
-        "meta.gradient_noise",
-        "meta.tensorboard",
-        "meta.tensorboard_histograms",
-        "meta.progress",
-        "meta.report",
-    }
-)
-"""Keys that say how long, on what and how closely watched a run goes on, not what is learned in it.
-
-Absent, so that nobody adds them lightly: `meta.precision` and `meta.compile` change numbers,
-`meta.episode_window` what a column of the tables means.
-"""
-
-HARMLESS_GROUPS = ("callbacks", "meta.profile", "search", "wandb")
-"""Keys below these only watch, or choose other trials."""
+from labrl.config.keys import Traits, traits_of
 
 ABSENT = object()
 """Stands for the value of a key that is not there."""
 
 
-SCORED = ("env.max_frame", "meta.rigorous_eval", "meta.async_eval", "meta.eval_", "meta.max_")
-"""How keys begin that change no training, but what a trial of a search is said to be worth."""
+@cache
+def traits(key: str) -> Traits:
+    """What depends on the full `key` of a trial's configuration."""
+    # Imported late: the command line shows help without pydantic.
+    from labrl.config.schema import TrialConfig
+
+    return traits_of(key, TrialConfig)
 
 
 def only_watches(key: str) -> bool:
     """Whether a run learns the same with another value of `key`."""
-    return key in HARMLESS or any(f"{key}.".startswith(f"{group}.") for group in HARMLESS_GROUPS)
+    return traits(key).resume
 
 
 @dataclass(frozen=True)

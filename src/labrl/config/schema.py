@@ -1,13 +1,17 @@
-"""What a whole trial consists of. Each component's own options lie beside the component."""
+"""What a whole trial consists of. Each component's own options lie beside the component.
+
+The values are in `configs/`: no field here has a default.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
 from labrl.config.component import Component
+from labrl.config.keys import Continues, Scores, Traits, Watches
 from labrl.config.search import SearchConfig
 from labrl.config.types import (
     Frequency,
@@ -18,6 +22,7 @@ from labrl.config.types import (
     Probability,
     frames_between,
 )
+from labrl.errors import InputError
 
 
 def _short(longest: int, forbidden: str = "") -> AfterValidator:
@@ -39,11 +44,11 @@ Tag = Annotated[str, _short(64)]
 
 @dataclass(kw_only=True)
 class ProfileConfig:
-    """A window of training that is watched closely."""
+    """A window of training that is profiled."""
 
-    start: NonNegativeInt = 0
+    start: NonNegativeInt
     """Frame at which it begins, >= 0."""
-    frames: PositiveInt = 1000
+    frames: PositiveInt
     """Frames that it lasts, >= 1: a few updates are enough, and each makes a trace longer."""
 
 
@@ -51,20 +56,22 @@ class ProfileConfig:
 class AsyncUnrollConfig:
     """One process that acts ahead of the learner."""
 
-    queue_size: PositiveInt = 8
+    queue_size: PositiveInt
     """Vector steps that it may be ahead, >= 1: with more, the weights that act are older."""
-    update_period: PositiveInt = 10
+    update_period: PositiveInt
     """Optimizer updates from one publication of the weights to the next, >= 1."""
-    step_interval: NonNegativeFloat = 0
+    step_interval: NonNegativeFloat
     """Seconds from one vector step to the next at least, for what runs in real time, >= 0."""
-    timeout: PositiveFloat = 60
+    timeout: PositiveFloat
     """Seconds of silence after which it counts as hanging, > 0."""
 
     def __post_init__(self) -> None:
         if self.timeout <= self.step_interval:
-            raise ValueError(
-                f"timeout={self.timeout:g} must be more than step_interval={self.step_interval:g}, or an "
-                "actor that keeps its pace counts as hanging"
+            raise InputError(
+                f"meta.async_unroll.timeout={self.timeout:g} must be more than meta.async_unroll."
+                f"step_interval={self.step_interval:g}, or an actor that keeps its pace counts as hanging",
+                code="contradiction",
+                key="meta.async_unroll.timeout",
             )
 
 
@@ -72,144 +79,149 @@ class AsyncUnrollConfig:
 class MetaConfig:
     """How a trial is run, not what is learned.
 
-    But `precision` and `compile` change last digits, `distributed` and `async_unroll` which weights act.
+    But `precision` and `compile` change last digits, `distributed` and `async_unroll` which weights act, and
+    `episode_window` what a column of the tables means.
     """
 
-    distributed: Literal[False, "shared", "synced"] = False
+    distributed: Literal[False, "shared", "synced"]
     """Whether sessions train the same weights without a lock (Hogwild): shared, in the same memory; synced,
     each in its own and exchanged after each update; false: each session learns by itself."""
-    replica_check_frequency: Frequency = 10_000
-    """Frames between comparisons of the weights that the ranks of torchrun have, >= 1; or their share of
-    `env.max_frame`. A difference ends the run."""
-    async_unroll: AsyncUnrollConfig | None = None
-    """How a process beside the learner acts, for agents that learn from a replay memory; null: it acts
-    itself. No two runs are equal with it."""
-    rigorous_eval: NonNegativeInt | None = None
+    async_unroll: AsyncUnrollConfig | None
+    """How a process beside the learner acts, for agents that learn from a replay buffer; null: the session
+    acts itself. With it no two runs are equal."""
+    rigorous_eval: Scores[NonNegativeInt | None]
     """Separate environments that are played at each evaluation, >= 0; null or 0: scores come from the
     training episodes."""
-    eval_episodes: PositiveInt = 1
+    eval_episodes: Scores[PositiveInt]
     """Episodes of each of these environments, >= 1: the same number, however long they are."""
-    eval_greedy: bool = False
+    eval_greedy: Scores[bool]
     """Whether they are played with the best actions; false: as the agent's policy chooses in evaluation."""
-    eval_epsilon: Probability = 0.0
+    eval_epsilon: Scores[Probability]
     """Probability of a random action in each of their steps, in [0, 1], of any agent."""
-    async_eval: bool = False
+    async_eval: Annotated[bool, Traits(resume=True, same_group=True)]
     """Whether they are played in a process beside training, by the weights of their frame: training waits
     only where the evaluation before is still under way, and at the end."""
-    eval_frequency: Frequency = 10_000
+    eval_frequency: Scores[Frequency]
     """Frames between evaluation checkpoints, >= 1; or their share of `env.max_frame`: "1/20"."""
-    log_frequency: Frequency = 10_000
+    log_frequency: Continues[Frequency]
     """Frames between training checkpoints, >= 1; or their share of `env.max_frame`."""
-    max_opt_step: PositiveInt | None = None
-    """Optimizer updates after which a session ends, if `env.max_frame` does not end it first; null: any.
+    max_opt_step: Scores[PositiveInt | None]
+    """Optimizer updates after which a session ends before `env.max_frame`, >= 1; null: any number.
 
     Updates that belong to one rollout or one step are all made, so that the run can go on exactly: with 32
     of each rollout, 100 ends at 128.
     """
-    max_wall: PositiveFloat | None = None
-    """Seconds of training after which a session ends, > 0; null: any."""
-    max_session: PositiveInt = 1
+    max_wall: Scores[PositiveFloat | None]
+    """Seconds of training after which a session ends before `env.max_frame`, > 0; null: any number."""
+    max_session: Annotated[PositiveInt, Traits(resume=True, same_group=True)]
     """Sessions of the trial, which differ only in the seed, >= 1."""
-    max_trial: PositiveInt | None = None
+    max_trial: Annotated[PositiveInt | None, Traits(resume=True, same_group=True)]
     """Trials of a search in total, >= 1; null: 20."""
-    episode_window: PositiveInt = 100
+    episode_window: PositiveInt
     """Finished episodes over which returns and lengths are averaged, >= 1."""
-    keep_last: PositiveInt = 2
+    keep_last: Watches[PositiveInt]
     """Latest checkpoints kept besides the best, >= 1."""
-    num_cpus: PositiveFloat | None = None
+    num_cpus: Continues[PositiveFloat | None]
     """Cores for the whole trial, > 0; null: all that the process may use."""
-    num_gpus: NonNegativeFloat | None = None
+    num_gpus: Continues[NonNegativeFloat | None]
     """GPUs for the whole trial, >= 0, of which trials side by side may share one: 0.5; null: all, or in an
     experiment one that is shared with whoever is there."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Continues[Literal["auto", "cpu", "cuda"]]
     """Where networks live; auto: a GPU if there is one."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"]
     """Of the arithmetic of networks that see images; auto: bf16 where the processor is fast at it."""
-    compile: bool = False
-    """Whether torch.compile makes the code of the networks: it takes up to minutes at the beginning, and
-    changes the last bits of what they compute."""
-    on_crash: Literal["skip", "save"] = "skip"
+    compile: bool
+    """Whether torch.compile makes the code of the networks: faster on GPUs, after up to minutes of compiling.
+    It changes the last bits of what they compute."""
+    on_crash: Watches[Literal["skip", "save"]]
     """Whether a session that fails also saves the state in which it did, in its folder `crash`."""
-    profile: ProfileConfig | None = None
-    """Which frames are profiled, call by call; null: none."""
-    record_episodes: Literal["none", "best_last", "each"] = "best_last"
+    profile: Watches[ProfileConfig | None]
+    """Which frames are profiled, call by call, such as {start: 10000, frames: 2048}; null: none."""
+    record_episodes: Watches[Literal["none", "best_last", "each"]]
     """Which episodes are kept as seed and actions: the best and the latest of those that evaluation is made
     of, a few KB; each: also the latest at every evaluation."""
-    videos: bool = True
+    videos: Watches[bool]
     """Whether the recorded best and latest episode of the best session become videos at the end."""
-    log: Literal["scalars", "norms", "histograms"] = "scalars"
-    """What is looked at besides scalars: norms, those of each weight and its gradient, as columns;
-    histograms, also TensorBoard's of weights, gradients, outputs of layers, actions and their policy."""
-    gradient_noise: bool = False
+    log: Watches[Literal["scalars", "norms", "histograms"]]
+    """What is recorded besides scalars: norms, those of each weight and its gradient, as columns; histograms,
+    also TensorBoard's of weights, gradients, outputs of layers, actions and their policy."""
+    gradient_noise: Watches[bool]
     """Whether the noise scale of gradients is measured, a column `noise_scale`; it costs some percent."""
-    tensorboard: bool = True
+    tensorboard: Watches[bool]
     """Whether metrics are also written for TensorBoard."""
-    tensorboard_histograms: bool = False
-    """Whether TensorBoard also gets histograms of the weights at each evaluation checkpoint."""
-    progress: bool = True
+    progress: Watches[bool]
     """Whether a running trial shows a live panel, or lines where there is no terminal."""
-    report: bool = True
+    report: Watches[bool]
     """Whether statistics, plots and a report are made when the trial has ended. The trials of a search make
     none unless this is typed as true; the search has its own."""
 
     def __post_init__(self) -> None:
         if self.async_unroll is not None and self.distributed:
-            raise ValueError(
-                "async_unroll gives each session an actor with weights of its own, and meta.distributed="
-                f"{self.distributed} lets sessions train the same: set meta.async_unroll=null or "
-                "meta.distributed=false"
-            )
-        if self.async_eval and self.tensorboard_histograms:
-            raise ValueError(
-                "async_eval=true tells of an evaluation when its weights have changed already, and "
-                "meta.tensorboard_histograms=true shows them beside it: set one of the two to false"
-            )
-        if self.tensorboard_histograms and not self.tensorboard:
-            raise ValueError(
-                "tensorboard_histograms=true are shown by TensorBoard, and meta.tensorboard=false: set "
-                "meta.tensorboard=true or meta.tensorboard_histograms=false"
+            raise InputError(
+                "meta.async_unroll gives each session an actor with weights of its own, and meta.distributed="
+                f"{self.distributed} lets sessions train the same weights: set meta/async_unroll=none or "
+                "meta.distributed=false",
+                code="contradiction",
+                key="meta.async_unroll",
             )
         if self.log == "histograms" and not self.tensorboard:
-            raise ValueError(
-                "log=histograms are shown by TensorBoard, and meta.tensorboard=false: set "
-                "meta.tensorboard=true or meta.log=norms"
+            raise InputError(
+                "meta.log=histograms needs TensorBoard, which meta.tensorboard=false switches off: set "
+                "meta.tensorboard=true or meta.log=norms",
+                code="contradiction",
+                key="meta.log",
             )
-        changed = [
-            ("eval_episodes", self.eval_episodes, 1),
-            ("eval_greedy", self.eval_greedy, False),
-            ("eval_epsilon", self.eval_epsilon, 0.0),
-            ("async_eval", self.async_eval, False),
-        ]
-        for name, value, default in changed:
-            if value != default and not self.rigorous_eval:
-                told = str(value).lower()
-                raise ValueError(
-                    f"{name}={told} needs environments to play in, and meta.rigorous_eval is "
-                    f"{'null' if self.rigorous_eval is None else 0}: set meta.rigorous_eval=<n> or "
-                    f"meta.{name}={str(default).lower()}"
-                )
+        needing = {
+            "eval_episodes": self.eval_episodes > 1,
+            "eval_greedy": self.eval_greedy,
+            "eval_epsilon": self.eval_epsilon > 0,
+            "async_eval": self.async_eval,
+        }
+        name = next((name for name, needed in needing.items() if needed), None)
+        if name is not None and not self.rigorous_eval:
+            value = str(getattr(self, name)).lower()
+            raise InputError(
+                f"meta.{name}={value} needs separate environments for evaluation, and meta.rigorous_eval is "
+                f"{'null' if self.rigorous_eval is None else 0}: set meta.rigorous_eval=<number>, or leave "
+                f"meta.{name} out",
+                code="contradiction",
+                key=f"meta.{name}",
+            )
 
 
 @dataclass(kw_only=True)
 class WandbConfig:
-    """Weights & Biases: one run of theirs for each session, in one group for each trial."""
+    """Weights & Biases: one run for each session, in one group for each trial."""
 
-    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    mode: Literal["auto", "online", "offline", "disabled"]
     """auto: as WANDB_MODE or W&B's settings say, else online where there is a login, else off."""
-    project: Project = "labrl"
+    project: Project
     """Where the runs appear; made if need be; 1 to 128 characters without slashes, # ? % or :"""
-    entity: str | None = None
+    entity: str | None
     """User or team that owns the project; null: the login's own."""
-    name: Name | None = None
+    name: Name | None
     """Of the runs, followed by the session's number where there are several; null: that of the run folder."""
-    group: Name | None = None
+    group: Name | None
     """What the sessions of a trial are grouped under; null: the run folder, below that of its experiment."""
-    tags: list[Tag] = field(default_factory=list)
+    tags: list[Tag]
     """Words to find the runs by, each of 1 to 64 characters."""
-    artifacts: list[Literal["best", "report", "videos"]] = field(default_factory=list)
+    artifacts: list[Literal["best", "report", "videos"]]
     """What is uploaded besides the numbers: each session's best model and videos, the trial's report."""
-    wait: NonNegativeFloat = 60
+    wait: NonNegativeFloat
     """Seconds that the end of a trial waits for uploads, >= 0."""
+
+
+@dataclass(kw_only=True)
+class EnvironmentConfig:
+    """The keys that every environment has."""
+
+    name: str
+    """What the run is called by, in folder names and tables."""
+    num_envs: PositiveInt
+    """Environments that are stepped together, >= 1."""
+    max_frame: Scores[PositiveInt]
+    """Budget of a session, frames (agent steps summed over the environments), >= 1. Schedules end at a
+    horizon of their own, so that a resume may change it."""
 
 
 @dataclass(kw_only=True)
@@ -218,19 +230,19 @@ class TrialConfig:
 
     agent: Component
     """Who learns."""
-    env: Component
-    """Where; its `num_envs` and `max_frame` are the vector's size and the budget of a session."""
+    env: Annotated[Component, EnvironmentConfig]
+    """Where."""
     meta: MetaConfig
     """How the trial is run."""
-    wandb: WandbConfig
+    wandb: Watches[WandbConfig]
     """Whether and how it is shown on Weights & Biases."""
-    search: SearchConfig
+    search: Watches[SearchConfig]
     """How an experiment looks for better values; a single trial takes no notice of it."""
     transforms: dict[str, Component | None]
     """The learner's view of observations and rewards, applied in order; null: off."""
-    callbacks: dict[str, Component | None]
+    callbacks: Watches[dict[str, Component | None]]
     """A user's own callbacks by name; null: off."""
-    seed: NonNegativeInt | None
+    seed: Annotated[NonNegativeInt | None, Traits(same_group=True)]
     """Of the trial, >= 0; null: drawn and recorded."""
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from labrl.config.types import NonNegativeInt, PositiveFloat, PositiveInt, Probability, whole_number
+from labrl.config.types import NonNegativeInt, PositiveInt, Probability, whole_number
 
 Measure = Literal["final_return", "best_return", "auc", "strength", "wall"]
 """What a session is worth, from its evaluation checkpoints; see docs/search.md."""
@@ -30,17 +30,19 @@ TwoOrMore = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 class NoPruner:
     """Every trial plays its whole budget."""
 
-    kind: Literal["none"] = "none"
+    kind: Literal["none"]
+    """Tells this pruner from the others."""
 
 
 @dataclass(kw_only=True)
 class MedianPruner:
     """Stop a trial whose best value so far is worse than the median of the others at the same frame."""
 
-    kind: Literal["median"] = "median"
-    startup_trials: NonNegativeInt = 5
+    kind: Literal["median"]
+    """Tells this pruner from the others."""
+    startup_trials: NonNegativeInt
     """Trials that are to have played their whole budget before any is stopped, >= 0."""
-    warmup: NonNegativeInt = 0
+    warmup: NonNegativeInt
     """Frames before which no trial is stopped, >= 0."""
 
 
@@ -52,10 +54,11 @@ class AshaPruner:
     1 / reduction_factor of those that have got there so far.
     """
 
-    kind: Literal["asha"] = "asha"
-    grace_period: PositiveInt | None = None
+    kind: Literal["asha"]
+    """Tells this pruner from the others."""
+    grace_period: PositiveInt | None
     """Frames before which no trial is stopped, >= 1; null: a ninth of the budget."""
-    reduction_factor: TwoOrMore = 3
+    reduction_factor: TwoOrMore
     """One trial of so many goes on from a rung, >= 2."""
 
 
@@ -63,10 +66,11 @@ class AshaPruner:
 class HyperbandPruner:
     """Several successive halvings that differ in their grace period (Li et al., 2018, arXiv:1603.06560)."""
 
-    kind: Literal["hyperband"] = "hyperband"
-    grace_period: PositiveInt | None = None
+    kind: Literal["hyperband"]
+    """Tells this pruner from the others."""
+    grace_period: PositiveInt | None
     """Frames before which the most eager bracket stops no trial, >= 1; null: a ninth of the budget."""
-    reduction_factor: TwoOrMore = 3
+    reduction_factor: TwoOrMore
     """As of asha; the grace period of each further bracket is so many times longer, >= 2."""
 
 
@@ -77,11 +81,11 @@ Pruner = NoPruner | MedianPruner | AshaPruner | HyperbandPruner
 class Confirm:
     """The best trials run once more on seeds that the search has not seen."""
 
-    top: PositiveInt = 3
+    top: PositiveInt
     """How many of the best, >= 1."""
-    sessions: PositiveInt = 4
+    sessions: PositiveInt
     """Fresh seeds for each of them, >= 1."""
-    default: bool = True
+    default: bool
     """Whether the configuration without any searched value runs on these seeds too."""
 
 
@@ -89,17 +93,15 @@ class Confirm:
 class SearchConfig:
     """Read by `hydra/sweeper=optuna` alone; a single trial takes no notice of it."""
 
-    space: dict[str, str] = field(default_factory=dict)
+    space: dict[str, str]
     """Hydra's sweep syntax by key, such as `agent.lr: tag(log, interval(1e-5, 1e-2))`."""
-    objective: Measure | Measures = "final_return"
+    objective: Measure | Measures
     """One measure, or several for a search without pruning. The mean over a trial's sessions counts."""
-    pruner: Pruner = field(default_factory=AshaPruner)
+    pruner: Pruner
     """Who stops hopeless trials at their evaluation checkpoints."""
-    confirm: Confirm | None = field(default_factory=Confirm)
+    confirm: Confirm | None
     """null: the best trial is taken at its word."""
-    max_failure_rate: Probability = 0.5
+    max_failure_rate: Probability
     """Share of the search's trials that may fail before it gives up, in [0, 1]."""
-    retries: NonNegativeInt = 2
+    retries: NonNegativeInt
     """How often a trial whose process died goes on from its checkpoint, >= 0."""
-    heartbeat: PositiveFloat = 60.0
-    """Seconds between two signs of life to other machines, > 0; five are missed by a dead one."""

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
+from labrl.config.schema import EnvironmentConfig
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability
 from labrl.envs.emulators import Separately, Together, better_apart
 from labrl.envs.games import check_game
@@ -24,18 +25,12 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 @dataclass(kw_only=True)
-class AtariConfig:
+class AtariConfig(EnvironmentConfig):
     """A game of the Arcade Learning Environment; the defaults are the v5 protocol
     (Machado et al., 2018, arXiv:1709.06009) at the frame skip and picture of Mnih et al., 2015."""
 
-    name: str
-    """How the run is called."""
     game: str
     """Snake-case id of the game, such as ms_pacman; `labrl-envs` lists them."""
-    num_envs: PositiveInt = 16
-    """Environments that are stepped together, >= 1."""
-    max_frame: PositiveInt = 10_000_000
-    """Budget of a session, frames (agent steps of one environment), >= 1."""
     frame_skip: PositiveInt = 4
     """Emulator frames for which an action is held, >= 1."""
     frame_stack: PositiveInt = 4

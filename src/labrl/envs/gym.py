@@ -12,6 +12,7 @@ from gymnasium.spaces import Dict, Space, Tuple
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
+from labrl.config.schema import EnvironmentConfig
 from labrl.config.types import PositiveInt
 from labrl.envs.checked import Checked, gives_masks
 from labrl.envs.goals import GoalEnv, has_goals
@@ -38,11 +39,9 @@ LONGEST_EVALUATION = ENDLESS
 
 
 @dataclass(kw_only=True)
-class GymnasiumConfig:
+class GymnasiumConfig(EnvironmentConfig):
     """An environment that Gymnasium knows by its id, or a user's own class."""
 
-    name: str
-    """How the run is called."""
     id: str | None = None
     """Registered id, such as CartPole-v1. Either this or `make`."""
     import_module: str | None = None
@@ -51,10 +50,6 @@ class GymnasiumConfig:
     """A user's own gymnasium.Env class, or a function that makes one. Either this or `id`."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
-    num_envs: PositiveInt = 8
-    """Environments that are stepped together, >= 1."""
-    max_frame: PositiveInt = 1_000_000
-    """Budget of a session, frames (agent steps of one environment), >= 1."""
     vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
     """sync: one after the other, in this process, fastest where a step takes less than about 0.1 ms.
     async: each in its own process. Both give the same numbers. vector_entry_point: a

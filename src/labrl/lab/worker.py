@@ -15,7 +15,7 @@ import torch
 from labrl.agents.errors import NonFiniteError
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
-from labrl.errors import LabrlError
+from labrl.errors import LabrlError, LostProcessError
 from labrl.lab.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.lab.result import SessionResult
 from labrl.lab.torchrun import why_lost
@@ -74,17 +74,20 @@ def run_session(
             result.status, code = "interrupted", session.interruption.exit_code
         else:
             result.status, code = "finished", 0
-    except LabrlError as error:
-        if session is None or session.clock.frame == 0:
-            raise
-        result.error = str(error)  # an environment that cannot be made once more, say
-        session_log.append(folder.log, str(error))
     except (NonFiniteError, DiskRefusesError) as error:
         result.error = str(error)
         session_log.append(folder.log, str(error))
     except RankLostError:
         result.error = why_lost()
         session_log.append(folder.log, result.error)
+    except LostProcessError as error:
+        result.error = str(error)
+        session_log.append(folder.log, traceback.format_exc())
+    except LabrlError as error:
+        if session is None or session.clock.frame == 0:
+            raise
+        result.error = str(error)  # an environment that cannot be made once more, say
+        session_log.append(folder.log, str(error))
     except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
         result.error = f"{type(error).__name__}: {error}"
         session_log.append(folder.log, traceback.format_exc())

@@ -191,6 +191,7 @@ class ActorEnv:
         time.sleep(0.5)
         self._companion.kill()
         raise CompanionError(
-            f"{NAME} has sent nothing for {timeout:g} seconds (meta.async_unroll.timeout); where it hangs "
-            "stands in the log"
+            f"{NAME} has sent nothing for {timeout:g} seconds (meta.async_unroll.timeout); the log of the "
+            "session shows where it hangs",
+            key="meta.async_unroll.timeout",
         )

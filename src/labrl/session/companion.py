@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from labrl.errors import LostProcessError
 from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children, when_the_parent_ends
 from labrl.script import Carried
 from labrl.storage.session_log import warnings_kept
@@ -26,7 +27,7 @@ LEAVE_SECONDS = 5.0
 _GONE = (EOFError, OSError, pickle.UnpicklingError)
 
 
-class CompanionError(RuntimeError):
+class CompanionError(LostProcessError):
     """A process beside training failed, died or hangs; its own traceback is the cause, where there is one."""
 
 

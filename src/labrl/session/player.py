@@ -62,7 +62,9 @@ class Player:
             if greedy and not isinstance(self.agent, Greedy):
                 raise InputError(
                     f"greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`): "
-                    "leave it out"
+                    "leave greedy=true out",
+                    code="unsupported",
+                    key="greedy",
                 )
             with loading(str(checkpoint.path)):
                 self.agent.load_state_dict(checkpoint.state["agent"])

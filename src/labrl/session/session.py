@@ -16,7 +16,6 @@ from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.schema import TrialConfig
-from labrl.config.types import frames_between
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.errors import InputError
@@ -66,16 +65,17 @@ def share(agent: Component, ranks: int) -> Component:
     target = agent.load()
     if not hasattr(target, "share"):
         raise InputError(
-            f"torchrun: {agent.target} cannot learn on several ranks (it has no method `share`). Take "
-            "agent=ppo, a2c, sarsa, dqn, sac, td3 or ddpg, or start labrl without torchrun."
+            f"agent: {agent.target} cannot learn on several ranks of torchrun (it has no method `share`): "
+            "use agent=ppo, a2c, sarsa, dqn, sac, td3 or ddpg, or start labrl without torchrun",
+            code="unsupported",
+            key="agent",
         )
     return dataclasses.replace(agent, config=target.share(agent.config, ranks))
 
 
 def _team(ranks: Ranks, config: TrialConfig) -> Team:
-    meta, frequencies = config.meta, (config.log_frames, config.eval_frames)
-    checks_every = frames_between(meta.replica_check_frequency, config.env.config.max_frame)
-    return Team(ranks, frequencies, checks_every, meta.max_wall)
+    log_frames = config.log_frames
+    return Team(ranks, (log_frames, config.eval_frames), log_frames, config.meta.max_wall)
 
 
 class Session:

@@ -100,7 +100,7 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
     pruner = search_config.pruner
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
         say(f"several objectives: search.pruner={pruner.kind} cannot compare trials half way and is off")
-        pruner = NoPruner()
+        pruner = NoPruner(kind="none")
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
@@ -119,7 +119,6 @@ def _plan(asked: TrialConfig, base: TrialConfig, space: Space, settings: Setting
         seed=asked.seed,
         random_return=_random_return(base, cfg) if "strength" in measures else 0.0,
         retries=search_config.retries,
-        heartbeat=search_config.heartbeat,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.consistency import SCORED, only_watches, split_word
+from labrl.config.consistency import split_word, traits
 from labrl.config.search import Measure, Pruner
 from labrl.errors import InputError
 from labrl.lab.search.objective import Direction, intermediate_values, trial_values
@@ -57,6 +57,7 @@ class Plan:
     """Mean return of the random policy, from which strength is measured."""
     retries: int = 2
     heartbeat: float = 60.0
+    """Seconds between two signs of life to other machines."""
 
     def facts(self) -> dict[str, Any]:
         """What another machine, or a later command, must agree with."""
@@ -74,7 +75,7 @@ def _counts(word: str) -> bool:
     """Whether what a trial is worth depends on a word of the command line, which then is the same on every
     machine and after a resume."""
     key, _ = split_word(word)
-    return key.startswith(SCORED) or not only_watches(key)
+    return traits(key).score
 
 
 def _by_key(words: Iterable[str]) -> list[str]:

@@ -34,8 +34,7 @@ def default_callbacks(config: TrialConfig) -> list[Callback]:
     if meta.tensorboard:
         from labrl.session.callbacks.tensorboard import TensorBoard
 
-        look = CloserLook() if meta.log == "histograms" else None
-        listeners.append(TensorBoard(meta.tensorboard_histograms and look is None, look))
+        listeners.append(TensorBoard(CloserLook() if meta.log == "histograms" else None))
     if meta.profile is not None:
         from labrl.session.callbacks.profile import Profile
 
@@ -74,8 +73,10 @@ def check_callbacks(config: TrialConfig) -> None:
 
 def _no_callback(name: str, component: Component, kind: type) -> InputError:
     return InputError(
-        f"callbacks.{name}: {component.target} gives a {kind.__name__}; it must be a subclass of "
-        "labrl.session.callbacks.Callback"
+        f"callbacks.{name}._target_: {component.target} gives a {kind.__name__}, which must be a subclass of "
+        "labrl.session.callbacks.Callback",
+        code="target",
+        key=f"callbacks.{name}._target_",
     )
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from labrl.errors import LabrlError
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.storage.atomic import sync_file
@@ -18,8 +19,10 @@ LARGEST_COPY = 2**28
 """Bytes of a state that is copied to be written beside training; of a larger one memory may lack a second."""
 
 
-class DiskRefusesError(RuntimeError):
+class DiskRefusesError(LabrlError):
     """No checkpoint could be written at the end, or for so long that none would be left to go on from."""
+
+    codes = ("resources",)
 
 
 class Checkpoint(Callback):
@@ -113,7 +116,8 @@ class Checkpoint(Callback):
             )
             raise DiskRefusesError(
                 f"no checkpoint could be written at the end, frame {frame:,}: make room in "
-                f"{session.folder.checkpoints}, then labrl +resume goes on {whence}"
+                f"{session.folder.checkpoints}, then labrl +resume goes on {whence}",
+                key=str(session.folder.checkpoints),
             )
 
     def _store_crash(self, session: SessionView) -> None:
@@ -173,10 +177,12 @@ class Checkpoint(Callback):
         """After a refusal. Raises DiskRefusesError before files that the last checkpoint needs are lost."""
         until = self._written_frame + session.most_frames_unsaved * self._keep_last
         if session.state_in_files and (session.clock.frame >= until or session.room_spent > 1):
+            files = session.folder.path / "replay"
             raise DiskRefusesError(
-                f"no checkpoint could be written since frame {self._written_frame:,}, and training on would "
-                f"overwrite what that one needs of {session.folder.path / 'replay'}: make room there, then "
-                "go on from it"
+                f"no checkpoint could be written since frame {self._written_frame:,}, and further training "
+                f"would overwrite what that one needs of {files}: make room there, then labrl +resume goes "
+                "on from it",
+                key=str(files),
             )
 
     def _refused(self, frame: int, error: OSError) -> None:

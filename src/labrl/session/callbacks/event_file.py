@@ -27,8 +27,8 @@ NamedValues = tuple[str, np.ndarray, np.ndarray | None]
 class EventFile:
     """Takes the place of a session's former files, with all that stays of them."""
 
-    def __init__(self, session: SessionView, table: Table, frame: int, with_histograms: Table) -> None:
-        """table, frame: of the row that will be written first; with_histograms: whose rows come with some."""
+    def __init__(self, session: SessionView, table: Table, frame: int) -> None:
+        """table, frame: of the row that will be written first."""
         folder = session.folder.tensorboard
         former = sorted(folder.glob("events.*"))
         self._writer = EventFileWriter(str(folder))
@@ -50,7 +50,7 @@ class EventFile:
                     self.add_row(name, row, began + float(row["wall"] or 0))
                     written.add((name, row["frame"]))
         for event in _histograms_of(former):
-            if (with_histograms, event.step) in written:  # its row was not taken back
+            if ("train", event.step) in written:  # its row was not taken back
                 self._writer.add_event(event)
         self.flush()
         for path in former:

@@ -1,4 +1,4 @@
-"""The tables for TensorBoard, histograms of weights, and an experiment's hyperparameters."""
+"""The tables for TensorBoard, histograms, and an experiment's hyperparameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
-from labrl.session.callbacks.closer_look import CloserLook, weights
+from labrl.session.callbacks.closer_look import CloserLook
 
 if TYPE_CHECKING:
     from labrl.session.callbacks.event_file import EventFile
@@ -23,10 +23,9 @@ class TensorBoard(Callback):
     that a full disk did not take, once it takes a row again.
     """
 
-    def __init__(self, histograms: bool = False, look: CloserLook | None = None) -> None:
-        """histograms: whether each evaluation row comes with those of the weights, as `weights/<name>`; look:
-        what comes with each training row, those included."""
-        self._histograms, self._look = histograms, look
+    def __init__(self, look: CloserLook | None = None) -> None:
+        """look: the histograms that come with each training row."""
+        self._look = look
         self._file: EventFile | None = None
         self._refused = False
 
@@ -49,11 +48,8 @@ class TensorBoard(Callback):
             # Imported with the first row: the first step of training does not wait for it.
             from labrl.session.callbacks.event_file import EventFile
 
-            self._file = EventFile(session, table, frame, "eval" if self._histograms else "train")
+            self._file = EventFile(session, table, frame)
         self._file.add_row(table, row, time.time())
-        if self._histograms and table == "eval":
-            named = ((f"weights/{name}", values, None) for name, values in weights(session.agent))
-            self._file.add_histograms(frame, named)
         if self._look is not None and table == "train":
             self._file.add_histograms(frame, self._look.values(session))
         self._file.flush()  # a killed session has its curves up to here
