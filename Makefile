@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench learn results exact format clean
+.PHONY: help run test bench learn results exact reference format clean
 
 help: ## list what one can do
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ exact: $(VENV)/.installed-dev ## every agent broken off and resumed, compared to
 
 bench: $(VENV)/.installed-bench ## speed beside Stable-Baselines3 and the ceiling: make bench ARGS="pong --repeats 5"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+reference: $(VENV)/.installed-dev ## docs/reference/, every configuration key, from the code and configs/
+	$(BIN)/python docs/generate_reference.py
 
 format: $(VENV)/.installed-dev ## format the code, and mend what the linter can
 	$(BIN)/ruff format .

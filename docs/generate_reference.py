@@ -1,0 +1,315 @@
+"""Write docs/reference/: every configuration key with its type, default and meaning.
+
+    python docs/generate_reference.py
+
+Types and meanings come from the config dataclasses and the docstrings below their fields, defaults from
+the YAML files in configs/.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+
+from labrl import schedules
+from labrl.config import types as scalars
+from labrl.config.component import Component, load_target
+from labrl.config.compose import compose
+from labrl.config.consistency import traits
+from labrl.config.folder import config_folder
+from labrl.config.keys import Traits, dataclasses_in, field_docstrings, traits_in
+from labrl.config.schema import TrialConfig
+
+UNIONS = (Union, types.UnionType)
+
+PAGES = {
+    "agent": ("Agents", ["agent"]),
+    "network": ("Networks and optimizers", ["agent/network", "agent/optimizer"]),
+    "memory": ("Replay buffers and offline data", ["agent/memory", "agent/offline"]),
+    "parts": (
+        "Parts of agents",
+        ["agent/exploration", "agent/value", "agent/target", "agent/noise", "agent/self_imitation"],
+    ),
+    "env": ("Environments", ["env"]),
+    "meta": ("How a trial is run", ["meta"]),
+    "search": ("Searches", ["search", "search/pruner"]),
+    "wandb": ("Weights & Biases", ["wandb"]),
+}
+"""File name to the page's title and the groups on it."""
+
+
+GROUPS = {"agent.network.torso": "agent/network"}
+"""Key to the group that fills it, where the group's name does not say so."""
+HOSTS = {"agent/self_imitation": "ppo", "agent/noise": "td3"}
+"""An agent with parts of the group, where dqn has none."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key."""
+
+    key: str
+    type: str
+    default: str
+    meaning: str
+
+
+def options_of(group: str) -> list[str]:
+    """The option files of `group`, by name."""
+    return sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
+
+
+@cache
+def node_of(group: str, option: str) -> Any:
+    """What the choice of an option puts at its group's key, references to other keys unresolved."""
+    host = [] if group == "agent" else [f"agent={HOSTS.get(group, 'dqn')}"]
+    node: Any = OmegaConf.to_container(compose(["preset=none", *host, f"{group}={option}"]), resolve=False)
+    for name in key_of(group).split("."):
+        node = node[name]
+    return node
+
+
+def key_of(group: str) -> str:
+    """The key at which the options of `group` stand."""
+    by_group = {filled: key for key, filled in GROUPS.items()}
+    return by_group.get(group, group.replace("/", "."))
+
+
+@cache
+def named_types() -> list[tuple[Any, str]]:
+    """The scalar types of labrl.config.types with the docstrings below them."""
+    body = ast.parse(inspect.getsource(scalars)).body
+    found = []
+    for assigned, text in itertools.pairwise(body):
+        if isinstance(assigned, ast.Assign) and isinstance(text, ast.Expr):
+            (target,) = assigned.targets
+            assert isinstance(target, ast.Name)
+            assert isinstance(text.value, ast.Constant)
+            found.append((getattr(scalars, target.id), " ".join(str(text.value.value).split())))
+    return found
+
+
+def type_of(hint: Any) -> str:
+    """`hint` in words."""
+    if get_origin(hint) is Annotated and traits_in(hint):
+        kept = [one for one in hint.__metadata__ if not isinstance(one, Traits)]
+        return type_of(Annotated[(hint.__origin__, *kept)] if kept else hint.__origin__)
+    for known, text in named_types():
+        if known == hint:
+            return text
+    if hint == schedules.Schedule:
+        return "number or schedule"
+    if hint is type(None):
+        return "null"
+    if hint is Component:
+        return "a part with a `_target_`"
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return type_of(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{shown(one)}`" for one in arguments)
+    if origin in UNIONS:
+        kinds = [one for one in arguments if not dataclasses.is_dataclass(one)]
+        return " or ".join(
+            [*map(type_of, kinds), *(["a group of keys"] if len(kinds) < len(arguments) else [])]
+        )
+    if origin is list:
+        return f"list of {type_of(arguments[0])}"
+    if origin is dict:
+        return "group of keys"
+    names = {int: "integer", float: "number", bool: "`true` or `false`", str: "text"}
+    return names.get(hint, "a group of keys")
+
+
+def shown(value: Any) -> str:
+    """`value` as YAML has it, in one line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {shown(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(shown, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}".replace("e+0", "e").replace("e-0", "e-")
+    return str(value)
+
+
+def rows(cls: type, nodes: Mapping[str, Mapping[str, Any]], key: str) -> Iterator[Row]:
+    """The keys below `key` of the dataclass `cls`. nodes: option to what its file says there."""
+    hints = get_type_hints(cls, include_extras=True)
+    meanings = {name: " ".join(text.split()) for name, text in field_docstrings(cls).items()}
+    for field in dataclasses.fields(cls):
+        hint, full = hints[field.name], f"{key}.{field.name}"
+        inner = {option: node[field.name] for option, node in nodes.items() if field.name in node}
+        kinds = list(dataclasses_in(hint))
+        if full in GROUPS or (is_group(full) and not kinds):
+            yield Row(
+                full, f"an option of `{GROUPS.get(full, full.replace('.', '/'))}`", "", meanings[field.name]
+            )
+        elif hint is Component or (get_origin(hint) in UNIONS and Component in get_args(hint)):
+            yield from component_rows(inner, full, meanings[field.name])
+        elif len(kinds) == 1 and kinds[0] is hint:
+            yield from rows(kinds[0], inner, full)
+        else:
+            yield Row(full, type_of(hint), default_of(inner), meanings[field.name])
+            if len(kinds) == 1:
+                nested = {option: node for option, node in inner.items() if isinstance(node, dict)}
+                yield from rows(kinds[0], nested, full)
+
+
+def component_rows(nodes: Mapping[str, Any], key: str, meaning: str) -> Iterator[Row]:
+    """A part that is no group's option, and the keys of the one that stands there."""
+    targets = {option: node["_target_"] for option, node in nodes.items() if isinstance(node, dict)}
+    yield Row(key, "a part with a `_target_`", default_of({**dict.fromkeys(nodes), **targets}), meaning)
+    for target in dict.fromkeys(targets.values()):
+        config = getattr(load_target(target), "Config", None)
+        inner = {option: nodes[option] for option, one in targets.items() if one == target}
+        if config is not None:
+            yield from rows(config, inner, key)
+
+
+def is_group(key: str) -> bool:
+    """Whether the value of `key` is chosen as the option of a group."""
+    return (config_folder() / key.replace(".", "/")).is_dir()
+
+
+MOST_DEFAULTS = 4
+"""Different defaults of the options of one section that a cell can show."""
+
+
+def default_of(values: Mapping[str, Any]) -> str:
+    """The default, and that of each option which has another one."""
+    texts = {option: f"`{shown(value)}`" for option, value in values.items()}
+    by_text: dict[str, list[str]] = {}
+    for option, text in texts.items():
+        by_text.setdefault(text, []).append(option)
+    if len(by_text) < 2:
+        return "".join(by_text)
+    if len(by_text) > MOST_DEFAULTS:
+        return "depends on the option"
+    return "; ".join(f"{text} ({', '.join(options)})" for text, options in by_text.items())
+
+
+@dataclass(frozen=True)
+class Section:
+    """A dataclass of options with its keys."""
+
+    title: str
+    text: str
+    rows: list[Row]
+
+
+def sections_of(group: str) -> Iterator[Section]:
+    """A section for each class that options of `group` configure."""
+    by_class: dict[type, dict[str, Any]] = {}
+    for option in options_of(group):
+        node = node_of(group, option)
+        cls = class_of(key_of(group), node) if isinstance(node, dict) else None
+        if cls is not None:
+            by_class.setdefault(cls, {})[option] = node
+    for cls, configured in by_class.items():
+        typed = ", ".join(f"`{group}={option}`" for option in configured)
+        text = inspect.cleandoc(cls.__doc__ or "")
+        yield Section(typed, text, list(rows(cls, configured, key_of(group))))
+
+
+def class_of(key: str, node: Mapping[str, Any]) -> type | None:
+    """The dataclass of the options that a file gives for `key`; None where it gives none."""
+    if "_target_" in node:
+        return getattr(load_target(node["_target_"]), "Config", None)
+    hint: Any = TrialConfig
+    for name in key.split("."):
+        (cls, *_) = dataclasses_in(hint)
+        hint = get_type_hints(cls, include_extras=True)[name]
+    for shape in dataclasses_in(hint):
+        kind = get_type_hints(shape).get("kind")
+        if kind is None or get_args(kind)[0] == node.get("kind"):
+            return shape
+    return None
+
+
+TRANSFORMS = "labrl.agents.transforms"
+"""Module whose classes a user names by `_target_` at `transforms.<name>`."""
+
+
+def transform_sections() -> Iterator[Section]:
+    """A section for each transform of labrl's own: no group has them as options."""
+    module = importlib.import_module(TRANSFORMS)
+    for name, cls in vars(module).items():
+        config = getattr(cls, "Config", None)
+        if inspect.isclass(cls) and cls.__module__ == TRANSFORMS and dataclasses.is_dataclass(config):
+            typed = f"`transforms.<name>={{_target_: {TRANSFORMS}.{name}}}`"
+            found = rows(config, {}, "transforms.<name>")  # type: ignore[arg-type]
+            yield Section(typed, inspect.cleandoc(cls.__doc__ or ""), list(found))
+
+
+def page(title: str, sections: Iterable[Section]) -> str:
+    """A page of the reference in Markdown."""
+    lines = [f"# {title}", "", NOTE]
+    for section in sections:
+        lines += ["", f"## {section.title}", "", section.text, ""]
+        if not section.rows:
+            lines.append("No keys.")
+            continue
+        lines += ["| key | type and range | default | resume | meaning |", "|---|---|---|---|---|"]
+        for row in section.rows:
+            resume = "may change" if traits(row.key).resume else ""
+            cells = (f"`{row.key}`", row.type, row.default, resume, row.meaning)
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+NOTE = (
+    "Generated by `make reference` from the config dataclasses and `configs/`; [how to read it](README.md)."
+)
+
+README = """# Configuration reference
+
+Every key of labrl's configuration, generated from the config dataclasses and the YAML files in `configs/`.
+
+{links}
+
+- **type and range**: intervals as in mathematics: `[0, 1)` holds 0 and not 1.
+- **default**: the value in the YAML file of the option. Where the options of a section differ, each value is
+  followed by its options in parentheses. Presets change some values for a pair of agent and environment:
+  `labrl --cfg job agent=<agent> env=<environment>` prints what a run gets. `???` must be given.
+- **resume**: *may change* marks the keys that `labrl +resume=<run> <key>=<value>` accepts, because nothing
+  that was learned depends on them. Any other change is refused.
+- Frames are agent steps, summed over the environments of a session.
+"""
+
+
+def pages() -> dict[str, str]:
+    """File name to content of every page."""
+    found = {
+        f"{name}.md": page(title, itertools.chain.from_iterable(map(sections_of, groups)))
+        for name, (title, groups) in PAGES.items()
+    }
+    found["transforms.md"] = page("Transforms of observations and rewards", transform_sections())
+    titles = {f"{name}.md": title for name, (title, _) in PAGES.items()}
+    titles["transforms.md"] = "Transforms of observations and rewards"
+    links = "\n".join(f"- [{title}]({file})" for file, title in titles.items())
+    return {"README.md": README.format(links=links), **found}
+
+
+def main() -> None:
+    """Write the pages that differ."""
+    folder = Path(__file__).parent / "reference"
+    folder.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""docs/reference/ says what the code and the YAML files say."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_generated_reference_is_current() -> None:
+    pages = runpy.run_path(str(DOCS / "generate_reference.py"))["pages"]()
+    written = {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "reference").glob("*.md")}
+    stale = sorted(name for name in pages.keys() | written.keys() if pages.get(name) != written.get(name))
+    assert not stale, f"run `make reference`; out of date: {', '.join(stale)}"
