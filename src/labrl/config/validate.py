@@ -183,7 +183,10 @@ def _rule(one: Any, cls: type, node: Any, key: str) -> tuple[Path, Code, str, st
             return path, "range", f" {context['error']}", write
         case known if known in _RULES:
             code, rule = _RULES[known]
-            return path, code, rule.format(**context), _option(full, given) or write
+            meant = _option(full, given) or (
+                f" Write {_choice(full)}." if kind == "dataclass_type" else write
+            )
+            return path, code, rule.format(**context), meant
         case "target":
             return path, "target", f": {one['msg']}", ""
         case code if code in get_args(Code):
@@ -285,9 +288,12 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _choice(key: str) -> str:
-    """What to type for `key` to have a value: an option where it is a group of labrl, else the value."""
-    group = key.replace(".", "/")
-    return f"{group}=<option>" if (config_folder() / group).is_dir() else f"{key}=<value>"
+    """What to type for `key` to have a value: an option where it, or the part that it is of, is a group."""
+    group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
+    if (config_folder() / group).is_dir():
+        return f"{group}=<option>"
+    above = f" or {part}=<option>" if "/" in part and (config_folder() / part).is_dir() else ""
+    return f"{key}=<value>{above}"
 
 
 def _option(key: str, value: Any) -> str:
