@@ -196,10 +196,11 @@ def _rule(one: Any, cls: type, node: Any, key: str) -> tuple[Path, Code, str, st
 
 def _contradiction(path: Path, message: str, given: Mapping[str, Any]) -> tuple[Path, Code, str, str]:
     """Blame the key with which the message of a dataclass begins, or the whole group."""
-    word = re.findall(r"^\w*", message)[0]
-    if word not in given:
+    (word,) = re.findall(r"^\w*(?:\.\w+)*", message)
+    first, *below = word.split(".")
+    if first not in given:
         return path, "contradiction", f": {message}", ""
-    return (*path, word), "contradiction", message.removeprefix(word), ""
+    return (*path, first, *below), "contradiction", message.removeprefix(word), ""
 
 
 def _unknown(cls: type, node: Any, path: Path, key: str) -> str:
