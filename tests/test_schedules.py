@@ -266,3 +266,19 @@ def test_trials_of_a_grid_can_have_schedules(tmp_path: Path, monkeypatch: pytest
     assert linear == {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 512, "warmup": 0}
     assert number == 1e-3
     assert set(pieces) == {"kind", "points"}
+
+
+def test_a_resume_knows_a_short_form_by_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
+    assert main([*tiny, "preset=none", "agent.lr=linear:3e-4:0"]) == 0
+    (run,) = Path("runs").iterdir()
+    longer = ["+resume=latest", "env.max_frame=1024"]
+    assert main(longer) == 2  # the horizon follows the budget
+    assert main([*longer, "agent.lr.horizon=512", "agent.lr.start=1e-3"]) == 2
+    assert main([*longer, f"agent.lr={FULL}"]) == 2
+    assert main([*longer, "agent.lr=linear:3e-4:0:512"]) == 0
+    recorded = yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]
+    assert recorded == {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 512, "warmup": 0}
+    assert main(["+resume=latest", "env.max_frame=1536", f"agent.lr={PIECES}", "+force=true"]) == 0
+    assert set(yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]) == {"kind", "points"}

@@ -183,7 +183,10 @@ def _rule(one: Any, cls: type, node: Any, key: str) -> tuple[Path, Code, str, st
             return path, "range", f" {context['error']}", write
         case known if known in _RULES:
             code, rule = _RULES[known]
-            return path, code, rule.format(**context), _option(full, given) or write
+            meant = _option(full, given) or (
+                f" Write {_choice(full)}." if kind == "dataclass_type" else write
+            )
+            return path, code, rule.format(**context), meant
         case "target":
             return path, "target", f": {one['msg']}", ""
         case code if code in get_args(Code):
@@ -193,10 +196,11 @@ def _rule(one: Any, cls: type, node: Any, key: str) -> tuple[Path, Code, str, st
 
 def _contradiction(path: Path, message: str, given: Mapping[str, Any]) -> tuple[Path, Code, str, str]:
     """Blame the key with which the message of a dataclass begins, or the whole group."""
-    word = re.findall(r"^\w*", message)[0]
-    if word not in given:
+    (word,) = re.findall(r"^\w*(?:\.\w+)*", message)
+    first, *below = word.split(".")
+    if first not in given:
         return path, "contradiction", f": {message}", ""
-    return (*path, word), "contradiction", message.removeprefix(word), ""
+    return (*path, first, *below), "contradiction", message.removeprefix(word), ""
 
 
 def _unknown(cls: type, node: Any, path: Path, key: str) -> str:
@@ -285,13 +289,12 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _choice(key: str) -> str:
-    """What to type for `key` to have a value: an option where it is a group of labrl, else the value, or an
-    option of the part that it belongs to."""
+    """What to type for `key` to have a value: an option where it, or the part that it is of, is a group."""
     group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
     if (config_folder() / group).is_dir():
         return f"{group}=<option>"
-    or_option = f" or {part}=<option>" if "/" in part and (config_folder() / part).is_dir() else ""
-    return f"{key}=<value>{or_option}"
+    above = f" or {part}=<option>" if "/" in part and (config_folder() / part).is_dir() else ""
+    return f"{key}=<value>{above}"
 
 
 def _option(key: str, value: Any) -> str:
