@@ -440,3 +440,15 @@ def test_an_interpolation_that_leads_nowhere_is_refused_by_its_key(word: str, ke
     with pytest.raises(InputError) as caught:
         composed(word)
     assert caught.value.key == key
+
+
+def test_a_users_preset_can_build_on_one_of_labrls(tmp_path: Path) -> None:
+    for group in ("agent", "preset"):
+        (tmp_path / group).mkdir()
+    (tmp_path / "agent" / "my_dqn.yaml").write_text("defaults:\n  - dqn\n  - _self_\nbatch_size: 16\n")
+    words = ["agent=my_dqn", "env=cartpole"]
+    assert compose(words, tmp_path).agent.batch_size == 16
+    text = "# @package _global_\ndefaults:\n  - dqn_cartpole\n  - _self_\nagent: {n_step: 2}\n"
+    (tmp_path / "preset" / "my_dqn_cartpole.yaml").write_text(text)
+    agent = compose(words, tmp_path).agent
+    assert (agent.n_step, agent.batch_size) == (2, 128)
