@@ -431,6 +431,8 @@ def test_missing_value_is_asked_for() -> None:
     [
         ("agent.lr=${.nope}", "agent.lr"),
         ("agent.lr=${nope}", "agent.lr"),
+        ("agent.gamma=${agent.nope}", "agent.gamma"),
+        ("~env.max_frame", "env.max_frame"),
         ("agent.network.torso.mlp.hidden=[8,'${..nope}']", "agent.network.torso.mlp.hidden[1]"),
         ("env.name=${.name}", "env.name"),
         ("agent.lr=${oc.env:LABRL_HAS_NO_SUCH_VARIABLE}", "agent.lr"),

@@ -113,15 +113,23 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         key = error.full_key or None
         lost = re.search(r"Interpolation key '([^']*)' not found(?: \(resolved to '([^']*)')?", str(error))
         if lost and key:
+            source = lost[2] or lost[1]
             raise InputError(
-                f"{key} refers to {lost[2] or lost[1]}, which does not exist. Type {key}=<value>",
+                f"{key}: it refers to {source}, which does not exist. Set {source}=<value> or {key}=<value>",
                 code="missing",
-                key=key,
+                key=source if _stands_in_a_file(source) else key,
             ) from error
         reason = str(error).splitlines()[0]
         raise InputError(f"{key or 'the configuration'}: {reason}", code="type", key=key) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _stands_in_a_file(key: str) -> bool:
+    """Whether one of labrl's files has `key`, so that it is missing because it was taken away."""
+    group, _, inner = key.rpartition(".")
+    files = (config_folder() / group.replace(".", "/")).glob("*.yaml")
+    return any(inner in OmegaConf.load(file) for file in files)
 
 
 def _check_targets(cfg: DictConfig) -> None:
