@@ -426,24 +426,6 @@ def test_missing_value_is_asked_for() -> None:
     assert (caught.value.code, caught.value.key) == ("missing", "env.id")
 
 
-@pytest.mark.parametrize(
-    ("word", "key"),
-    [
-        ("agent.lr=${.nope}", "agent.lr"),
-        ("agent.lr=${nope}", "agent.lr"),
-        ("agent.gamma=${agent.nope}", "agent.gamma"),
-        ("~env.max_frame", "env.max_frame"),
-        ("agent.network.torso.mlp.hidden=[8,'${..nope}']", "agent.network.torso.mlp.hidden[1]"),
-        ("env.name=${.name}", "env.name"),
-        ("agent.lr=${oc.env:LABRL_HAS_NO_SUCH_VARIABLE}", "agent.lr"),
-    ],
-)
-def test_an_interpolation_that_leads_nowhere_is_refused_by_its_key(word: str, key: str) -> None:
-    with pytest.raises(InputError) as caught:
-        composed(word)
-    assert caught.value.key == key
-
-
 def test_a_users_preset_can_build_on_one_of_labrls(tmp_path: Path) -> None:
     for group in ("agent", "preset"):
         (tmp_path / group).mkdir()
