@@ -11,7 +11,15 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import DONE, WRONG_INPUT, InputError
 
-TINY = "agent=random env=cartpole env.max_frame=64 seed=1 meta=dev meta.progress=false wandb=disabled".split()
+TINY = [
+    "agent=random",
+    "env=cartpole",
+    "env.max_frame=64",
+    "seed=1",
+    "meta=dev",
+    "meta.progress=false",
+    "wandb=disabled",
+]
 
 
 @pytest.mark.parametrize(
