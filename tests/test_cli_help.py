@@ -132,12 +132,12 @@ def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.
 
 
 def test_labrl_envs_refuses_what_no_name_has(capsys: pytest.CaptureFixture[str]) -> None:
-    for part, nearest in {"cartpol3": "cartpole", "nosuchgame": "labrl-envs"}.items():
+    for part, hint in {"cartpol3": "cartpole?", "nosuchgame": "labrl-envs"}.items():
         assert list_envs([part]) == WRONG_INPUT
-        out, error = capsys.readouterr()
-        assert out == ""
-        assert part in error
-        assert nearest in error
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert part in said.err
+        assert hint in said.err
 
 
 def test_labrl_envs_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import DONE, WRONG_INPUT, InputError
 
-TINY = [
+TINY = ["agent=random", "env=cartpole", "env.max_frame=64", "seed=1", "meta=dev"]
+TINY += ["meta.progress=false", "wandb=disabled"]
     "agent=random",
     "env=cartpole",
     "env.max_frame=64",

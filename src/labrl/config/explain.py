@@ -99,7 +99,7 @@ def explained(error: BaseException, overrides: Sequence[str], loader: ConfigLoad
         )
     if kinds and "is not Optional" in whole:
         return InputError(f"{kinds[1]}: it cannot be null; give it a value, or leave the word out")
-    if re.match(r"Error resolving interpolation '(preset/)?auto:", message):
+    if re.match(r"Error resolving interpolation 'auto_", message):
         if "~preset" in overrides:
             return InputError("~preset: the agent asks for it; to leave presets out write preset=none")
         part = next((word.lstrip("~") for word in overrides if re.fullmatch(r"~agent/\w+", word)), None)
