@@ -1,4 +1,4 @@
-"""What `labrl` tells without running anything: fast, complete, and without importing what is heavy."""
+"""What `labrl` prints without running anything: fast, complete, and without importing what is heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from labrl.cli import list_envs, main
 from labrl.config.folder import config_folder
 from labrl.envs.games import games
-from labrl.errors import WRONG_INPUT
+from labrl.errors import DONE, WRONG_INPUT
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 
@@ -26,7 +26,8 @@ def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["--cfg", "job"], ["env=ponk"], ["agent.lrr=1"]]
+    "words",
+    [["--help"], ["--version"], ["--cfg", "job"], ["--info", "presets"], ["env=ponk"], ["agent.lrr=1"]],
 )
 def test_help_config_and_misspelling_wait_for_nothing_heavy(words: list[str], tmp_path: Path) -> None:
     program = (
@@ -67,6 +68,47 @@ def test_cfg_job_shows_presets_and_what_the_command_line_changed(capsys: pytest.
     assert "SignReward" in text
 
 
+@pytest.mark.parametrize("flag", [["--info", "presets"], ["--info=presets"], ["-i", "presets"]])
+def test_info_presets_prints_files_and_keys(
+    flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "preset").mkdir(parents=True)
+    (tmp_path / "mine" / "preset" / "ppo_pong.yaml").write_text("# @package _global_\nagent: {epochs: 7}\n")
+    assert main(["env=pong", *flag, "--config-dir", "mine"]) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    files = [Path(line) for line in lines if not line.startswith(" ")]
+    assert files == [CONFIGS / "preset" / "ppo_atari.yaml", tmp_path / "mine" / "preset" / "ppo_pong.yaml"]
+    assert lines[-1].split() == ["agent.epochs", "7"]
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["env=ponk"], "env=pong"),
+        (["agent.lrr=1"], "agent.lr"),
+        (["-m", "seed=1,2"], "-m"),
+        (["+resume=latest"], "+resume"),
+        (["agent=ppo,a2c"], "agent=ppo,a2c"),
+    ],
+)
+def test_info_presets_refuses_what_is_no_single_new_run(
+    words: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--info", "presets", *words]) == WRONG_INPUT
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert named in error
+    assert "Traceback" not in error
+    assert os.listdir(tmp_path) == []
+
+
 def test_completion_offers_games(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert completion("env=ms_", monkeypatch, capsys) == ["env=ms_pacman"]
     assert set(completion("env=", monkeypatch, capsys)) >= {f"env={game}" for game in games()}
@@ -77,7 +119,7 @@ def test_completion_offers_groups_options_and_keys(
 ) -> None:
     assert completion("meta=f", monkeypatch, capsys) == ["meta=fast_atari"]
     assert "agent.gae_lambda=" in completion("agent.ga", monkeypatch, capsys)
-    assert not any("auto_" in word for word in completion("preset=", monkeypatch, capsys))
+    assert not any("auto" in word for word in completion("preset=", monkeypatch, capsys))
 
 
 def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,7 +138,7 @@ def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.Ca
         "": "labrl -m +resume=runs/a",  # an experiment has a command of its own
         "env=cartpole": "runs/c",
         "agent=random env=pendulum": "runs/b",
-        "meta=default preset=auto_random_cartpole": "runs/c",
+        "meta=default preset=auto:random:cartpole": "runs/c",
     }.items():
         capsys.readouterr()
         assert main(["+resume=latest", *words.split()]) == 2

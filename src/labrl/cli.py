@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError, did_you_mean
 from labrl.lab.job import Job, refused
@@ -17,6 +18,9 @@ from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun, typed_comm
 from labrl.processes import Stopped, before_leaving, signals_raise
 from labrl.steady_output import steady_output
 from labrl.storage.provenance import Typed
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,6 +110,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
             key=os.getcwd(),
         )
     _check_words(arguments)
+    if (others := _without_presets_asked(arguments)) is not None:
+        return _print_presets(get_args(others))
     words = get_args(arguments)
     if words.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
         print("\n".join(completed))
@@ -146,6 +152,31 @@ def _run(arguments: list[str], typed: Typed) -> int:
         except Exception as error:
             raise explain(error, words.overrides, words.config_dir, words.multirun) from error
     return job.exit_code
+
+
+def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
+    """The arguments beside `--info presets`, which Hydra does not know; None where they do not contain it."""
+    for at, word in enumerate(arguments):
+        count = 1 if word in ("--info=presets", "-i=presets") else 2
+        if count == 1 or (word in ("--info", "-i") and arguments[at + 1 : at + 2] == ["presets"]):
+            return [*arguments[:at], *arguments[at + count :]]
+    return None
+
+
+def _print_presets(words: Namespace) -> int:
+    """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
+    from labrl.config.presets import applied_presets
+    from labrl.lab.completion import TAKE_A_RUN
+
+    past = [word.partition("=")[0] for word in words.overrides if word.startswith(TAKE_A_RUN)]
+    for word in [*(["-m"] if words.multirun else []), *past]:
+        raise InputError(
+            f"{word} does not go with --info presets, which shows the presets of one new run: leave it out",
+            code="usage",
+            key=word,
+        )
+    print(applied_presets(words.overrides, words.config_dir))
+    return DONE
 
 
 def _check_words(arguments: Sequence[str]) -> None:

@@ -1,11 +1,9 @@
-"""From words on a command line to a configuration, and from there to a validated one."""
+"""From the overrides on a command line to a configuration, and from there to a validated one."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +32,7 @@ def compose(
 
     prepare(config_dir, overrides)
     try:
-        with _hydra(config_dir):
+        with hydra_initialized(config_dir):
             return hydra.compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except Exception as error:
         raise explain(error, overrides, config_dir) from error
@@ -68,7 +66,7 @@ def explain(
     if found and not overrides:
         assert isinstance(error, LabrlError)
         return error
-    with _hydra(config_dir):
+    with hydra_initialized(config_dir):
         mistakes, fine = wrong_overrides(overrides, GlobalHydra.instance().config_loader(), multirun)
         found += mistakes
         typed = {key for word in fine if "." in (key := word.lstrip("+").partition("=")[0]) or key == "seed"}
@@ -84,7 +82,7 @@ def explain(
 
 
 @contextmanager
-def _hydra(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
+def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     """Hydra with labrl's groups, then the user's; on leaving, what was there before is put back."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
@@ -109,21 +107,16 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
 
     Raises InputError when `config_dir` is no folder, or what `overrides` choose there cannot be read.
     """
-    from labrl.config.generated import register
+    from labrl.config import generated, resolvers
     from labrl.config.own_files import check_own_files
 
     if config_dir is not None and not os.path.isdir(config_dir):
-        raise InputError(f"--config-dir {config_dir}: there is no such folder")
+        raise InputError(
+            f"--config-dir {config_dir}: there is no such folder", code="not-found", key="--config-dir"
+        )
     check_own_files(config_dir, overrides)
-    register()
-    OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    OmegaConf.register_resolver("labrl.slug", _slug, replace=True)
-    OmegaConf.register_resolver("labrl.product", lambda *factors: math.prod(factors), replace=True)
-    OmegaConf.register_resolver("labrl.sum", lambda *terms: sum(terms), replace=True)
-    OmegaConf.register_resolver("labrl.first", _first, replace=True)
-    OmegaConf.register_resolver("labrl.horizon", _horizon, replace=True)
-    OmegaConf.register_resolver("labrl.until_learning", _until_learning, replace=True)
-    OmegaConf.register_resolver("labrl.whole", _whole, replace=True)
+    generated.register()
+    resolvers.register()
     # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
         if folder and str(folder) not in sys.path:
@@ -141,32 +134,47 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     missing = list(_unset(OmegaConf.to_container(own, resolve=False)))
     if missing:
-        raise InputError("\n".join(f"{key} must be given: set {key}=<value>" for key in missing))
+        raise InputError.of(
+            Mistake("missing", key, f"{key} must be given: set {key}=<value>") for key in missing
+        )
     try:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         _check_targets(own)
-        lost = re.search("Interpolation key '([^']*)' not found", str(error))
-        if lost and error.full_key:
-            key, source = error.full_key, lost[1]
+        key = error.full_key or None
+        lost = re.search(r"Interpolation key '([^']*)' not found(?: \(resolved to '([^']*)')?", str(error))
+        if lost and key:
+            source = lost[2] or lost[1]
             raise InputError(
-                f"{key}: it is taken from {source}, which has no value: set {source}=<value> or {key}=<value>"
+                f"{key}: it refers to {source}, which does not exist. Set {source}=<value> or {key}=<value>",
+                code="missing",
+                key=source if _stands_in_a_file(source) else key,
             ) from error
-        raise InputError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{key or 'the configuration'}: {reason}", code="type", key=key) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
+def _stands_in_a_file(key: str) -> bool:
+    """Whether one of labrl's files has `key`, so that it is missing because it was taken away."""
+    group, _, inner = key.rpartition(".")
+    files = (config_folder() / group.replace(".", "/")).glob("*.yaml")
+    return any(inner in OmegaConf.load(file) for file in files)
+
+
 def _check_targets(cfg: DictConfig) -> None:
-    """Raises InputError for an agent or environment of which nobody says what it is."""
+    """Raise InputError for an agent or environment without `_target_`."""
     written = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(written, dict)
     for key in ("env", "agent"):
         node = written.get(key)
         if isinstance(node, dict) and "_target_" not in node:
             raise InputError(
-                f"{key}: it has no _target_. A file of your own builds on one of labrl's (defaults: "
-                "[gymnasium, _self_]) or names its class (_target_: package.module.Class)."
+                f"{key} has no _target_. A file of your own must build on one of labrl's (defaults: "
+                "[gymnasium, _self_]) or name its class (_target_: package.module.Class).",
+                code="missing",
+                key=f"{key}._target_",
             )
 
 
@@ -252,34 +260,3 @@ def _unset(node: Any, key: str = "") -> Iterator[str]:
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
         yield from _unset(value, f"{key}.{name}" if key else str(name))
-
-
-def _until_learning(agent: Mapping[str, Any]) -> int:
-    """Frames until an agent with a replay memory may learn; 0 for all others, and where a number is wrong."""
-    numbers = [agent.get(name, 0) for name in ("learning_starts", "batch_size")]
-    if "learning_starts" not in agent or not all(isinstance(number, int | float) for number in numbers):
-        return 0
-    return int(max(numbers))
-
-
-def _first(*values: Any) -> Any:
-    """The first of `values` that is not null."""
-    return next((value for value in values if value is not None), None)
-
-
-def _horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:
-    """Steps of a rollout that has `frames` over all environments, or fewer, and fills whole minibatches."""
-    if not all(isinstance(number, int) and number > 0 for number in (num_envs, batch_size)):
-        return frames  # what is wrong with them is told where they stand
-    step = batch_size // math.gcd(batch_size, num_envs)
-    return max(1, frames // (num_envs * step)) * step
-
-
-def _whole(number: Any, otherwise: Any) -> Any:
-    """`number` of something that is only to be had whole; `otherwise` where it is null."""
-    return otherwise if number is None else math.ceil(number)
-
-
-def _slug(name: Any) -> str:
-    """`name` as part of a file's name: `ALE/Pong-v5` becomes `ALE-Pong-v5`."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", str(name)).strip("-.") or "run"

@@ -1,4 +1,4 @@
-"""What can stand after `env=`."""
+"""The environments that `env=` can choose."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from labrl.config.folder import config_folder
 from labrl.envs.games import games
 
 BASES = ("atari", "gymnasium")
-"""Files of the group that need a further word: the game, or the id."""
+"""Files of the group that need a further key: the game, or the id."""
 
 
 def listed() -> list[tuple[str, str, str]]:
-    """(name, kind, id) of every environment: those with a file of their own, then the Atari games."""
+    """Return (name, kind, id) of every environment: those with a file of their own, then the Atari games."""
     rows = []
     for file in sorted((config_folder() / "env").glob("*.yaml")):
         name = file.stem

@@ -1,4 +1,4 @@
-"""A user's own YAML files, looked at before Hydra reads them: its complaints name neither file nor line."""
+"""A user's own YAML files, checked before Hydra reads them: its errors do not always name the file."""
 
 from __future__ import annotations
 
@@ -13,70 +13,64 @@ from omegaconf import OmegaConf
 
 from labrl.errors import InputError
 
-_MUST_SAY = ("agent", "env")
-"""Groups in which a file without a key means nothing."""
+_NEVER_EMPTY = ("agent", "env")
+"""Groups in which a file without keys is a mistake."""
 
 
-def check_own_files(config_dir: str | os.PathLike[str] | None, words: Sequence[str]) -> None:
-    """Raises InputError for a file below `config_dir` that `words` choose and that cannot be read."""
-    if config_dir is None:
-        return
-    for word in words:
+def check_own_files(config_dir: str | os.PathLike[str] | None, overrides: Sequence[str]) -> None:
+    """Raise InputError for an unreadable file below `config_dir` that `overrides` choose or build on."""
+    for word in overrides if config_dir is not None else ():
         group, _, value = word.lstrip("+").partition("=")
         for option in value.strip("[]").split(","):
-            _check(Path(config_dir), group.partition("@")[0], option.strip(), [])
+            _check(Path(str(config_dir)), group.partition("@")[0], option.strip(), ())
 
 
-def _check(folder: Path, group: str, option: str, above: list[Path]) -> None:
-    """Of one option, and of those on which it builds. above: the files that led here."""
+def _check(folder: Path, group: str, option: str, above: tuple[Path, ...]) -> None:
+    """Check the file of one option and those on which it builds. above: the files that build on it."""
     path = folder / group / f"{option}.yaml"
     if not option or not os.path.isfile(path):
         return
     if path in above:
-        raise InputError(f"{path}: its defaults lead back to itself: {' -> '.join(map(str, [*above, path]))}")
+        chain = " -> ".join(map(str, [*above, path]))
+        raise InputError(f"{path}: its defaults lead back to itself: {chain}", code="syntax", key=str(path))
     content = _read(path)
-    if content is None and group not in _MUST_SAY:
+    if content is None and group not in _NEVER_EMPTY:
         return
     if not isinstance(content, dict):
         held = {list: "a list", type(None): "nothing"}.get(type(content), "a value")
-        raise InputError(f"{path}: it holds {held}, and must hold keys, such as `name: value`.")
+        raise InputError(
+            f"{path}: it contains {held} instead of keys. Write `name: value`", code="syntax", key=str(path)
+        )
     for group_below, below in _defaults(content, group):
-        _check(folder, group_below, below, [*above, path])
+        _check(folder, group_below, below, (*above, path))
 
 
 def _read(path: Path) -> Any:
-    """What a file holds. Raises InputError with the line in which it is wrong."""
+    """The content of a file. Raises InputError with the line in which it is wrong."""
     try:
         text = path.read_bytes().decode()
+        OmegaConf.create(text)  # which refuses a key that is there twice
+        return yaml.safe_load(text)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: its byte {error.start} is no UTF-8. Save it as UTF-8 text.") from None
-    try:
-        content = yaml.safe_load(text)
-        OmegaConf.create(text)  # which knows of keys that are there twice
+        where, reason = f"byte {error.start}", "not UTF-8. Save the file as UTF-8 text"
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise InputError(
-            f"{path}{line}: {error.problem or error.context}. (YAML: `key: value`, indented by blanks, each "
-            "key once.)"
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
-    return content
+        where = f"line {mark.line + 1}" if mark else "YAML"
+        reason = f"{error.problem or error.context}. Write `key: value`, indented by blanks, each key once"
+    except Exception as error:  # OmegaConf's own, such as for an interpolation that does not end
+        where, reason = "YAML", str(error).splitlines()[0]
+    raise InputError(f"{path}, {where}: {reason}", code="syntax", key=str(path))
 
 
 def _defaults(content: dict[Any, Any], group: str) -> Iterator[tuple[str, str]]:
     """Groups and options of which the list `defaults` of a file in `group` is made."""
     entries = content.get("defaults")
     for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, str):
-            place, option = "", entry
-        elif isinstance(entry, dict) and len(entry) == 1 and isinstance(next(iter(entry.values())), str):
-            ((place, option),) = entry.items()
-        else:
+        place, option = next(iter(entry.items()), ("", "")) if isinstance(entry, dict) else (None, entry)
+        if not isinstance(option, str) or option == "_self_":
             continue
-        place = re.sub(r"^(override|optional) ", "", str(place)).partition("@")[0]
-        if not isinstance(entry, str):
-            yield (place[1:] if place.startswith("/") else f"{group}/{place}".strip("/")), option
-        elif option != "_self_":
+        if place is None:
             yield ("", option[1:]) if option.startswith("/") else (group, option)
+        else:
+            below = re.sub(r"^(override|optional) ", "", str(place)).partition("@")[0]
+            yield (below[1:] if below.startswith("/") else f"{group}/{below}".strip("/")), option

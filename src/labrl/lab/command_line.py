@@ -25,7 +25,9 @@ FLAGS = {
     **dict.fromkeys(("--cfg", "-c"), "job, hydra, all"),
     **dict.fromkeys(("--package", "-p"), "<key>"),
     **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),
-    **dict.fromkeys(("--info", "-i"), "all, aliases, config, defaults, defaults-tree, plugins, searchpath"),
+    **dict.fromkeys(
+        ("--info", "-i"), "all, aliases, config, defaults, defaults-tree, plugins, presets, searchpath"
+    ),
 }
 """The flags of `labrl`, which Hydra reads, and the values that they take."""
 
