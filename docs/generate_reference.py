@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import inspect
 import itertools
 import types
@@ -22,7 +21,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from omegaconf import OmegaConf
 
-from labrl import schedules
 from labrl.config import types as scalars
 from labrl.config.component import Component, load_target
 from labrl.config.compose import compose
@@ -42,7 +40,8 @@ PAGES = {
         ["agent/exploration", "agent/value", "agent/target", "agent/noise", "agent/self_imitation"],
     ),
     "env": ("Environments", ["env"]),
-    "meta": ("How a trial is run", ["meta"]),
+    "transforms": ("Transforms of observations and rewards", ["transforms/observation", "transforms/reward"]),
+    "meta": ("How a trial is run", ["meta", "meta/async_unroll"]),
     "search": ("Searches", ["search", "search/pruner"]),
     "wandb": ("Weights & Biases", ["wandb"]),
 }
@@ -108,8 +107,6 @@ def type_of(hint: Any) -> str:
     for known, text in named_types():
         if known == hint:
             return text
-    if hint == schedules.Schedule:
-        return "number or schedule"
     if hint is type(None):
         return "null"
     if hint is Component:
@@ -153,7 +150,7 @@ def rows(cls: type, nodes: Mapping[str, Mapping[str, Any]], key: str) -> Iterato
         hint, full = hints[field.name], f"{key}.{field.name}"
         inner = {option: node[field.name] for option, node in nodes.items() if field.name in node}
         kinds = list(dataclasses_in(hint))
-        if full in GROUPS or (is_group(full) and not kinds):
+        if full in GROUPS or (is_group(full) and hint not in kinds):
             yield Row(
                 full, f"an option of `{GROUPS.get(full, full.replace('.', '/'))}`", "", meanings[field.name]
             )
@@ -239,21 +236,6 @@ def class_of(key: str, node: Mapping[str, Any]) -> type | None:
     return None
 
 
-TRANSFORMS = "labrl.agents.transforms"
-"""Module whose classes a user names by `_target_` at `transforms.<name>`."""
-
-
-def transform_sections() -> Iterator[Section]:
-    """A section for each transform of labrl's own: no group has them as options."""
-    module = importlib.import_module(TRANSFORMS)
-    for name, cls in vars(module).items():
-        config = getattr(cls, "Config", None)
-        if inspect.isclass(cls) and cls.__module__ == TRANSFORMS and dataclasses.is_dataclass(config):
-            typed = f"`transforms.<name>={{_target_: {TRANSFORMS}.{name}}}`"
-            found = rows(config, {}, "transforms.<name>")  # type: ignore[arg-type]
-            yield Section(typed, inspect.cleandoc(cls.__doc__ or ""), list(found))
-
-
 def page(title: str, sections: Iterable[Section]) -> str:
     """A page of the reference in Markdown."""
     lines = [f"# {title}", "", NOTE]
@@ -280,7 +262,7 @@ Every key of labrl's configuration, generated from the config dataclasses and th
 
 {links}
 
-- **type and range**: intervals as in mathematics: `[0, 1)` holds 0 and not 1.
+- **type and range**: `[0, 1)` holds 0 and not 1. A schedule is written as in [configuration](../configuration.md#writing-values).
 - **default**: the value in the YAML file of the option. Where the options of a section differ, each value is
   followed by its options in parentheses. Presets change some values for a pair of agent and environment:
   `labrl --cfg job agent=<agent> env=<environment>` prints what a run gets. `???` must be given.
@@ -296,9 +278,7 @@ def pages() -> dict[str, str]:
         f"{name}.md": page(title, itertools.chain.from_iterable(map(sections_of, groups)))
         for name, (title, groups) in PAGES.items()
     }
-    found["transforms.md"] = page("Transforms of observations and rewards", transform_sections())
     titles = {f"{name}.md": title for name, (title, _) in PAGES.items()}
-    titles["transforms.md"] = "Transforms of observations and rewards"
     links = "\n".join(f"- [{title}]({file})" for file, title in titles.items())
     return {"README.md": README.format(links=links), **found}
 

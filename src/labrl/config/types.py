@@ -69,7 +69,7 @@ def _schedule(value: Any) -> Any:
 
 Shape = ShapedSchedule | PiecewiseSchedule
 Schedule = Annotated[float | Annotated[Shape, Field(discriminator="kind")], BeforeValidator(_schedule)]
-"""A number, or a function of the frame as a group of keys with a `kind` or in short form."""
+"""number or schedule"""
 
 
 def _in_range(lowest: float, highest: float, allowed: str) -> AfterValidator:
@@ -116,24 +116,24 @@ def frames_between(frequency: int | fractions.Fraction, max_frame: int) -> int:
 
 
 PositiveInt = Annotated[int, Field(ge=1)]
-"""1, 2, ..."""
+"""integer >= 1"""
 NonNegativeInt = Annotated[int, Field(ge=0)]
-"""0, 1, ..."""
+"""integer >= 0"""
 PositiveFloat = Annotated[float, Field(gt=0)]
-"""(0, inf)"""
+"""number > 0"""
 NonNegativeFloat = Annotated[float, Field(ge=0)]
-"""[0, inf)"""
+"""number >= 0"""
 Probability = Annotated[float, Field(ge=0, le=1)]
-"""[0, 1]"""
+"""number in [0, 1]"""
 Fraction = Annotated[float, Field(gt=0, le=1)]
-"""(0, 1]"""
+"""number in (0, 1]"""
 LogDeviation = Annotated[float, Field(ge=-20, le=10)]
-"""[-20, 10], deviations from 2e-9 to 2e4; far outside of it the first losses are not finite"""
+"""number in [-20, 10]: deviations from 2e-9 to 2e4; beyond, the first losses are not finite"""
 NonNegativeSchedule = Annotated[Schedule, _in_range(0, math.inf, "be at least 0")]
-"""A number or a schedule in [0, inf)"""
+"""number or schedule >= 0"""
 ProbabilitySchedule = Annotated[Schedule, _in_range(0, 1, "lie between 0 and 1")]
-"""A number or a schedule in [0, 1]"""
+"""number or schedule in [0, 1]"""
 PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]
-"""A number or a quotient such as "1/3" in (0, inf), kept exactly"""
+"""number or quotient such as "1/3", > 0, kept exactly"""
 Frequency = Annotated[int | fractions.Fraction, PlainValidator(_frequency)]
-"""Frames from one time to the next, >= 1; or a part of the budget as a quotient in (0, 1] such as "1/20" """
+"""frames >= 1, or a share of the budget as a quotient such as "1/20" """
