@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import textwrap
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from labrl.config.component import Component, load_target
 from labrl.config.compose import compose
 from labrl.config.consistency import traits
 from labrl.config.folder import config_folder
-from labrl.config.keys import Traits, dataclasses_in, field_docstrings, traits_in
+from labrl.config.keys import Traits, dataclasses_in, traits_in
 from labrl.config.schema import TrialConfig
 
 UNIONS = (Union, types.UnionType)
@@ -83,6 +84,21 @@ def key_of(group: str) -> str:
     """The key at which the options of `group` stand."""
     by_group = {filled: key for key, filled in GROUPS.items()}
     return by_group.get(group, group.replace("/", "."))
+
+
+@cache
+def field_docstrings(cls: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass, in one line, those of its bases included."""
+    found: dict[str, str] = {}
+    for kind in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in itertools.pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                assert isinstance(field.target, ast.Name)
+                assert isinstance(below.value, ast.Constant)
+                found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
 
 
 @cache
@@ -145,7 +161,7 @@ def shown(value: Any) -> str:
 def rows(cls: type, nodes: Mapping[str, Mapping[str, Any]], key: str) -> Iterator[Row]:
     """The keys below `key` of the dataclass `cls`. nodes: option to what its file says there."""
     hints = get_type_hints(cls, include_extras=True)
-    meanings = {name: " ".join(text.split()) for name, text in field_docstrings(cls).items()}
+    meanings = field_docstrings(cls)
     for field in dataclasses.fields(cls):
         hint, full = hints[field.name], f"{key}.{field.name}"
         inner = {option: node[field.name] for option, node in nodes.items() if field.name in node}
@@ -262,7 +278,7 @@ Every key of labrl's configuration, generated from the config dataclasses and th
 
 {links}
 
-- **type and range**: `[0, 1)` holds 0 and not 1. A schedule is written as in [configuration](../configuration.md#writing-values).
+- **type and range**: `[0, 1)` holds 0 and not 1. [Writing values](../configuration.md#writing-values) shows schedules.
 - **default**: the value in the YAML file of the option. Where the options of a section differ, each value is
   followed by its options in parentheses. Presets change some values for a pair of agent and environment:
   `labrl --cfg job agent=<agent> env=<environment>` prints what a run gets. `???` must be given.

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import runpy
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -21,8 +22,10 @@ import labrl
 from labrl import schedules
 from labrl.config.component import load_target
 from labrl.config.folder import config_folder
-from labrl.config.keys import dataclasses_in, field_docstrings, hints
+from labrl.config.keys import dataclasses_in, hints
 from labrl.config.schema import TrialConfig
+
+REFERENCE = Path(__file__).parents[1] / "docs" / "generate_reference.py"
 
 
 def modules() -> Iterator[Any]:
@@ -62,6 +65,7 @@ def test_no_field_has_a_default(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(configs()))
 def test_every_field_has_a_docstring(name: str) -> None:
     cls = configs()[name]
+    field_docstrings = runpy.run_path(str(REFERENCE))["field_docstrings"]
     silent = hints(cls).keys() - field_docstrings(cls).keys()
     assert not silent, f"{name}: nobody says what {', '.join(sorted(silent))} means"
 

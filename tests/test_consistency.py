@@ -19,7 +19,7 @@ from labrl.config.consistency import (
     refusal,
     traits,
 )
-from labrl.config.keys import Traits, keys
+from labrl.config.keys import Traits, dataclasses_in, hints, traits_of
 from labrl.config.schema import TrialConfig
 
 KEYS = st.sampled_from(["a", "b", "c"])
@@ -79,8 +79,13 @@ def test_numbers_are_compared_as_such_and_nothing_else_is(old: Any, new: Any, di
     assert bool(changes({"key": old}, {"key": new})) == differ
 
 
-def keys_of_a_trial() -> dict[str, Traits]:
-    return {key.name: key.traits for key in keys(TrialConfig)}
+def keys_of_a_trial(cls: type = TrialConfig, prefix: str = "") -> dict[str, Traits]:
+    found = {}
+    for name, hint in hints(cls).items():
+        found[prefix + name] = traits_of(prefix + name, TrialConfig)
+        for below in dataclasses_in(hint):
+            found |= keys_of_a_trial(below, f"{prefix}{name}.")
+    return found
 
 
 def test_a_key_has_the_traits_of_its_field_or_of_the_nearest_one_above() -> None:

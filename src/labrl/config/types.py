@@ -127,8 +127,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 """number in [0, 1]"""
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """number in (0, 1]"""
+# Deviations from 2e-9 to 2e4: far outside of these the first losses are not finite.
 LogDeviation = Annotated[float, Field(ge=-20, le=10)]
-"""number in [-20, 10]: deviations from 2e-9 to 2e4; beyond, the first losses are not finite"""
+"""number in [-20, 10]"""
 NonNegativeSchedule = Annotated[Schedule, _in_range(0, math.inf, "be at least 0")]
 """number or schedule >= 0"""
 ProbabilitySchedule = Annotated[Schedule, _in_range(0, 1, "lie between 0 and 1")]
