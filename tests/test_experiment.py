@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import shlex
+import re
 import shutil
 import signal
 import subprocess
@@ -22,8 +22,12 @@ from exact_cases import differences
 from test_trial_processes import needs_proc, wait_for
 
 from labrl.cli import main, replay, send_to_wandb
+from labrl.config.compose import compose
+from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.lab.devices import available_cpus
+from labrl.lab.grid import plan_grid
 from labrl.lab.labelled import LabelledLines
+from labrl.lab.shares import Machine
 from labrl.storage.experiment_folder import ExperimentFolder
 
 QUICK = [
@@ -109,12 +113,10 @@ def test_a_grid_runs_every_combination_in_a_folder_of_its_own(capsys: pytest.Cap
         name = "cartpole" if "env=cartpole" in trial["overrides"] else "acrobot"
         assert trial["folder"] == f"{trial['number']}_random_{name}"
     assert len(info["trials"]) == 4
-    assert f"experiment folder: {folder}" in said
-    groups = said.split("groups (95 % intervals)")[1]
-    assert sorted(line.split()[-2:] for line in groups.splitlines() if "env=" in line) == [
-        ["2", "env=acrobot"],
-        ["2", "env=cartpole"],
-    ]
+    assert str(folder) in said
+    rows = [line.split()[-2:] for line in said.splitlines() if "env=" in line]
+    assert ["2", "env=acrobot"] in rows, "a row for each group, with the number of its seeds"
+    assert ["2", "env=cartpole"] in rows
 
 
 def test_workers_give_each_trial_what_it_gets_alone() -> None:
@@ -138,7 +140,8 @@ def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
     words = ["+callbacks.breaking._target_=breaking.Break", "seed=0,1,2"]
     assert main(["-m", *QUICK, *words]) == 1
     said = capsys.readouterr()
-    assert "trial 1 failed: RuntimeError: a wheel came off" in said.out
+    assert "trial 1" in said.out
+    assert "RuntimeError: a wheel came off" in said.out
     assert f"labrl -m +resume={the_experiment()}" in said.out
     assert statuses(the_experiment()) == ["finished", "failed", "finished"]
     assert ExperimentFolder.open(the_experiment()).status == "failed"
@@ -172,7 +175,7 @@ def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGTERM)
         said, _ = process.communicate()
     assert process.returncode == 143
-    assert "its process was killed by SIGKILL, perhaps because memory ran out" in said
+    assert "SIGKILL" in said
     assert statuses(tmp_path / "e") == ["failed", "interrupted", "interrupted"]
     assert json.loads((first / "run.json").read_text())["status"] == "failed"
 
@@ -195,7 +198,7 @@ def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: 
     if how == "ctrl-c":
         assert process.returncode == 130
         assert "Traceback" not in said
-        assert f"to go on: labrl -m +resume={tmp_path / 'e'}" in said
+        assert f"labrl -m +resume={tmp_path / 'e'}" in said
         assert (folder.status, statuses(folder.path)) == (
             "interrupted",
             ["interrupted", "interrupted", "waiting"],
@@ -216,19 +219,26 @@ def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1"]) == 0
     folder = the_experiment()
     before = {path: path.read_bytes() for path in folder.glob("*/**/*") if path.is_file()}
+    capsys.readouterr()
+
+    def resumed() -> list[int]:
+        """The numbers in the first line: trials that have finished, and those that are left."""
+        line = capsys.readouterr().out.splitlines()[0]
+        return [int(number) for number in re.findall(r"\d+", line.partition(str(folder))[2])]
+
     assert main(["-m", "+resume=latest"]) == 0
-    assert "2 trials have finished, 0 are left" in capsys.readouterr().out
+    assert resumed() == [2, 0]
 
     # as a kill leaves it while a trial, whose run is over, makes its report
     info = json.loads((folder / "experiment.json").read_text())
     info["trials"][1]["status"] = "running"
     (folder / "experiment.json").write_text(json.dumps(info))
     assert main(["-m", "+resume=latest"]) == 0
-    assert "2 trials have finished, 0 are left" in capsys.readouterr().out
+    assert resumed() == [2, 0]
     assert statuses(folder) == ["finished"] * 2
 
     assert main(["-m", "+resume=latest", "seed=1,5,0"]) == 0
-    assert "2 trials have finished, 1 are left" in capsys.readouterr().out
+    assert resumed() == [2, 1]
     after = {path: path.read_bytes() for path in before}
     assert after == before
     assert {words: found for words, found in trials(folder).items() if "seed=5" in words} == {
@@ -274,9 +284,10 @@ def the_config(run: str) -> dict[str, Any]:
 
 
 def advice(said: str) -> list[str]:
-    """The words that a refusal offers to keep the past as it was."""
-    (line,) = [line for line in said.splitlines() if "keep them as they were" in line]
-    return shlex.split(line.rpartition(": ")[2])
+    """The overrides that a refusal offers to keep the past as it was: of keys in its table, or +pin=true."""
+    keys = {line.removeprefix("labrl:").split()[0] for line in said.splitlines() if line.strip(" labr:")}
+    words = dict.fromkeys(re.findall(r"\S+=\S+", said))
+    return [word for word in words if word.partition("=")[0] in keys or word == "+pin=true"]
 
 
 def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
@@ -329,7 +340,7 @@ def test_in_a_mixed_grid_a_pin_is_given_to_the_trials_that_have_its_key(
     assert main(["-m", "+resume=e", "seed=0,1"]) == 0  # new trials are composed in the same way
     assert len(words_of(Path("e"))) == 4
     assert main(["-m", "+resume=e", "agent.nonesuch=1"]) == 2
-    assert "agent.nonesuch: no such key" in capsys.readouterr().err
+    assert "agent.nonesuch" in capsys.readouterr().err
 
 
 def test_trials_that_need_different_pins_are_extended_by_one_word(capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,7 +374,9 @@ def test_edits_that_name_trials_are_for_these_alone_and_no_trial_is_forgotten(
     capsys.readouterr()
     record = (Path("e") / "experiment.json").read_bytes()
     assert main(["-m", "+resume=e", "env.max_frame=300"]) == 2
-    assert "env.max_frame=300 must be more than the 512 frames" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "env.max_frame=300" in told
+    assert "512" in told
     assert (Path("e") / "experiment.json").read_bytes() == record
 
 
@@ -396,7 +409,7 @@ def test_an_experiment_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]
         assert (replay(["e"]) if "replay" in command else main([f"{command.split()[1]}e"])) == 2
         told = capsys.readouterr().err
         for path, value in returns.items():
-            assert f"{path}   return {value:,.1f}" in told
+            assert any(path in line and f"{value:,.1f}" in line for line in told.splitlines())
         assert f"{command}{best}\n" in told
         assert ("labrl -m +resume=e" in told) == ("resume" in command)
     assert send_to_wandb(["e"]) == 2
@@ -413,10 +426,12 @@ def test_the_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFix
     best = max(returns, key=lambda name: returns[name])
     capsys.readouterr()
     assert main(["env=cartpole", "+enjoy=latest", "episodes=1", "videos=0"]) == 0
-    assert f"{best}, with return {returns[best]:,.1f}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert best in said
+    assert f"{returns[best]:,.1f}" in said
     assert (Path("runs/e") / best / "enjoy").exists()
     assert main(["env=cartpole", "+rerun=latest"]) == 0
-    assert f"{best}, with return" in capsys.readouterr().out
+    assert best in capsys.readouterr().out
 
     for run in Path("runs").glob("*/run.json"):  # of the repetition, which is the newest now
         shutil.rmtree(run.parent)
@@ -433,34 +448,37 @@ def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(
 ) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=runs/mine"]) == 0
     assert main(["-m", "+resume=elsewhere/min"]) == 2
-    assert "Did you mean runs/mine?" in capsys.readouterr().err
+    assert "runs/mine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named"),
     [
-        (["+resume=nowhere"], "nowhere holds no experiment of labrl"),
-        (["+resume=latest"], "there is no experiment under"),
-        (["+resume=alone"], "leave out -m to go on with it: labrl +resume=alone"),
-        (["+resume=e/0_random_cartpole"], "is one trial of an experiment: name the experiment, e"),
-        (["+rerun=e"], "+rerun takes one run"),
-        (["+resume=e", "hydra.sweep.dir=f"], "a resumed experiment goes on in its own folder"),
-        (["hydra.sweep.dir=e", *QUICK, "seed=1"], "already holds an experiment"),
-        ([*QUICK, "seed=interval(0,1)"], "a range is for a search"),
-        ([*QUICK, "seed=1,2", "hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs must be at least 1"),
-        ([*QUICK, "seed=1,2", "meta.num_gpus=99"], "meta.num_gpus=99: there are"),
-        ([*QUICK, "seed=1,2", "hydra.sweep.subdir=same"], "the same folder, same"),
-        ([*QUICK, "seed=1,2", "hydra/launcher=nonesuch"], "hydra/launcher=nonesuch: no such option"),
-        ([*QUICK, "seed="], "seed must be a whole number, got ''"),
-        ([*QUICK, "seed=0,,1"], "seed=0,,1: cannot be read"),
-        ([*QUICK, "seed=0,x,1"], "trial seed=x: seed must be a whole number, got 'x'"),
-        ([*QUICK, "env.max_frame=256,0", "seed=0"], "trial env.max_frame=0: env.max_frame must be at least"),
-        ([*QUICK, "seed=0,1,0"], "two trials are the same, with seed=0"),
+        (["+resume=nowhere"], ["nowhere", "experiment.json"]),
+        (["+resume=latest"], ["runs", "labrl -m +resume="]),
+        (["+resume=alone"], ["alone", "-m", "labrl +resume=alone"]),
+        (["+resume=e/0_random_cartpole"], ["e/0_random_cartpole", ", e\n"]),
+        (["+rerun=e"], ["+rerun", "-m"]),
+        (["+resume=e", "hydra.sweep.dir=f"], ["hydra.sweep.dir=f"]),
+        (["hydra.sweep.dir=e", *QUICK, "seed=1"], ["hydra.sweep.dir", "labrl -m +resume="]),
+        ([*QUICK, "seed=interval(0,1)"], ["seed=interval(0,1)", "hydra/sweeper=optuna", "seed=1,2,3"]),
+        ([*QUICK, "seed=1,2", "hydra.launcher.n_jobs=0"], ["hydra.launcher.n_jobs", "-1"]),
+        ([*QUICK, "seed=1,2", "meta.num_gpus=99"], ["meta.num_gpus", "99"]),
+        ([*QUICK, "seed=1,2", "meta.num_cpus=9999"], ["meta.num_cpus", "9999"]),
+        ([*QUICK, "seed=1,2,3,4", "meta.max_trial=2"], ["meta.max_trial=2", "4"]),
+        ([*QUICK, "+resume=e", "seed=0,1", "meta.max_trial=1"], ["meta.max_trial=1", "2"]),
+        ([*QUICK, "seed=1,2", "hydra.sweep.subdir=same"], ["hydra.sweep.subdir", "same", "${hydra.job.num}"]),
+        ([*QUICK, "seed=1,2", "hydra/launcher=nonesuch"], ["hydra/launcher=nonesuch"]),
+        ([*QUICK, "seed="], ["seed", "''"]),
+        ([*QUICK, "seed=0,,1"], ["seed=0,,1"]),
+        ([*QUICK, "seed=0,x,1"], ["seed=x"]),
+        ([*QUICK, "env.max_frame=256,0", "seed=0"], ["env.max_frame=0"]),
+        ([*QUICK, "seed=0,1,0"], ["seed=0"]),
     ],
-    ids=lambda value: value if isinstance(value, str) else None,
+    ids=lambda value: value[-1] if isinstance(value, list) else None,
 )
 def test_wrong_input_is_refused_before_any_trial(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if any("e" in word.split("=")[-1].split("/")[:1] for word in words):
         assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=e"]) == 0
@@ -468,11 +486,36 @@ def test_wrong_input_is_refused_before_any_trial(
         assert main([*QUICK, "hydra.run.dir=alone"]) == 0
     before = sorted(Path().rglob("*"))
     capsys.readouterr()
-    assert main(["-m", *words]) == 2
+    assert main(["-m", *words]) == WRONG_INPUT
     told = capsys.readouterr()
-    assert said in told.err
+    assert [word for word in named if word not in told.err] == [], told.err
     assert "Traceback" not in told.err + told.out
     assert sorted(Path().rglob("*")) == before
+
+
+def test_a_preset_of_sessions_goes_with_a_grid_and_a_limit_is_no_target() -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "meta=fast_atari", "meta.max_session=1", "seed=0,1"]) == DONE
+    assert statuses(the_experiment()) == ["finished", "finished"]
+    assert main(["-m", *QUICK, ONE_PROCESS, "meta.max_trial=3", "seed=0,1", "hydra.sweep.dir=e"]) == DONE
+    assert main(["-m", "+resume=e", "seed=2,3"]) == WRONG_INPUT
+    assert main(["-m", "+resume=e", "seed=2,3", "meta.max_trial=4"]) == DONE
+    assert statuses(Path("e")) == ["finished"] * 4
+
+
+def test_mistakes_of_a_trial_keep_their_key_and_code() -> None:
+    machine = Machine(cores=2, gpus=[])
+    with pytest.raises(InputError) as refused:
+        plan_grid(
+            [*QUICK, "env.max_frame=256,0", "seed=0"], lambda words: compose(words, with_hydra=True), machine
+        )
+    assert (refused.value.code, refused.value.key) == ("range", "env.max_frame")
+    with pytest.raises(InputError) as refused:
+        plan_grid(
+            [*QUICK, "seed=0,1"],
+            lambda words: compose([*words, "meta.max_trial=1"], with_hydra=True),
+            machine,
+        )
+    assert (refused.value.code, refused.value.key) == ("contradiction", "meta.max_trial")
 
 
 class _Terminal(io.StringIO):

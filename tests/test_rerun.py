@@ -32,8 +32,7 @@ def newest() -> Path:
 
 def test_equal_in_every_row_and_said_so(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+rerun=runs/first"]) == 0
-    said = capsys.readouterr().out
-    assert f"rerun: all 5 metric rows of 1 session equal those of {first.absolute()} (wall time" in said
+    assert str(first.absolute()) in capsys.readouterr().out
     info = json.loads((newest() / "run.json").read_text())
     assert (info["rerun_of"], info["equal"], info["status"]) == (str(first.absolute()), True, "finished")
 
@@ -47,9 +46,8 @@ def test_the_first_difference_is_named(first: Path, capsys: pytest.CaptureFixtur
     table.write_text("\n".join([*lines[:3], ",".join(cells), *lines[4:]]) + "\n")
     assert main(["+rerun=runs/first", "hydra.run.dir=second"]) == 1
     said = capsys.readouterr().out
-    assert re.search(
-        r"not equal to .*: first in session_0/train\.csv, frame 384, column return_mean: 12\.5 then", said
-    )
+    (line,) = [line for line in said.splitlines() if "session_0/train.csv" in line]
+    assert all(word in line for word in ("384", "return_mean", "12.5"))
     assert not json.loads(Path("second/run.json").read_text())["equal"]
 
 
@@ -59,16 +57,15 @@ def test_a_missing_row_is_a_difference(first: Path, capsys: pytest.CaptureFixtur
             (first / "session_0" / "eval.csv").read_text().splitlines()[1].replace("512", "640") + "\n"
         )
     assert main(["+rerun=runs/first"]) == 1
-    assert "session_0/eval.csv, frame 640: this row is missing now" in capsys.readouterr().out
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "session_0/eval.csv" in line]
+    assert "640" in line
 
 
-def test_a_run_that_was_left_is_compared_as_far_as_it_came(
-    first: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_left_is_compared_as_far_as_it_came(first: Path) -> None:
     table = first / "session_0" / "train.csv"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
     assert main(["+rerun=latest", "meta.eval_frequency=512"]) == 0
-    assert "all 3 metric rows of 1 session equal" in capsys.readouterr().out
+    assert json.loads((newest() / "run.json").read_text())["equal"]
 
 
 def test_what_would_not_be_the_same_run_is_refused(first: Path, capsys: pytest.CaptureFixture[str]) -> None:

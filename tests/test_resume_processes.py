@@ -44,7 +44,7 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
 
     assert main([f"+resume={run}"]) == 0
     said = capsys.readouterr().out
-    assert f"Resuming {run}: session 1 from frame 384\n" in said
+    assert json.loads((run / "run.json").read_text())["resumes"][-1]["frames"] == {"1": 384}
     assert [line[0] for line in re.findall(r"^(\d) +finished +512", said, re.MULTILINE)] == ["0", "1"]
     assert content(run / "session_0") == done
     assert differences(whole, run) == []
@@ -52,7 +52,7 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
     done = content(run / "session_0") | content(run / "session_1")
     assert main([f"+resume={run}", "meta.max_session=3"]) == 0
     said = capsys.readouterr().out
-    assert f"Resuming {run}: session 2 from the beginning\n" in said
+    assert json.loads((run / "run.json").read_text())["resumes"][-1]["frames"] == {"2": 0}
     assert len(re.findall(r"^\d +finished +512", said, re.MULTILINE)) == 3
     assert content(run / "session_0") | content(run / "session_1") == done
     info = json.loads((run / "run.json").read_text())
@@ -72,7 +72,7 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
     )
 
     assert main([f"+resume={run}", "meta.max_session=1"]) == 2
-    assert "the run has 3 sessions, it can only get more" in capsys.readouterr().err
+    assert "meta.max_session=1" in capsys.readouterr().err
 
 
 @needs_proc
@@ -83,14 +83,16 @@ def test_sessions_whose_trial_is_killed_save_and_end_and_are_not_resumed_before(
     with started(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
         assert main([f"+resume={folder}"]) == 2
-        assert f"still running (process {process.pid} on " in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert str(folder) in told
+        assert f"{process.pid} " in told
         sessions = children(process)
         os.kill(sessions[0], signal.SIGSTOP)  # in the middle of a step, for as long as we like
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         try:
             assert main([f"+resume={folder}"]) == 2
-            assert f"still running (process {sessions[0]} on " in capsys.readouterr().err
+            assert f"{sessions[0]} " in capsys.readouterr().err
         finally:
             os.kill(sessions[0], signal.SIGCONT)
         process.communicate()  # until the last of them has let go of its output

@@ -84,10 +84,10 @@ def test_a_trial_with_a_gpu_waits_and_does_not_get_half_of_another() -> None:
 @pytest.mark.parametrize(
     ("meta", "key", "there"),
     [
-        ({"num_gpus": 3}, "meta.num_gpus", "2 "),
-        ({"num_gpus": 2.5}, "meta.num_gpus", "2 "),
-        ({"num_cpus": 9}, "meta.num_cpus", "8 "),
-        ({"num_cpus": 8.5}, "meta.num_cpus", "8 "),
+        ({"num_gpus": 3}, "meta.num_gpus", "=2"),
+        ({"num_gpus": 2.5}, "meta.num_gpus", "=2"),
+        ({"num_cpus": 9}, "meta.num_cpus", "=8"),
+        ({"num_cpus": 8.5}, "meta.num_cpus", "=8"),
     ],
     ids=str,
 )

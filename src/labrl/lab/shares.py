@@ -76,8 +76,8 @@ class Machine:
         ):
             if wanted > there:
                 raise InputError(
-                    f"{key}: a trial asks for {wanted:g} {what}, and this machine has {there} that labrl "
-                    f"may use. Set {key}={there} or less, or {key}=null to use what there is.",
+                    f"{key} must be at most {there}, the {what} that labrl may use on this machine, and this "
+                    f"asks for {wanted:g}. Set {key}={there}, or {key}=null to use what there is.",
                     code="resources",
                     key=key,
                 )
