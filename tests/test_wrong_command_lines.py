@@ -99,7 +99,7 @@ WRONG = {
     "+resume=nowhere": [("not-found", "nowhere")],
     "+resum=latest": [("unknown-key", "resum")],
     "+force=true": [("usage", "+force")],
-    "+resume=a +rerun=b": [("contradiction", "+resume")],
+    "+resume=a +rerun=b": [("contradiction", "+rerun")],
     "+enjoy=nowhere": [("not-found", "nowhere")],
 }
 

@@ -113,7 +113,9 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
     from labrl.config.own_files import check_own_files
 
     if config_dir is not None and not os.path.isdir(config_dir):
-        raise InputError(f"--config-dir {config_dir}: there is no such folder")
+        raise InputError(
+            f"--config-dir {config_dir}: there is no such folder", code="not-found", key="--config-dir"
+        )
     check_own_files(config_dir, overrides)
     register()
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
@@ -141,20 +143,33 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     missing = list(_unset(OmegaConf.to_container(own, resolve=False)))
     if missing:
-        raise InputError("\n".join(f"{key} must be given: set {key}=<value>" for key in missing))
+        raise InputError.of(
+            Mistake("missing", key, f"{key} must be given: set {key}=<value>") for key in missing
+        )
     try:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         _check_targets(own)
-        lost = re.search("Interpolation key '([^']*)' not found", str(error))
-        if lost and error.full_key:
-            key, source = error.full_key, lost[1]
-            raise InputError(
-                f"{key}: it is taken from {source}, which has no value: set {source}=<value> or {key}=<value>"
-            ) from error
-        raise InputError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
+        raise _bad_interpolation(error, own) from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _bad_interpolation(error: OmegaConfBaseException, cfg: DictConfig) -> InputError:
+    """The error for a value whose interpolation `error` says to be wrong."""
+    from labrl.config.other_names import all_keys, owners_of
+
+    key = error.full_key
+    lost = re.search("Interpolation key '([^']*)' not found", str(error))
+    if not (lost and key):
+        what = str(error).splitlines()[0]
+        return InputError(f"{key or 'the configuration'}: {what}", code="syntax", key=key)
+    source = lost[1]
+    if owners_of(source, all_keys(cfg)):  # a key of labrl's own that was taken away
+        message = f"{source} must be given, because {key} is taken from it: set {source}=<value>"
+        return InputError(message, code="missing", key=source)
+    message = f"{key}: it is taken from {source}, and there is no such key: set {key}=<value>"
+    return InputError(message, code="missing", key=key)
 
 
 def _check_targets(cfg: DictConfig) -> None:
@@ -165,8 +180,10 @@ def _check_targets(cfg: DictConfig) -> None:
         node = written.get(key)
         if isinstance(node, dict) and "_target_" not in node:
             raise InputError(
-                f"{key}: it has no _target_. A file of your own builds on one of labrl's (defaults: "
-                "[gymnasium, _self_]) or names its class (_target_: package.module.Class)."
+                f"{key}._target_ must be given. A file of your own builds on one of labrl's (defaults: "
+                "[gymnasium, _self_]) or names its class (_target_: package.module.Class).",
+                code="missing",
+                key=f"{key}._target_",
             )
 
 

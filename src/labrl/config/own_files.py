@@ -33,13 +33,20 @@ def _check(folder: Path, group: str, option: str, above: list[Path]) -> None:
     if not option or not os.path.isfile(path):
         return
     if path in above:
-        raise InputError(f"{path}: its defaults lead back to itself: {' -> '.join(map(str, [*above, path]))}")
+        chain = " -> ".join(map(str, [*above, path]))
+        raise InputError(
+            f"{path}: its defaults lead back to itself: {chain}", code="contradiction", key=str(path)
+        )
     content = _read(path)
     if content is None and group not in _MUST_SAY:
         return
     if not isinstance(content, dict):
         held = {list: "a list", type(None): "nothing"}.get(type(content), "a value")
-        raise InputError(f"{path}: it holds {held}, and must hold keys, such as `name: value`.")
+        raise InputError(
+            f"{path}: it holds {held}, and must hold keys, such as `name: value`.",
+            code="type",
+            key=str(path),
+        )
     for group_below, below in _defaults(content, group):
         _check(folder, group_below, below, [*above, path])
 
@@ -49,7 +56,11 @@ def _read(path: Path) -> Any:
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: its byte {error.start} is no UTF-8. Save it as UTF-8 text.") from None
+        raise InputError(
+            f"{path}: its byte {error.start} is not UTF-8. Save the file as UTF-8 text.",
+            code="syntax",
+            key=str(path),
+        ) from None
     try:
         content = yaml.safe_load(text)
         OmegaConf.create(text)  # which knows of keys that are there twice
@@ -58,10 +69,12 @@ def _read(path: Path) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
         raise InputError(
             f"{path}{line}: {error.problem or error.context}. (YAML: `key: value`, indented by blanks, each "
-            "key once.)"
+            "key once.)",
+            code="syntax",
+            key=str(path),
         ) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{path}: {str(error).splitlines()[0]}", code="syntax", key=str(path)) from None
     return content
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
 from labrl.config.compose import prepare, resolve, to_plain
 from labrl.errors import DONE, FAILED, LabrlError
 from labrl.lab.experiment_again import ExperimentAgain
@@ -95,7 +97,8 @@ class Job:
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
         place(job.run.dir, "hydra.run.dir")
-        task = list(job.overrides.task)
+        task = OmegaConf.to_container(job.overrides.task, resolve=False)  # values may be interpolations
+        assert isinstance(task, list)
         broken_off = _broken_off(folder, self.force, task) if self.in_experiment else None
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.seed
