@@ -1,24 +1,24 @@
-"""What is wrong in YAML of the user's own is told with the file and the line."""
+"""What is wrong in a user's own YAML is refused with the file and the line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
+from labrl.errors import Code
 
 BASE = "defaults:\n  - gymnasium\n  - _self_\n"
-BROKEN = [
-    ("env", "name: a\n  id: b\n", r"mine\.yaml, line 2: mapping values are not allowed here"),
-    ("env", f"{BASE}id: A-v1\nid: B-v1\n", r"mine\.yaml, line 5: found duplicate key id"),
-    ("env", f"{BASE}\tid: A-v1\n", r"mine\.yaml, line 4: found character '\\t'"),
-    ("agent", "- a\n- b\n", r"mine\.yaml: it holds a list, and must hold keys"),
-    ("env", "just text\n", r"mine\.yaml: it holds a value"),
-    ("agent", "# nothing yet\n", r"mine\.yaml: it holds nothing"),
-    ("env", "defaults:\n  - mine\n", r"mine\.yaml: its defaults lead back to itself"),
-    ("env", "name: x\nid: CartPole-v1\n", r"env: it has no _target_\..*defaults: \[gymnasium"),
+BROKEN: list[tuple[str, str, Code, str]] = [
+    ("env", "name: a\n  id: b\n", "syntax", "line 2"),
+    ("env", f"{BASE}id: A-v1\nid: B-v1\n", "syntax", "line 5"),
+    ("env", f"{BASE}\tid: A-v1\n", "syntax", "line 4"),
+    ("agent", "- a\n- b\n", "type", "name: value"),
+    ("env", "just text\n", "type", "name: value"),
+    ("agent", "# nothing yet\n", "type", "name: value"),
+    ("env", "defaults:\n  - mine\n", "contradiction", "mine.yaml -> "),
 ]
 
 
@@ -28,11 +28,19 @@ def own(folder: Path, group: str, content: bytes, name: str = "mine") -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("group", "content", "said"), BROKEN)
-def test_a_broken_file_is_named_with_its_line(group: str, content: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("group", "content", "code", "named"), BROKEN)
+def test_a_broken_file_is_named_with_its_line(
+    group: str, content: str, code: Code, named: str, tmp_path: Path
+) -> None:
     folder = own(tmp_path, group, content.encode())
-    with pytest.raises(InputError, match=said):
+    with refused(code, folder / group / "mine.yaml", named):
         resolve(compose([f"{group}=mine", "meta=dev"], folder))
+
+
+def test_a_file_without_a_target_is_shown_on_what_to_build(tmp_path: Path) -> None:
+    folder = own(tmp_path, "env", b"name: x\nid: CartPole-v1\n")
+    with refused("missing", "env._target_", "defaults: [gymnasium"):
+        resolve(compose(["env=mine", "meta=dev"], folder))
 
 
 def test_a_file_on_which_another_builds_is_looked_at_too(tmp_path: Path) -> None:
@@ -40,12 +48,12 @@ def test_a_file_on_which_another_builds_is_looked_at_too(tmp_path: Path) -> None
     own(folder, "env", b"defaults:\n  - base\n  - _self_\n")
     own(folder, "experiment", b"# @package _global_\ndefaults:\n  - override /env: mine\n", "recipe")
     for word in ("env=mine", "experiment=recipe"):
-        with pytest.raises(InputError, match=r"env/base\.yaml, line 2"):
+        with refused("syntax", folder / "env" / "base.yaml", "line 2"):
             compose([word], folder)
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"mine\.yaml: its byte 6 is no UTF-8"):
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    with refused("syntax", tmp_path / "env" / "mine.yaml", "byte 6", "UTF-8"):
         compose(["env=mine"], own(tmp_path, "env", b"name: \xff\n"))
 
 

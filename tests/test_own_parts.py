@@ -9,7 +9,6 @@ from refusals import refused
 
 import labrl
 from labrl.cli import main
-from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import FAILED, WRONG_INPUT, InputError
 
@@ -84,7 +83,7 @@ def test_a_part_that_breaks_is_told_by_its_key(
 
 
 def test_what_breaks_in_labrls_own_part_is_seen_as_it_is() -> None:
-    memory = Component.parse({"_target_": "labrl.memory.replay.Replay"}, "agent.memory")
+    memory = resolve(compose(["agent=dqn"])).agent.config.memory
     with pytest.raises(TypeError):
         memory.build()
 
