@@ -103,5 +103,5 @@ def test_other_frequencies_are_refused(value: str) -> None:
 
 @pytest.mark.parametrize("word", ["meta.max_opt_step=0", "meta.max_wall=0", "meta.max_wall=soon"])
 def test_other_budgets_are_refused(word: str) -> None:
-    with refused(word.split("=")[0], "type" if word.endswith("soon") else "range"):
+    with refused("type" if word.endswith("soon") else "range", word.split("=")[0]):
         resolve(compose([word]))

@@ -80,7 +80,7 @@ def test_hydra_full_error_shows_the_traceback(
     assert main(["env=ponk"]) == WRONG_INPUT
     said = capsys.readouterr().err
     assert "Traceback" in said
-    assert "env=pong?" in said
+    assert "env=pong " in said
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
 
 
@@ -174,7 +174,7 @@ def test_experiment_gives_each_trial_a_folder(capsys: pytest.CaptureFixture[str]
 
 def test_misspelt_word_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, "env=pong,ponk"]) == WRONG_INPUT
-    assert "env=pong?" in capsys.readouterr().err
+    assert "env=pong " in capsys.readouterr().err
     assert not [path for path in files() if path.name == "run.json"]
 
 

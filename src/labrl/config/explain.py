@@ -43,7 +43,7 @@ def wrong_overrides(
             one = parser.parse_override(word)
             assert one.key_or_group
         except (HydraException, AssertionError):
-            mistakes.append(_bad_syntax(word))
+            mistakes.append(_bad_syntax(word, parser))
             continue
         if not one.is_sweep_override():
             parsed.append([one])
@@ -67,19 +67,30 @@ def wrong_overrides(
     return mistakes, fine
 
 
-def _bad_syntax(word: str) -> Mistake:
-    key, _, value = word.partition("=")
+def _bad_syntax(word: str, parser: OverridesParser) -> Mistake:
+    key, equals, value = word.partition("=")
+    cleaned = f"{key}={value.strip('=,')}"
     advice = (
         "write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, and a value with blanks or signs "
         "needs quotes, as in 'key=\"a value\"'"
     )
     if re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
         advice = f"choice(...) cannot hold null; write '{key}={value[7:-1]}'"
-    elif value.endswith(",") or value.startswith("="):
-        advice = f"write {key}={value.strip('=,')}"
+    elif not equals:
+        advice = f"write {key}=<value>"
+    elif key and cleaned != word and _can_be_read(cleaned, parser):
+        advice = f"write {cleaned}"
     elif re.search(r"[\s;][\w./]+=", value):
         advice = "write several overrides without quotes around all, and with a space between them"
     return Mistake("syntax", key.lstrip("+~") or word, f"{word}: cannot be read: {advice}")
+
+
+def _can_be_read(word: str, parser: OverridesParser) -> bool:
+    try:
+        parser.parse_override(word)
+    except HydraException:
+        return False
+    return True
 
 
 def _is_choice(one: Override, loader: ConfigLoader) -> bool:
@@ -144,7 +155,10 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
             return Mistake("syntax", group, f"{word}: {first_line(error)}")
         message = f"there is such a group; write {word.lstrip('+')}, without the plus"
     elif owners := owners_of(key, all_keys(cfg)):
-        message = f"only {some(owners)} have such a part"
+        whole = key.partition(".")[0]
+        message = (
+            f"{whole}={cfg.hydra.runtime.choices[whole]} has no such part; choose {some(owners)} to have one"
+        )
     else:
         message = f"nothing is chosen from this group so far; write +{word.lstrip('+')}"
     return Mistake("unknown-key", group, f"{word}: {message}")
@@ -176,7 +190,8 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
     cause = error.__cause__
     full = str(getattr(cause, "full_key", None) or key)
     if key in known and full.startswith(f"{key}."):
-        mistake = unknown_key(full, "", known)
+        inner = OmegaConf.select(OmegaConf.create({key: one.value()}), full.replace(key, f"[{key}]", 1))
+        mistake = unknown_key(full, "" if OmegaConf.is_config(inner) else str(inner), known)
         advice = f" Groups of keys are merged; this puts another in its place: ~{key} '+{word}'."
         return Mistake(mistake.code, full, mistake.message + advice)
     if re.sub(r"\[\d+\]", "", key) not in known:
@@ -186,7 +201,7 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
             node = OmegaConf.select(cfg, above, throw_on_resolution_failure=False)
             if not OmegaConf.is_config(node):
                 message = f"{above} is {'null' if node is None else node}, so there are no keys below it"
-                return Mistake("unknown-key", key, f"{word}: {message}")
+                return Mistake("unknown-key", key, f"{word}: {message}. {_give_keys(above, cfg, loader)}")
         return unknown_key(key, value, known)
     if one.is_add():
         message = f"there is such a key; write {word.lstrip('+')}, without the plus"
@@ -197,6 +212,18 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
         return Mistake("type", key, f"{word}: it cannot be null; give it a value, or leave the word out")
     advice = f"~{key} '+{word}' puts something of another kind there"
     return Mistake("type", key, f"{word}: {first_line(cause or error)}; {advice}")
+
+
+def _give_keys(key: str, cfg: DictConfig, loader: ConfigLoader) -> str:
+    """What to do so that there are keys below `key`, which has a value without any."""
+    words = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
+    assert isinstance(words, list)
+    if typed := next((word for word in words if word.startswith(f"{key}=")), None):
+        return f"Leave out {typed}."
+    group = key.replace(".", "/")
+    others = set(_options(group, loader)) - {cfg.hydra.runtime.choices.get(group)}
+    choices = [f"{group}={option}" for option in sorted(others)]
+    return f"First choose {some(choices)}." if choices else f"Write {key}=<value>."
 
 
 def first_line(text: object) -> str:

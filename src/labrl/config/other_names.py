@@ -80,16 +80,19 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     if not said and (parent or not elsewhere):
         places = [key] if parent else [f"{node}.{leaf}" for node in ("agent", "env")]
         if owners := [owner for place in places for owner in owners_of(place, keys)]:
-            said["it is there with"] = some(owners)
+            said["to have it, choose"] = some(owners)
     if said:
         answer = "; ".join(" ".join(pair) for pair in said.items())
         return Mistake("unknown-key", key, f"{key}: no such key; {answer}")
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
-        beside |= {verb: f"+{verb}" for verb in VERBS}
-    near = elsewhere or [beside[name] for name in nearest(leaf, beside, 3)] or nearest(key, keys, 3)
-    hint = did_you_mean(near[:3])
-    if parent in keys and not beside:
+        beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
+    near = elsewhere or [beside[name] for name in nearest(leaf, beside, 3)]
+    if near or parent not in keys:
+        hint = did_you_mean((near or nearest(key, keys, 3))[:3])
+    elif beside:
+        hint = f" Known there: {some(list(beside.values()))}."
+    else:
         hint = f" To add it there write +{key}={value or '<value>'}."
     node = "hydra" if key.startswith("hydra.") else "job"
     return Mistake("unknown-key", key, f"{key}: no such key.{hint} labrl --cfg {node} prints every key.")
@@ -97,7 +100,7 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
 
 def some(names: Sequence[str]) -> str:
     """The names, or the first of them."""
-    return ", ".join(names[:SOME]) + (", ..." if len(names) > SOME else "")
+    return ", ".join(names[:SOME]) + (" and others" if len(names) > SOME else "")
 
 
 def did_you_mean(names: Sequence[str]) -> str:

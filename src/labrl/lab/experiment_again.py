@@ -140,7 +140,7 @@ def _named(path: Path) -> ExperimentFolder:
     raise InputError(
         f"{path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}.{guess}",
         code="not-found",
-        key="+resume",
+        key=str(path),
     )
 
 

@@ -242,7 +242,9 @@ def _named(path: Path, verb: Verb) -> RunFolder:
         or f" Runs lie in {RUNS}/, and `latest` is the newest there."
     )
     raise InputError(
-        f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}", code="not-found", key=word
+        f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}",
+        code="not-found",
+        key=str(path),
     )
 
 
