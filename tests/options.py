@@ -6,8 +6,8 @@ import dataclasses
 from functools import cache
 from typing import Any
 
-from labrl.config.compose import compose, resolve
 from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
 
 
 def options(key: str, words: str = "", **changes: Any) -> Any:
