@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+from options import options
 
 from labrl.config.component import Component
 from labrl.envs.vector import VectorEnv
@@ -49,26 +50,29 @@ class Remembers(Walk):
         return self._observation(), {}
 
 
+def gymnasium_node(**settings: Any) -> dict[str, Any]:
+    """The configuration of `env=gymnasium` as the YAML has it, without an id, with changes."""
+    node = Component(
+        "labrl.envs.gym.GymnasiumEnv", options("env", "env=gymnasium env.id=CartPole-v1")
+    ).plain()
+    return {**node, "id": None, **settings}
+
+
 def gymnasium_env(id: str, **settings: Any) -> Component:
     """A registered environment."""
-    return Component.parse(
-        {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": id, "id": id, **settings}, "env"
-    )
+    return Component.parse(gymnasium_node(name=id, id=id, **settings), "env")
 
 
 def own_env(cls: type, settings: dict[str, Any] | None = None, **more: Any) -> Component:
     """An environment class of this module."""
     make = {"_target_": f"{cls.__module__}.{cls.__name__}", **(settings or {})}
-    return Component.parse(
-        {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "toy", "make": make, **more}, "env"
-    )
+    return Component.parse(gymnasium_node(name="toy", make=make, **more), "env")
 
 
 def atari(game: str, **settings: Any) -> Component:
     """A game of the ALE."""
-    return Component.parse(
-        {"_target_": "labrl.envs.atari.AtariEnv", "name": game, "game": game, **settings}, "env"
-    )
+    node = Component("labrl.envs.atari.AtariEnv", options("env", "env=pong")).plain()
+    return Component.parse({**node, "name": game, "game": game, **settings}, "env")
 
 
 def constant(*actions: int) -> Callable[[int], NDArray]:

@@ -7,9 +7,10 @@ import pickle
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 import labrl
-from labrl.errors import InputError
+from labrl.errors import Code
 
 WORDS = ["env=gymnasium", "env.id=null", "env.name=broken", "env.num_envs=1", "env.max_frame=128"]
 WORDS += ["+env.make._target_=broken_env.Broken", "agent.horizon=64", "agent.batch_size=64"]
@@ -18,42 +19,41 @@ WORDS += ["env.fresh_env_per_episode=false"]
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "code", "key", "named"),
     [
-        ("make", r"env\.make: broken_env\.Broken cannot be made: OSError: no licence"),
-        ("close", r"env\.name=broken: its close\(\) failed: OSError: already closed"),
-        ("empty", r"env: observations are Box\(.*\), of no numbers"),
-        ("idle", r"env\.name=broken: its actions are Box\(.*\), of no numbers"),
-        ("nameless", r"env: observations have an input named '', give that key a name: Dict\(''"),
+        ("make", "target", "env.make", ["broken_env.Broken", "OSError: no licence"]),
+        ("close", "environment", "env.make", ["broken_env.Broken", "OSError: already closed"]),
+        ("empty", "unsupported", "env", ["Box("]),
+        ("idle", "unsupported", "env", ["env.name=broken", "Box("]),
+        ("nameless", "unsupported", "env", ["Dict(''"]),
     ],
 )
-def test_what_shows_before_a_run_is_wrong_input(how: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_shows_before_a_run_is_wrong_input(
+    how: str, code: Code, key: str, named: list[str], tmp_path: Path
+) -> None:
+    with refused(code, key, *named):
         labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "named"),
     [
-        ("exit", "SystemExit: 4"),
-        (
-            "no_number",
-            "broken: environment 0 gave the reward nan for step 10 of its episode",
-        ),
-        ("no_end", "gave the reward inf"),
-        ("too_large", "gave the reward -1e+39 for step 10 of its episode"),
+        ("exit", ["SystemExit: 4"]),
+        ("no_number", ["broken", "environment 0", "nan", "step 10"]),
+        ("no_end", ["inf"]),
+        ("too_large", ["-1e+39", "step 10"]),
     ],
 )
 def test_what_shows_in_a_run_fails_the_session(
     how: str,
-    said: str,
+    named: list[str],
     tmp_path: Path,
     recwarn: pytest.WarningsRecorder,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
-    assert said in (result.sessions[0].error or "")
+    assert all(name in (result.sessions[0].error or "") for name in named)
     assert result.error == f"session 0 failed: {result.sessions[0].error}"
     assert result.error in capsys.readouterr().out.splitlines()
     assert result.error in repr(result).splitlines()[0]
@@ -66,7 +66,7 @@ def test_what_shows_in_a_run_fails_the_session(
 
 def test_a_script_may_ask_for_an_exception_where_the_trial_fails(tmp_path: Path) -> None:
     words = [*WORDS, "+env.make.how=exit", f"hydra.run.dir={tmp_path / 'run'}"]
-    with pytest.raises(labrl.TrialError, match="SystemExit: 4") as raised:
+    with pytest.raises(labrl.TrialError) as raised:
         labrl.train(words, raise_on_failure=True)
     result = pickle.loads(pickle.dumps(raised.value)).result
     assert (result.folder, result.exit_code) == (tmp_path / "run", 1)
@@ -79,17 +79,19 @@ def test_an_environment_that_cannot_be_made_once_more_fails_the_session(
     words = [*WORDS, "+env.make.how=wears_out", "env.fresh_env_per_episode=true"]
     result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
-    assert "env.make: broken_env.Broken cannot be made: OSError: no licence" in (
-        result.sessions[0].error or ""
-    )
+    error = result.sessions[0].error or ""
+    assert "env.make" in error
+    assert "OSError: no licence" in error
 
 
 def test_an_observation_that_is_no_number_is_told_where_it_came_from(tmp_path: Path) -> None:
     result = labrl.train([*WORDS, "+env.make.how=blind", f"hydra.run.dir={tmp_path / 'run'}"])
-    assert "not finite at frame" in (result.sessions[0].error or "")
+    assert result.exit_code == 1
     log = (result.folder / "session_0" / "session.log").read_text()
-    said = "broken: environment 0 gave an observation with nan in it after step 7 of its episode"
-    assert log.count(said) == 1, "once, and before the learner fails"
+    said = [line for line in log.splitlines() if "environment 0" in line and "step 7" in line]
+    assert len(said) == 1, "once, and before the learner fails"
+    assert "broken" in said[0]
+    assert "nan" in said[0]
 
 
 def test_numbers_that_grow_beyond_all_bounds_are_told_by_labrl_alone(
@@ -97,7 +99,7 @@ def test_numbers_that_grow_beyond_all_bounds_are_told_by_labrl_alone(
 ) -> None:
     huge = "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 1e30}"
     result = labrl.train([*WORDS, "+env.make.how=never", huge, f"hydra.run.dir={tmp_path / 'run'}"])
-    assert "loss_value is not finite at frame" in (result.sessions[0].error or "")
+    assert "loss_value" in (result.sessions[0].error or "")
     assert not recwarn.list, "numpy's remark on an overflow names a line of labrl, and no way out"
 
 

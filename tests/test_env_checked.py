@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from env_cases import own_env
 from gymnasium import spaces
+from refusals import refused
 
 from labrl.envs.make import gives_masks, make_env
-from labrl.errors import InputError
+from labrl.errors import EnvironmentFailedError
 
 BOX = spaces.Box(-1, 1, (4,))
 BYTES = spaces.Box(0, 255, (2,), np.uint8)
@@ -20,45 +21,50 @@ ZEROS = np.zeros(4, np.float32)
 GOOD = {"d": 1, "x": (ZEROS, np.array([1, 2]))}
 
 CASES: dict[str, tuple[spaces.Space, Any, Any, str]] = {
-    "stretched": (BOX, ZEROS, np.float32(0.5), r"its observation has the shape \(\); its space is Box"),
+    "stretched": (BOX, ZEROS, np.float32(0.5), "()"),
     "cut off": (
         BYTES,
         np.zeros(2),
         np.array([0, 0.5]),
-        r"holds 0\.5, which uint8 does not; its space is Box",
+        "0.5",
     ),
-    "too large": (BYTES, [0, 255], [0, 256], r"holds 256, which uint8 does not"),
+    "too large": (BYTES, [0, 255], [0, 256], "256"),
     "rounded": (
         spaces.Discrete(5),
         2.0,
         2.7,
-        r"holds 2\.7, which int64 does not; its space is Discrete\(5\)",
+        "2.7",
     ),
-    "no choice": (spaces.Discrete(5), np.int64(4), 5, r"its observation is 5; its space is Discrete\(5\)"),
+    "no choice": (spaces.Discrete(5), np.int64(4), 5, "Discrete(5)"),
     "no flags": (
         spaces.MultiBinary(2),
         np.array([1, 0], np.int8),
         np.array([1, 2], np.int8),
-        r"is \[1 2\]; its space",
+        "[1 2]",
     ),
-    "ragged": (BOX, ZEROS, [[1], [1, 2]], r"its observation is no array"),
-    "words": (BOX, ZEROS, ["a"] * 4, r"its observation is of type list"),
-    "none": (BOTH, GOOD, None, r"its observation is a NoneType; its space is a dict"),
-    "missing": (BOTH, GOOD, {"d": 1}, r"its observation lacks 'x', which its space has"),
-    "short": (BOTH, GOOD, {**GOOD, "x": (ZEROS,)}, r"its observation\['x'\] lacks 1, which its space has"),
+    "ragged": (BOX, ZEROS, [[1], [1, 2]], "Box"),
+    "words": (BOX, ZEROS, ["a"] * 4, "list"),
+    "none": (BOTH, GOOD, None, "dict"),
+    "missing": (BOTH, GOOD, {"d": 1}, "'x'"),
+    "short": (BOTH, GOOD, {**GOOD, "x": (ZEROS,)}, "['x']"),
     "below": (
         BOTH,
         GOOD,
         {**GOOD, "d": 0},
-        r"its observation\['d'\] is 0; its space is Discrete\(3, start=1\)",
+        "['d']",
     ),
     "beyond": (
         BOTH,
         GOOD,
         {**GOOD, "x": (ZEROS, np.array([1, 3]))},
-        r"its observation\['x'\]\[1\] is \[1 3\]",
+        "['x'][1]",
     ),
 }
+
+
+def broken(*named: str) -> Any:
+    """Expect that an answer of the environment `toy` is refused in a run."""
+    return refused("environment", "env", "toy", *named, kind=EnvironmentFailedError)
 
 
 class Strays(gym.Env[Any, Any]):
@@ -88,8 +94,7 @@ def test_what_does_not_fit_is_refused_where_it_comes(case: str, vectorization: s
     env.reset()
     for _ in range(3):
         env.step(np.zeros(2, np.int64))
-    said = r"toy: environment \d after step 4 of its episode: .*" + CASES[case][-1]
-    with pytest.raises(ValueError, match=said):
+    with broken("step 4", CASES[case][-1]):
         env.step(np.zeros(2, np.int64))
     env.close()
 
@@ -117,9 +122,7 @@ def test_a_reward_is_one_number(reward: Any, refused: bool) -> None:
     for _ in range(3):
         env.step(np.zeros(2, np.int64))
     if refused:
-        with pytest.raises(
-            ValueError, match=r"environment 0 after step 4 of its episode: its reward is .*one"
-        ):
+        with broken("environment 0", "step 4", "reward"):
             env.step(np.zeros(2, np.int64))
     else:
         assert env.step(np.zeros(2, np.int64)).reward.tolist() == [float(reward)] * 2
@@ -127,24 +130,24 @@ def test_a_reward_is_one_number(reward: Any, refused: bool) -> None:
 
 
 SEEN, SCALAR = np.zeros(4, np.float32), np.array(0.5)
-ANSWERS: dict[str, tuple[Any, Any, str | None]] = {
+ANSWERS: dict[str, tuple[Any, Any, tuple[str, ...] | None]] = {
     "four values": (
         None,
         (SEEN, 0.0, False, {}),
-        r"Returns\.step\(\) .*5 values.*ndarray, float, bool, dict",
+        ("Returns.step()", "5", "ndarray, float, bool, dict"),
     ),
-    "six values": (None, (SEEN, 0.0, False, False, {}, {}), r"Returns\.step\(\) .*5 values"),
-    "nothing": (None, "None", r"Returns\.step\(\) .*5 values.*None"),
-    "no info at the reset": (SEEN, None, r"Returns\.reset\(\) .*2 values.*ndarray"),
-    "of two numbers": (np.zeros(2), None, r"Returns\.reset\(\) .*2 values.*ndarray"),
-    "three at the reset": ((SEEN, {}, {}), None, r"Returns\.reset\(\) .*2 values"),
-    "info of the reset": ((SEEN, None), None, r"after its reset: its info is None"),
-    "info of a step": (None, (SEEN, 0.0, False, False, []), r"after step 3 of its episode: its info is \[\]"),
-    "no reward": (None, (SEEN, None, False, False, {}), r"step 3 of its episode: its reward is None"),
-    "rewards": (None, (SEEN, np.zeros(2), False, False, {}), r"its reward is array\(\[0\., 0\.\]\)"),
-    "no flag": (None, (SEEN, 0.0, None, False, {}), r"its terminated is None"),
-    "words": (None, (SEEN, 0.0, False, "no", {}), r"its truncated is 'no'"),
-    "flags": (None, (SEEN, 0.0, [False], False, {}), r"its terminated is \[False\]"),
+    "six values": (None, (SEEN, 0.0, False, False, {}, {}), ("Returns.step()", "5")),
+    "nothing": (None, "None", ("Returns.step()", "5", "None")),
+    "no info at the reset": (SEEN, None, ("Returns.reset()", "2", "ndarray")),
+    "of two numbers": (np.zeros(2), None, ("Returns.reset()", "2", "ndarray")),
+    "three at the reset": ((SEEN, {}, {}), None, ("Returns.reset()", "2")),
+    "info of the reset": ((SEEN, None), None, ("info", "None")),
+    "info of a step": (None, (SEEN, 0.0, False, False, []), ("step 3", "info", "[]")),
+    "no reward": (None, (SEEN, None, False, False, {}), ("step 3", "reward", "None")),
+    "rewards": (None, (SEEN, np.zeros(2), False, False, {}), ("reward", "[0., 0.]")),
+    "no flag": (None, (SEEN, 0.0, None, False, {}), ("terminated", "None")),
+    "words": (None, (SEEN, 0.0, False, "no", {}), ("truncated", "'no'")),
+    "flags": (None, (SEEN, 0.0, [False], False, {}), ("terminated", "[False]")),
     "fine": (None, [SEEN, SCALAR, np.bool_(False), np.array([0]), {}], None),
 }
 
@@ -181,7 +184,8 @@ def test_an_answer_has_the_values_that_gymnasium_asks_for(case: str, more: dict[
     wrong = ANSWERS[case][2]
     settings = {"fresh_env_per_episode": False, **more}
     if wrong is not None:
-        with pytest.raises(InputError, match=rf"env\.name=toy: .*{wrong.replace('step 3', 'step 1')}"):
+        at_once = [name.replace("step 3", "step 1") for name in wrong]
+        with refused("environment", "env.make", "Returns", *at_once):
             gives_masks(own_env(Returns, {"case": case, "at": 1}, **settings))
     settings["action_mask"] = False  # nothing is tried before the run
     env = make_env(own_env(Returns, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)
@@ -191,7 +195,7 @@ def test_an_answer_has_the_values_that_gymnasium_asks_for(case: str, more: dict[
             env.reset()
             assert [env.step(zeros).reward[0] for _ in range(4)] == [0, 0, 0.5, 0.5]
         else:
-            with pytest.raises(ValueError, match=wrong):
+            with refused("environment", "env", *wrong, kind=EnvironmentFailedError):
                 [env.reset(), *(env.step(zeros) for _ in range(3))]
     finally:
         env.close()
@@ -209,7 +213,7 @@ class Wrapped(gym.ObservationWrapper[Any, Any, Any]):
 
 @pytest.mark.parametrize("case", ["four values", "nothing", "no info at the reset"])
 def test_the_environment_inside_wrappers_of_somebody_is_named(case: str) -> None:
-    with pytest.raises(InputError, match=ANSWERS[case][2]):
+    with refused("environment", "env.make", *(ANSWERS[case][2] or ())):
         gives_masks(own_env(Wrapped, {"case": case}))
 
 
@@ -224,7 +228,7 @@ class TakesNoSeed(Strays):
 
 
 def test_a_reset_that_takes_no_seed_is_refused_with_what_it_must_take() -> None:
-    with pytest.raises(InputError, match=r"TakesNoSeed\.reset\(\) .*seed=None, options=None"):
+    with refused("environment", "env.make", "TakesNoSeed.reset()", "seed=None, options=None"):
         gives_masks(own_env(TakesNoSeed))
 
 

@@ -14,6 +14,7 @@ from env_cases import Remembers, Walk, assert_same_steps, atari, gymnasium_env, 
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 from vector_env import Walks
 
 from labrl.config.component import Component
@@ -94,10 +95,10 @@ def test_a_replay_that_does_not_lead_back_is_told_of() -> None:
     play(env, sampled(env, 1), 9)
     state = env.state_dict()
     ends_earlier = make_env(own_env(Walk, {"goal": 2}), seed=1, num_threads=1, num_envs=2)
-    with pytest.raises(ReplayError, match="ended early"):
+    with refused("environment", "env", "environment 0", kind=ReplayError):
         ends_earlier.load_state_dict(state)
     state["episode_return"] = state["episode_return"] + 1
-    with pytest.raises(ReplayError, match="has return"):
+    with refused("environment", "env", "environment 0", kind=ReplayError):
         env.load_state_dict(state)
 
 
@@ -107,7 +108,7 @@ def test_another_observation_after_the_same_actions_is_told_of() -> None:
     play(env, sampled(env, 1), 9)
     state = env.state_dict()
     state["observation"][2, 1] += 1e-6
-    with pytest.raises(ReplayError, match="environment 2 gives another observation"):
+    with refused("environment", "env", "environment 2", kind=ReplayError):
         env.load_state_dict(state)
 
 
@@ -142,7 +143,7 @@ def test_a_state_of_other_environments_is_refused() -> None:
     env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
     env.reset()
     more = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=3)
-    with pytest.raises(ValueError, match="do not fit: 2 of them, now 3"):
+    with pytest.raises(ValueError, match=r"2\b.*\b3\b"):
         more.load_state_dict(env.state_dict())
 
 
