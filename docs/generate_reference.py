@@ -278,7 +278,8 @@ Every key of labrl's configuration, generated from the config dataclasses and th
 
 {links}
 
-- **type and range**: `[0, 1)` holds 0 and not 1. [Writing values](../configuration.md#writing-values) shows schedules.
+- **type and range**: `[0, 1)` contains 0 and not 1. For schedules see
+  [Writing values](../configuration.md#writing-values).
 - **default**: the value in the YAML file of the option. Where the options of a section differ, each value is
   followed by its options in parentheses. Presets change some values for a pair of agent and environment:
   `labrl --cfg job agent=<agent> env=<environment>` prints what a run gets. `???` must be given.

@@ -92,11 +92,10 @@ def test_atari_base_is_the_v5_protocol() -> None:
 
 
 def test_fast_atari_is_slm_labs_spec() -> None:
-    """But for `max_trial: 1`, which would keep it from a grid or a search."""
     meta = composed("meta=fast_atari", "env=pong").meta
     assert meta.distributed is False
     assert (meta.rigorous_eval, meta.eval_frequency, meta.log_frequency) == (0, 10000, 5000)
-    assert (meta.max_session, meta.max_trial) == (4, None)
+    assert (meta.max_session, meta.max_trial) == (4, 1)
 
 
 def test_any_gymnasium_id_is_an_environment() -> None:

@@ -511,9 +511,7 @@ def test_mistakes_of_a_trial_keep_their_key_and_code() -> None:
     assert (refused.value.code, refused.value.key) == ("range", "env.max_frame")
     with pytest.raises(InputError) as refused:
         plan_grid(
-            [*QUICK, "seed=0,1"],
-            lambda words: compose([*words, "meta.max_trial=1"], with_hydra=True),
-            machine,
+            [*QUICK, "seed=0,1", "meta.max_trial=1"], lambda words: compose(words, with_hydra=True), machine
         )
     assert (refused.value.code, refused.value.key) == ("contradiction", "meta.max_trial")
 

@@ -115,7 +115,7 @@ def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -
     trials: list[_Trial] = []
     for number, one in enumerate(own):
         trials.append(_new(number, one, compose(one)))
-        _check_count(trials[-1], len(own))
+        _check_count(trials[-1], words, len(own))
         if not trials[1:]:  # what is wrong with all of them is known before the others are composed
             _check_values(trials[0], own)
     _check_twice(trials)
@@ -170,7 +170,7 @@ def plan_again(
     trials = sorted([*trials, *new_trials], key=lambda trial: trial.record.number)
     for trial in trials:
         if trial.edited:
-            _check_count(trial, len(trials))
+            _check_count(trial, words, len(trials))
     orders = _orders(trials, machine, again)
     selects = bool(choosing) and all(
         any(_agrees(record.overrides, values) for record in records) for values in chosen
@@ -330,9 +330,13 @@ def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> 
         seen.append(_values(words))
 
 
-def _check_count(trial: _Trial, count: int) -> None:
-    """Raises InputError where `trial`, one of `count`, is to be one of fewer."""
-    limit = _meta(trial.cfg).get("max_trial")
+def _check_count(trial: _Trial, words: Sequence[str], count: int) -> None:
+    """Raise InputError where the `words` of the command line allow fewer trials than the grid's `count`.
+
+    A file such as meta=fast_atari may say how many trials a search has.
+    """
+    typed = any(word.lstrip("+").startswith("meta.max_trial=") for word in words)
+    limit = _meta(trial.cfg).get("max_trial") if typed else None
     if isinstance(limit, int | float) and 0 < limit < count:
         raise InputError(
             f"meta.max_trial={limit:g} and a grid of {count} trials contradict each other: every combination "
