@@ -16,13 +16,19 @@ def options(key: str, words: str = "", **changes: Any) -> Any:
     `options("agent", "agent=ppo", horizon=8)` is a PPOConfig,
     `options("agent.network.torso", "agent/network=mlp", hidden=[8])` an MLPConfig.
     """
-    return dataclasses.replace(_options(key, words), **changes)
+    part = _part(key, words)
+    return dataclasses.replace(part.config if isinstance(part, Component) else part, **changes)
+
+
+def component(key: str, words: str = "", **changes: Any) -> Component:
+    """The component at `key`, with the options that `options` gives."""
+    return Component(_part(key, words).target, options(key, words, **changes), key)
 
 
 @cache
-def _options(key: str, words: str) -> Any:
+def _part(key: str, words: str) -> Any:
     part: Any = resolve(compose(["preset=none", *words.split()]))
     for name in key.split("."):
         part = part.config if isinstance(part, Component) else part
         part = part[name] if isinstance(part, dict) else getattr(part, name)
-    return part.config if isinstance(part, Component) else part
+    return part

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+from options import options
 
-from labrl.memory.prioritized import PrioritizedReplay, PrioritizedReplayConfig
-from labrl.memory.replay import Replay, ReplayConfig, Sample
+from labrl.memory.prioritized import PrioritizedReplay
+from labrl.memory.replay import Replay, Sample
 from labrl.step import Step
 from labrl.workspace import Workspace
 
@@ -157,22 +158,23 @@ def assert_all_as_seen(sample: Sample, naive: NaiveReplay, pairs: list[tuple[int
 
 def uniform(space: gym.Space, num_envs: int, n_step: int = 1, seed: int = 0, **more: Any) -> Replay:
     """A uniform memory; by keyword `folder`, `frames_kept` or `workspace`, and its configuration."""
-    return _build(Replay, ReplayConfig, space, num_envs, n_step, seed, more)
+    return _build(Replay, "uniform", space, num_envs, n_step, seed, more)
 
 
 def prioritized(
     space: gym.Space, num_envs: int, n_step: int = 1, seed: int = 0, **more: Any
 ) -> PrioritizedReplay:
     """A prioritized memory, likewise."""
-    return _build(PrioritizedReplay, PrioritizedReplayConfig, space, num_envs, n_step, seed, more)
+    return _build(PrioritizedReplay, "prioritized", space, num_envs, n_step, seed, more)
 
 
-def _build(cls: Any, config: Any, space: gym.Space, num_envs: int, n_step: int, seed: int, more: Any) -> Any:
+def _build(cls: Any, option: str, space: gym.Space, num_envs: int, n_step: int, seed: int, more: Any) -> Any:
     folder: Path | None = more.pop("folder", None)
     kept, sharers = more.pop("frames_kept", 0), more.pop("sharers", 1)
     workspace = more.pop("workspace", None) or Workspace(folder, kept, sharers)
+    storage = "mmap" if folder else "ram"
     return cls(
-        config(storage="mmap" if folder else "ram", **more),
+        options("agent.memory", f"agent=dqn agent/memory={option}", storage=storage, **more),
         observation_space=space,
         action_space=ACTIONS,
         num_envs=num_envs,

@@ -6,21 +6,22 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from options import component, options
+from refusals import refused
 from torch import nn
 
-from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import describe
-from labrl.errors import InputError
 from labrl.networks.batch_renorm import (
     BatchRenorm,
-    BatchRenormConfig,
     RenormalizedCNN,
-    RenormalizedConfig,
     RenormalizedMLP,
 )
 from labrl.networks.inputs import build_torso
 from labrl.networks.spaces import Spaces
+
+TORSO = "agent.network.torso"
+RENORM = f"{TORSO}.renorm"
 
 
 def minibatch(seed: int) -> torch.Tensor:
@@ -28,7 +29,7 @@ def minibatch(seed: int) -> torch.Tensor:
 
 
 def test_in_the_warm_up_it_is_batch_normalization() -> None:
-    own, other = BatchRenorm(BatchRenormConfig(), 5), nn.BatchNorm1d(5, eps=1e-3, momentum=0.01)
+    own, other = BatchRenorm(options(RENORM, "agent=crossq"), 5), nn.BatchNorm1d(5, eps=1e-3, momentum=0.01)
     for layer in (own, other):
         nn.init.constant_(layer.weight, 1.5)
         nn.init.constant_(layer.bias, 0.5)
@@ -47,7 +48,7 @@ def test_in_the_warm_up_it_is_batch_normalization() -> None:
 
 
 def test_afterwards_it_is_algorithm_1_of_the_paper() -> None:
-    config = BatchRenormConfig(warmup=0, r_max=1.2, d_max=0.3, momentum=0.1)
+    config = options(RENORM, "agent=crossq", warmup=0, r_max=1.2, d_max=0.3, momentum=0.1)
     layer = BatchRenorm(config, 5)
     for seed in range(3):
         x, y = minibatch(seed).requires_grad_(), minibatch(seed).requires_grad_()
@@ -64,7 +65,7 @@ def test_afterwards_it_is_algorithm_1_of_the_paper() -> None:
 
 
 def test_evaluation_changes_nothing_and_does_not_depend_on_the_minibatch() -> None:
-    layer = BatchRenorm(BatchRenormConfig(warmup=0), 5)
+    layer = BatchRenorm(options(RENORM, "agent=crossq", warmup=0), 5)
     layer(minibatch(0))
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     layer.eval()
@@ -74,7 +75,7 @@ def test_evaluation_changes_nothing_and_does_not_depend_on_the_minibatch() -> No
 
 
 def test_of_maps_each_place_is_a_row() -> None:
-    own, other = BatchRenorm(BatchRenormConfig(), 5), nn.BatchNorm2d(5, eps=1e-3, momentum=0.01)
+    own, other = BatchRenorm(options(RENORM, "agent=crossq"), 5), nn.BatchNorm2d(5, eps=1e-3, momentum=0.01)
     maps = [minibatch(0)[:, :, None, None].expand(-1, -1, 3, 4) + torch.arange(4) for _ in range(2)]
     for x in maps:
         x.requires_grad_()
@@ -101,8 +102,7 @@ VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
     ],
 )
 def test_the_torso_fits_what_is_seen(space: gym.Space, kinds: set[type[nn.Module]]) -> None:
-    target = "labrl.networks.batch_renorm.RenormalizedTorso"
-    torso = build_torso(Component(target, RenormalizedConfig(hidden=[16], features=8)), space)
+    torso = build_torso(component(TORSO, "agent=crossq", hidden=[16], features=8), space)
     assert {type(part) for part in torso.modules()} & {RenormalizedMLP, RenormalizedCNN} == kinds
     renorms = [part for part in torso.modules() if isinstance(part, BatchRenorm)]
     assert renorms, "something is normalized"
@@ -111,7 +111,7 @@ def test_the_torso_fits_what_is_seen(space: gym.Space, kinds: set[type[nn.Module
 
 def test_features_of_images_are_those_of_the_minibatch_normalized() -> None:
     torch.manual_seed(0)
-    torso = RenormalizedCNN(RenormalizedConfig(features=8, initialization="orthogonal"), IMAGE)
+    torso = RenormalizedCNN(options(TORSO, "agent=crossq", features=8, initialization="orthogonal"), IMAGE)
     IMAGE.seed(0)
     images = torch.as_tensor(torso.layout(np.stack([IMAGE.sample() for _ in range(16)])))
     features = torso(images)
@@ -128,7 +128,11 @@ def test_features_of_images_are_those_of_the_minibatch_normalized() -> None:
 
 RENORMALIZED = ("agent/network=renormalized",)
 BEHIND_A_MEMORY = ("agent/network=gru", "agent/network@agent.network.torso=renormalized")
-OF_THE_CRITICS = ("agent.network.critic_torso={_target_: labrl.networks.batch_renorm.RenormalizedMLP}",)
+OF_THE_CRITICS = (
+    "agent.network.critic_torso={_target_: labrl.networks.batch_renorm.RenormalizedMLP, hidden: [8], "
+    "activation: ReLU, initialization: uniform, "
+    "renorm: {momentum: 0.01, warmup: 100, r_max: 3.0, d_max: 5.0, eps: 1e-3}}",
+)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +145,8 @@ def test_an_agent_that_would_act_by_the_statistics_of_few_environments_is_refuse
 ) -> None:
     env = "pendulum" if agent in ("td3", "ddpg") else "cartpole"
     config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *words]))
-    with pytest.raises(
-        InputError, match=r"agent\.network\.(critic_)?torso: .*Renormalized.*minibatch.*agent=crossq"
-    ):
+    key = "agent.network.critic_torso" if words == OF_THE_CRITICS else TORSO
+    with refused("unsupported", key, "Renormalized", "agent=crossq"):
         config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))
 
 

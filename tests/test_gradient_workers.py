@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from options import component
 from torch import Tensor, nn
 
-from labrl.config.component import Component
 from labrl.networks.compute import Compute
 from labrl.networks.gradient import GradientWorkers, NarrowWeights
 from labrl.networks.trained import Trained, one_for_all
@@ -83,7 +83,8 @@ def test_training_starts_without_importing_a_compiler() -> None:
         "from labrl.networks.gradient import GradientWorkers; from labrl.networks.optimizers import *;"
         "module = nn.Linear(2, 1); workers = GradientWorkers(module, 1); vector = workers.flat.vector;"
         "workers.backward(lambda net, rows: (net(torch.ones(4, 2)).mean(), torch.zeros(1)), 4);"
-        "Adam(AdamConfig(), [vector], None).step(0.1); sys.exit('torch._dynamo' in sys.modules)"
+        "Adam(AdamConfig(eps=1e-8, beta1=0.9), [vector], None).step(0.1);"
+        "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -100,7 +101,7 @@ def test_a_worker_s_error_is_raised_here() -> None:
 
 
 NARROW = Compute(torch.device("cpu"), torch.bfloat16, num_threads=2)
-ADAM = one_for_all(Component.parse({"_target_": "labrl.networks.optimizers.Adam"}), None)
+ADAM = one_for_all(component("agent.optimizer", "agent=a2c agent/optimizer=adam"), None)
 WIDE_INPUTS = torch.randn(64, 512, generator=torch.Generator().manual_seed(3))
 
 

@@ -9,20 +9,19 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from options import component, options
+from refusals import refused
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
 
 from labrl import train
-from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
-from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
-from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import MLPConfig
 
 SPACES = Spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 1)
-TORSO = Component("labrl.networks.torso.MLP", MLPConfig(hidden=[8]))
+TORSO = component("agent.network.torso", "agent/network=mlp", hidden=[8])
 OBSERVATION = torch.linspace(-1, 1, 12).view(4, 3)
 
 
@@ -47,9 +46,9 @@ def outputs(module: nn.Module, features: Tensor, sizes: list[int], normed: bool,
 @pytest.mark.parametrize("shared", [False, True])
 def test_policy_and_value_have_layers_of_their_own(shared: bool, normed: bool) -> None:
     torch.manual_seed(0)
-    config = ActorCriticConfig(
-        torso=TORSO, shared=shared, policy_head=[7, 5], value_head=[6], head_activation="SiLU",
-        head_layer_norm=normed,
+    config = options(
+        "agent.network", torso=TORSO, shared=shared, policy_head=[7, 5], value_head=[6],
+        head_activation="SiLU", head_layer_norm=normed,
     )  # fmt: skip
     network = ActorCritic(config, SPACES, num_outputs=2, log_std_init=None)
     parameters, value = network(OBSERVATION)
@@ -67,7 +66,8 @@ def test_policy_and_value_have_layers_of_their_own(shared: bool, normed: bool) -
 @pytest.mark.parametrize("normed", [False, True])
 def test_streams_of_action_values_have_the_activation_that_is_asked_for(normed: bool) -> None:
     torch.manual_seed(0)
-    config = QNetworkConfig(torso=TORSO, head=[7, 5], head_activation="Softsign", head_layer_norm=normed)
+    head: dict[str, Any] = {"head": [7, 5], "head_activation": "Softsign", "head_layer_norm": normed}
+    config = options("agent.network", "agent=dqn", torso=TORSO, **head)
     network = QNetwork(config, SPACES, num_actions=2, num_outputs=1)
     by_hand = outputs(
         network.advantage, network.torso(OBSERVATION), [7, 5, 2], normed, nn.functional.softsign
@@ -94,15 +94,8 @@ def test_agents_learn_with_them(agent: str, words: list[str], tmp_path: Path) ->
     assert re.search(r"weight +8 x \d+", (tmp_path / "session_0/networks.txt").read_text())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["agent=ppo", "agent.network.head_layer_norm=true"], "agent.network.policy_head=[64]"),
-        (["agent=dqn", "agent.network.head_activation=GELU"], "agent.network.head_activation=ReLU"),
-    ],
-)
-def test_options_of_layers_that_are_not_there_are_refused(words: list[str], said: str) -> None:
-    with pytest.raises(InputError) as error:
-        resolve(compose([*words, "env=cartpole", "preset=none"]))
-    assert words[1].rpartition(".")[2] in str(error.value), "what was given"
-    assert said in str(error.value), "and a way out"
+@pytest.mark.parametrize(("agent", "way_out"), [("ppo", "policy_head"), ("dqn", "head")])
+def test_a_norm_of_layers_that_are_not_there_is_refused(agent: str, way_out: str) -> None:
+    given = [f"agent={agent}", "agent.network.head_layer_norm=true"]
+    with refused(None, "agent.network", "head_layer_norm=true", f"agent.network.{way_out}=[64]"):
+        resolve(compose([*given, "env=cartpole", "preset=none"]))

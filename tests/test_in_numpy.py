@@ -8,29 +8,29 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from options import component, options
 
 from labrl.config.component import Component
-from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.gradient import FlatParameters
-from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import MLPConfig
 
 BOX, TWO = gym.spaces.Box(-1, 1, (3, 2)), gym.spaces.Discrete(2)
 
 
-def torso(**options: Any) -> Component:
-    return Component("labrl.networks.torso.MLP", MLPConfig(hidden=[16, 8], **options))
+def torso(**changes: Any) -> Component:
+    return component("agent.network.torso", "agent/network=mlp", **{"hidden": [16, 8], **changes})
 
 
-def q_network(**options: Any) -> QNetwork:
-    observation = options.pop("observation", BOX)
-    config = QNetworkConfig(torso=options.pop("torso", torso()), **options)
+def q_network(**changes: Any) -> QNetwork:
+    observation = changes.pop("observation", BOX)
+    config = options("agent.network", "agent=dqn", **{"torso": torso(), **changes})
     return QNetwork(config, Spaces(observation, TWO, 4), num_actions=2, num_outputs=3)
 
 
-def actor_critic(log_std: float | None, **options: Any) -> ActorCritic:
-    config = ActorCriticConfig(torso=torso(activation="ReLU"), **options)
+def actor_critic(log_std: float | None, **changes: Any) -> ActorCritic:
+    config = options("agent.network", torso=torso(activation="ReLU"), **changes)
     return ActorCritic(config, Spaces(BOX, TWO, 4), num_outputs=4, log_std_init=log_std)
 
 

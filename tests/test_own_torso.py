@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from refusals import refused
 from torch import nn
 
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
-from labrl.errors import InputError
+from labrl.errors import Code
 from labrl.networks.building import built
 from labrl.networks.compute import Compute
 from labrl.networks.inputs import Habits, build_torso, num_features
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
+TORSO = "agent.network.torso"
 SEEN = spaces.Box(-1, 1, (3,), np.float64)
 
 
@@ -95,7 +97,7 @@ class NoModule:
 
 
 def own(**settings: object) -> nn.Module:
-    torso = Component.parse({"_target_": "test_own_torso.Own", **settings}, "agent.network.torso")
+    torso = Component.parse({"_target_": "test_own_torso.Own", **settings}, TORSO)
     return build_torso(torso, spaces.Box(-1, 1, (3,), np.float64))
 
 
@@ -104,53 +106,45 @@ def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "named"),
     [
-        ({"shape": [-1, 2, 3]}, r"Own must make \[batch, features\].* of \[1, 3\] it made \[1, 2, 3\]"),
-        ({"shape": [-1]}, r"of \[1, 3\] it made \[6\]"),
-        ({"shape": [2, 3]}, r"of \[1, 3\] it made \[2, 3\]"),
-        ({"shape": [-1, 6], "inputs": 5}, r"fails on \[1, 3\]: RuntimeError: .*multiplied"),
+        ({"shape": [-1, 2, 3]}, ["[batch, features]", "[1, 3]", "[1, 2, 3]"]),
+        ({"shape": [-1]}, ["[1, 3]", "[6]"]),
+        ({"shape": [2, 3]}, ["[1, 3]", "[2, 3]"]),
+        ({"shape": [-1, 6], "inputs": 5}, ["[1, 3]", "RuntimeError"]),
     ],
     ids=str,
 )
-def test_features_that_no_layer_can_follow_are_refused(settings: dict, told: str) -> None:
-    with pytest.raises(InputError, match=rf"agent\.network\.torso: .*{told}"):
+def test_features_that_no_layer_can_follow_are_refused(settings: dict, named: list[str]) -> None:
+    with refused("target", TORSO, "Own", *named):
         num_features(own(**settings), spaces.Box(-1, 1, (3,), np.float64))
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
-    [
-        ("torch.nn.Flatten", "takes no observation_space"),
-        ("test_own_torso.NoModule", r"is no torch\.nn\.Module"),
-    ],
+    ("target", "named"),
+    [("torch.nn.Flatten", "observation_space"), ("test_own_torso.NoModule", "torch.nn.Module")],
 )
-def test_what_is_no_torso_is_refused_by_its_name(target: str, told: str) -> None:
-    torso = Component.parse({"_target_": target}, "agent.network.torso")
-    with pytest.raises(InputError, match=rf"agent\.network\.torso: {target} .*{told}"):
+def test_what_is_no_torso_is_refused_by_its_name(target: str, named: str) -> None:
+    torso = Component.parse({"_target_": target}, TORSO)
+    with refused("target", TORSO, target, named):
         build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [("Wide", r"must make .* as float32, it made torch\.float64"), ("Broken", "fails on .*KeyError: 'left'")],
-)
-def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, told: str) -> None:
-    torso = Component.parse({"_target_": f"test_own_torso.{kind}", "shape": [-1, 6]}, "agent.network.torso")
-    with pytest.raises(InputError, match=rf"agent\.network\.torso: .*{told}"):
+@pytest.mark.parametrize(("kind", "named"), [("Wide", "torch.float64"), ("Broken", "KeyError: 'left'")])
+def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, named: str) -> None:
+    torso = Component.parse({"_target_": f"test_own_torso.{kind}", "shape": [-1, 6]}, TORSO)
+    with refused("target", TORSO, kind, named):
         num_features(build_torso(torso, SEEN), SEEN)
 
 
 def test_an_argument_that_nobody_gives_is_told() -> None:
-    torso = Component.parse({"_target_": "test_own_torso.Own"}, "agent.network.torso")
-    with pytest.raises(
-        InputError, match=r"test_own_torso\.Own: missing a required argument: 'shape'.*Set whatever"
-    ):
+    torso = Component.parse({"_target_": "test_own_torso.Own"}, TORSO)
+    with refused(None, TORSO, "test_own_torso.Own", "'shape'"):
         build_torso(torso, SEEN)
 
 
 def test_weights_that_wait_for_the_first_observation_have_seen_one() -> None:
-    torso = build_torso(Component.parse({"_target_": "test_own_torso.Lazy"}, "agent.network.torso"), SEEN)
+    torso = build_torso(Component.parse({"_target_": "test_own_torso.Lazy"}, TORSO), SEEN)
     assert [list(weight.shape) for weight in torso.parameters()] == [[6, 3], [6]]
 
 
@@ -161,37 +155,39 @@ def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("layer", "options", "told"),
+    ("layer", "options", "way_out"),
     [
-        ("Dropout", {"p": 0.1}, "1 of Holding is a Dropout, whose draws no seed of a run fixes.*p to 0"),
-        ("AlphaDropout", {"p": 0.1}, "AlphaDropout, whose draws"),
-        ("GRU", {"input_size": 6, "hidden_size": 6, "num_layers": 2, "dropout": 0.1}, "GRU with dropout"),
-        ("MultiheadAttention", {"embed_dim": 6, "num_heads": 1, "dropout": 0.1}, "with dropout"),
-        ("RReLU", {}, r"RReLU, whose draws.*nn\.LeakyReLU"),
-        ("BatchNorm1d", {"num_features": 6}, r"BatchNorm1d: it normalizes by the minibatch.*agent=crossq"),
+        ("Dropout", {"p": 0.1}, "0"),
+        ("AlphaDropout", {"p": 0.1}, "0"),
+        ("GRU", {"input_size": 6, "hidden_size": 6, "num_layers": 2, "dropout": 0.1}, "dropout"),
+        ("MultiheadAttention", {"embed_dim": 6, "num_heads": 1, "dropout": 0.1}, "dropout"),
+        ("RReLU", {}, "nn.LeakyReLU"),
+        ("BatchNorm1d", {"num_features": 6}, "agent=crossq"),
     ],
     ids=str,
 )
 def test_layers_by_which_a_run_would_not_repeat_are_refused(
-    layer: str, options: dict[str, Any], told: str
+    layer: str, options: dict[str, Any], way_out: str
 ) -> None:
-    with pytest.raises(InputError, match=rf"agent\.network: .*{told}"):
+    with refused("unsupported", TORSO, "1 of Holding", layer, way_out):
         all_built(layer, **options)
 
 
 @pytest.mark.parametrize(
-    ("habit", "told"),
+    ("habit", "code", "named"),
     [
-        ("draws", "forward pass of Habitual draws random numbers"),
-        ("counts", "forward pass of Habitual changes its buffer seen"),
-        ("spectral", r"changes its buffer layer\.parametrizations\.weight\.0\._[uv]"),
-        ("double", r"test_own_torso\.Habitual has weights in torch\.float64"),
-        ("one_row", r"of \[2, 3\] it made \[1, 6\]"),
-        ("in place", "Habitual changes the observations that it is given"),
-        ("fails", r"test_own_torso\.Habitual cannot be made: KeyError: 'left'"),
+        ("draws", "unsupported", []),
+        ("counts", "unsupported", ["seen"]),
+        ("spectral", "unsupported", ["layer.parametrizations.weight.0._"]),
+        ("double", "target", ["torch.float64"]),
+        ("one_row", "target", ["[2, 3]", "[1, 6]"]),
+        ("in place", "target", []),
+        ("fails", "target", ["KeyError: 'left'"]),
     ],
 )
-def test_a_forward_pass_that_leaves_something_behind_is_refused(habit: str, told: str) -> None:
+def test_a_forward_pass_that_leaves_something_behind_is_refused(
+    habit: str, code: Code, named: list[str]
+) -> None:
     words = [
         "~agent.network.torso",
         f"+agent.network.torso={{_target_: test_own_torso.Habitual, habit: {habit}}}",
@@ -200,7 +196,7 @@ def test_a_forward_pass_that_leaves_something_behind_is_refused(habit: str, told
     env = Spaces(SEEN, gym.spaces.Discrete(2), 1)
     compute = Compute(torch.device("cpu"), torch.float32, 1)
     build = partial(config.agent.build, spaces=env, clock=Clock(1), streams=Streams(0), compute=compute)
-    with pytest.raises(InputError, match=rf"agent\.network\.torso: .*{told}"):
+    with refused(code, TORSO, "Habitual", *named):
         build()
 
 

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from options import options
 from torch import Tensor, nn
 
 from labrl.networks.compute import Compute
@@ -19,7 +20,7 @@ from labrl.networks.torso import NatureCNN, NatureCNNConfig
 NARROW = Compute(torch.device("cpu"), torch.bfloat16, num_threads=2)
 SPACE = gym.spaces.Box(0, 255, (4, 44, 36), np.uint8)
 PICTURES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (18, 44, 36, 4), np.uint8))
-DEFAULT = NatureCNNConfig(features=2048)
+DEFAULT = options("agent.network.torso", "agent/network=nature_cnn", features=2048)
 """Features enough for their weights to be large."""
 
 

@@ -9,21 +9,24 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from options import component, options
 
-from labrl.config.component import Component
 from labrl.networks.noisy import NoisyLinear, factor_noise
-from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import AutoTorsoConfig, MLPConfig, NatureCNNConfig
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
-TORSO = AutoTorsoConfig(mlp=MLPConfig(hidden=[16]), cnn=NatureCNNConfig(features=None))
+TORSO = component(
+    "agent.network.torso",
+    mlp=options("agent.network.torso.mlp", hidden=[16]),
+    cnn=options("agent.network.torso.cnn", features=None),
+)
 
 
-def network(space: gym.Space = VECTOR, seed: int = 0, **options: Any) -> QNetwork:
+def network(space: gym.Space = VECTOR, seed: int = 0, **changes: Any) -> QNetwork:
     torch.manual_seed(seed)
-    config = QNetworkConfig(torso=Component("labrl.networks.torso.AutoTorso", TORSO), **options)
+    config = options("agent.network", "agent=dqn", torso=TORSO, **changes)
     return QNetwork(config, Spaces(space, gym.spaces.Discrete(4), 1), 4, 3)
 
 
@@ -33,10 +36,10 @@ def noise_of(net: QNetwork, *rows: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
 @pytest.mark.parametrize(
-    "options", [{}, {"head": [8]}, {"head": [8], "dueling": True, "noisy": 0.5}], ids=str
+    "changes", [{}, {"head": [8]}, {"head": [8], "dueling": True, "noisy": 0.5}], ids=str
 )
-def test_outputs_for_each_action(space: gym.Space, options: dict[str, Any]) -> None:
-    net = network(space, **options)
+def test_outputs_for_each_action(space: gym.Space, changes: dict[str, Any]) -> None:
+    net = network(space, **changes)
     inputs = torch.from_numpy(net.layout(np.stack([space.sample() for _ in range(5)])))
     assert net(inputs).shape == (5, 4, 3)
     assert net(inputs).dtype == torch.float32

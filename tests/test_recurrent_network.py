@@ -8,17 +8,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from options import component
 from torch import Tensor
 
 from labrl.config.component import Component
 from labrl.networks.gradient import FlatParameters
 from labrl.networks.recurrent import Pieces, Recurrent, RecurrentConfig
-from labrl.networks.torso import MLPConfig, NatureCNNConfig
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
-MLP = Component("labrl.networks.torso.MLP", MLPConfig(hidden=[8]))
-CNN = Component("labrl.networks.torso.NatureCNN", NatureCNNConfig(features=8))
+MLP = component("agent.network.torso", "agent/network=mlp", hidden=[8])
+CNN = component("agent.network.torso", "agent/network=nature_cnn", features=8)
 KINDS = [("gru", 1), ("lstm", 1), ("lstm", 2)]
 
 

@@ -11,6 +11,7 @@ import pytest
 from env_cases import atari, play, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from options import options
 from replay_cases import (
     NUMBER,
     STACK,
@@ -24,7 +25,7 @@ from replay_cases import (
 )
 
 from labrl.envs.make import make_env
-from labrl.memory.replay import Replay, ReplayConfig
+from labrl.memory.replay import Replay
 from labrl.step import Step
 from labrl.workspace import Workspace
 
@@ -202,7 +203,7 @@ def test_a_share_of_each_batch_is_the_newest(build: type[Replay], share: float, 
 
 def test_actions_of_any_shape_and_long_floats_are_kept_as_the_learner_needs_them() -> None:
     space = gym.spaces.Box(-1, 1, (2,), np.float64)
-    config = ReplayConfig(capacity=10, newest_share=1)
+    config = options("agent.memory", "agent=dqn", capacity=10, newest_share=1)
     memory = Replay(
         config,
         observation_space=space,

@@ -8,20 +8,23 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from env_cases import own_env
 from gymnasium import spaces
+from options import component, options
+from refusals import refused
 from torch import nn
 
 from labrl.config.component import Component
 from labrl.envs.make import describe
-from labrl.errors import InputError
-from labrl.networks.batch_renorm import RenormalizedCNN, RenormalizedConfig
-from labrl.networks.impala import ImpalaCNN, ImpalaCNNConfig, Residual
+from labrl.networks.batch_renorm import RenormalizedCNN
+from labrl.networks.impala import ImpalaCNN, Residual
 from labrl.networks.inputs import SideBySide, layout_of, num_features
 from labrl.networks.layers import Activation, Initialization
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import MLP, AutoTorsoConfig, MLPConfig, NatureCNN, NatureCNNConfig, check_torso
+from labrl.networks.torso import MLP, MLPConfig, NatureCNN, check_torso
 from labrl.observations import array_dtype
 
+TORSO = "agent.network.torso"
 ONE_ARRAY = [
     spaces.Box(-1, 1, (3,)),
     spaces.Box(-1, 1, (2, 2), np.float64),
@@ -31,6 +34,14 @@ ONE_ARRAY = [
     spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, 0], [0, 2]]),
     spaces.MultiBinary(3),
 ]
+
+
+def mlp_config(**changes: Any) -> MLPConfig:
+    return options(TORSO, "agent/network=mlp", **changes)
+
+
+def cnn_config(option: str, **changes: Any) -> Any:
+    return options(TORSO, f"agent/network={option}", **changes)
 
 
 class Odd(gym.Env):  # type: ignore[type-arg]
@@ -44,7 +55,7 @@ class Odd(gym.Env):  # type: ignore[type-arg]
 def test_mlp_tells_the_observations_of_a_space_apart(space: gym.Space) -> None:  # type: ignore[type-arg]
     torch.manual_seed(0)
     space.seed(1)
-    mlp = MLP(MLPConfig(hidden=[8]), space)
+    mlp = MLP(mlp_config(hidden=[8]), space)
     batch = np.stack([np.asarray(space.sample()) for _ in range(16)])
     features = mlp(torch.as_tensor(batch))
     assert features.shape == (16, 8)
@@ -54,7 +65,7 @@ def test_mlp_tells_the_observations_of_a_space_apart(space: gym.Space) -> None: 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_every_activation_acts_on_each_element_by_itself(activation: str) -> None:
-    mlp = MLP(MLPConfig(hidden=[8], activation=activation), spaces.Box(-1, 1, (3,)))  # type: ignore[arg-type]
+    mlp = MLP(mlp_config(hidden=[8], activation=activation), spaces.Box(-1, 1, (3,)))
     batch = torch.linspace(-1, 1, 12).reshape(4, 3)
     assert torch.allclose(mlp(batch)[:1], mlp(batch[:1]), atol=1e-6)
     assert torch.equal(mlp(batch), mlp(batch))
@@ -72,11 +83,11 @@ def bounded(shape: tuple[int, ...], axis: int | None, low: int, high: int) -> tu
     return space, (ends, np.where(ends == 1, space.high, space.low).astype(np.uint8))
 
 
-TORSOS: dict[str, tuple[Any, Any]] = {
-    "mlp": (MLP, MLPConfig),
-    "nature": (NatureCNN, NatureCNNConfig),
-    "impala": (ImpalaCNN, ImpalaCNNConfig),
-    "renormalized": (RenormalizedCNN, RenormalizedConfig),
+TORSOS: dict[str, tuple[Any, str]] = {
+    "mlp": (MLP, "agent/network=mlp"),
+    "nature": (NatureCNN, "agent/network=nature_cnn"),
+    "impala": (ImpalaCNN, "agent/network=impala_cnn"),
+    "renormalized": (RenormalizedCNN, "agent=crossq"),
 }
 
 
@@ -91,11 +102,12 @@ def test_bytes_are_read_as_shares_of_the_range_of_their_space(
 ) -> None:
     """A byte at its lower bound is 0 and one at its upper bound is 1, whatever these are."""
     space, (ends, seen) = bounded(shape, axis, low, high)
-    cls, config = TORSOS[torso]
+    cls, words = TORSOS[torso]
+    config = options(TORSO, words)
     torch.manual_seed(0)
-    network = cls(config(), space)
+    network = cls(config, space)
     torch.manual_seed(0)
-    usual = cls(config(), spaces.Box(0, 255, shape, np.uint8))
+    usual = cls(config, spaces.Box(0, 255, shape, np.uint8))
     shares = np.where(low == high, 0, ends * 255).astype(np.uint8)
     found, expected = (
         module.eval()(torch.as_tensor(layout_of(module)(each)))
@@ -107,7 +119,7 @@ def test_bytes_are_read_as_shares_of_the_range_of_their_space(
 
 def test_pixels_of_the_whole_range_are_divided_to_the_bit_as_ever() -> None:
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    torso = NatureCNN(NatureCNNConfig(), space)
+    torso = NatureCNN(cnn_config("nature_cnn"), space)
     seen = torch.randint(0, 256, (3, 84, 84, 4), dtype=torch.uint8)
     pixels = seen.permute(0, 3, 1, 2).to(torch.float32)
     expected = torch.nn.functional.conv2d(pixels, torso.first.weight / 255, torso.first.bias, 4)
@@ -132,16 +144,15 @@ def test_bytes_among_several_inputs_are_shares_too() -> None:
 
 
 def test_observations_that_are_no_arrays_are_refused_by_name() -> None:
-    node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "odd", "make": {"_target_": "test_torso.Odd"}}
-    with pytest.raises(InputError, match=r"env\.name=odd: its observations at 1 are Text.*Wrap"):
-        describe(Component.parse(node, "env"))
+    with refused("unsupported", "env", "1", "Text", "env.make"):
+        describe(own_env(Odd))
 
 
 @pytest.mark.parametrize("kind", ["orthogonal", "uniform"])
 def test_weights_begin_as_they_are_asked_to(kind: Initialization) -> None:
     torch.manual_seed(0)
-    mlp = MLP(MLPConfig(hidden=[16], initialization=kind), spaces.Box(-1, 1, (64,)))
-    cnn = NatureCNN(NatureCNNConfig(initialization=kind), spaces.Box(0, 255, (4, 36, 36), np.uint8))
+    mlp = MLP(mlp_config(hidden=[16], initialization=kind), spaces.Box(-1, 1, (64,)))
+    cnn = NatureCNN(cnn_config("nature_cnn", initialization=kind), spaces.Box(0, 255, (4, 36, 36), np.uint8))
     for layer in (mlp.layers[0], cnn.first):
         weight, bias = layer.weight.detach().flatten(1), layer.bias.detach()  # type: ignore[union-attr, operator]
         if kind == "orthogonal":
@@ -161,27 +172,30 @@ def test_weights_have_the_variance_of_the_papers(kind: str, shape: str, variance
     torch.manual_seed(0)
     named: Initialization = f"{kind}_{shape}"  # type: ignore[assignment]
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    layer = NatureCNN(NatureCNNConfig(initialization=named), space).linear[0]  # type: ignore[index]
+    layer = NatureCNN(cnn_config("nature_cnn", initialization=named), space).linear[0]  # type: ignore[index]
     weight = layer.weight.detach()  # type: ignore[union-attr, operator]
     assert float(weight.var()) == pytest.approx(variance, rel=0.01)
     assert float(weight.abs().max() / weight.std()) == pytest.approx(3**0.5, rel=0.01) or shape == "normal"
     assert not layer.bias.any()  # type: ignore[union-attr, operator]
 
 
-@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN])
-def test_convolutions_have_the_activation_that_is_asked_for(cnn: Any) -> None:
+@pytest.mark.parametrize("option", ["nature_cnn", "impala_cnn"])
+def test_convolutions_have_the_activation_that_is_asked_for(option: str) -> None:
     """Features of a Softsign lie within 1 of 0, on both sides; those of a ReLU do not."""
     torch.manual_seed(0)
     space = spaces.Box(0, 255, (4, 40, 40), np.uint8)
     image = torch.as_tensor(np.random.default_rng(0).integers(0, 256, (2, 40, 40, 4), np.uint8))
-    for_all = [cnn(cnn.Config(activation=name), space)(image) for name in ("Softsign", "ReLU")]
+    for_all = [
+        component(TORSO, f"agent/network={option}", activation=name).build(observation_space=space)(image)
+        for name in ("Softsign", "ReLU")
+    ]
     assert float(for_all[0].detach().min()) < 0 < float(for_all[0].detach().max()) < 1
     assert float(for_all[1].detach().min()) == 0
 
 
 def test_what_convolutions_make_can_be_normalized() -> None:
     torch.manual_seed(0)
-    cnn = NatureCNN(NatureCNNConfig(layer_norm=True), spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    cnn = NatureCNN(cnn_config("nature_cnn", layer_norm=True), spaces.Box(0, 255, (4, 84, 84), np.uint8))
     normed: list[torch.Tensor] = []
     norms = [part for part in cnn.modules() if isinstance(part, nn.GroupNorm | nn.LayerNorm)]
     for part in norms:  # a copy, for the activation acts where these numbers lie
@@ -196,7 +210,7 @@ def test_what_convolutions_make_can_be_normalized() -> None:
 
 def test_convolutions_alone_give_their_flattened_maps() -> None:
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    cnn = NatureCNN(NatureCNNConfig(features=None), space)
+    cnn = NatureCNN(cnn_config("nature_cnn", features=None), space)
     assert cnn(torch.as_tensor(cnn.layout(space.sample()[None]))).shape == (1, 64 * 7 * 7)
 
 
@@ -205,7 +219,7 @@ def test_the_residual_network_reads_images_of_any_layout(shape: tuple[int, int, 
     space = spaces.Box(0, 255, shape, np.uint8)
     space.seed(0)
     torch.manual_seed(0)
-    torso = ImpalaCNN(ImpalaCNNConfig(channels=[4, 8], features=16), space)
+    torso = ImpalaCNN(cnn_config("impala_cnn", channels=[4, 8], features=16), space)
     images = torch.as_tensor(torso.layout(np.stack([space.sample() for _ in range(3)])))
     features = torso(images)
     assert features.shape == (3, 16)
@@ -221,7 +235,7 @@ def test_residual_blocks_begin_as_the_identity() -> None:
 
 
 def test_the_residual_network_is_the_one_of_the_paper() -> None:
-    torso = ImpalaCNN(ImpalaCNNConfig(), spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    torso = ImpalaCNN(cnn_config("impala_cnn"), spaces.Box(0, 255, (4, 84, 84), np.uint8))
     convolutions = [layer for layer in torso.modules() if isinstance(layer, torch.nn.Conv2d)]
     assert len(convolutions) == 15
     assert [layer.out_channels for layer in torso.convolutions] == [16, 32, 32]  # type: ignore[union-attr]
@@ -232,13 +246,13 @@ def test_the_residual_network_is_the_one_of_the_paper() -> None:
     "space", [spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (15, 40, 3), np.uint8)], ids=str
 )
 def test_what_is_no_image_for_the_residual_network_is_refused(space: gym.Space) -> None:  # type: ignore[type-arg]
-    with pytest.raises(InputError, match=r"agent\.network\.torso: ImpalaCNN needs images"):
-        ImpalaCNN.check(ImpalaCNNConfig(), space)
+    with refused("unsupported", TORSO, "ImpalaCNN"):
+        ImpalaCNN.check(cnn_config("impala_cnn"), space)
 
 
 def test_layers_can_be_normalized() -> None:
     torch.manual_seed(0)
-    mlp = MLP(MLPConfig(hidden=[64], activation="ReLU", layer_norm=True), spaces.Box(-1, 1, (3,)))
+    mlp = MLP(mlp_config(hidden=[64], activation="ReLU", layer_norm=True), spaces.Box(-1, 1, (3,)))
     before = []
     mlp.norms[0].register_forward_hook(lambda module, inputs, output: before.append(output.clone()))
     mlp(100 * torch.randn(5, 3))
@@ -247,20 +261,18 @@ def test_layers_can_be_normalized() -> None:
 
 
 def test_a_residual_network_without_sections_is_refused() -> None:
-    with pytest.raises(InputError, match=r"channels"):
-        Component.parse(
-            {"_target_": "labrl.networks.impala.ImpalaCNN", "channels": []}, "agent.network.torso"
-        )
+    node = component(TORSO, "agent/network=impala_cnn").plain()
+    with refused("range", f"{TORSO}.channels"):
+        Component.parse({**node, "channels": []}, TORSO)
 
 
 def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() -> None:
     space = gym.spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
-    torso = Component("labrl.networks.torso.AutoTorso", AutoTorsoConfig())
-    with pytest.raises(InputError, match=r"of pictures in colour, \(4, 84, 84, 3\).*grayscale=true"):
-        check_torso(torso, Spaces(space, gym.spaces.Discrete(2), 1))
+    with refused("unsupported", TORSO, "(4, 84, 84, 3)", "env.grayscale=true"):
+        check_torso(component(TORSO), Spaces(space, gym.spaces.Discrete(2), 1))
 
 
 def test_bounds_as_wide_as_a_type_are_no_obstacle() -> None:
     widest = np.finfo(np.float64).max
     space = gym.spaces.Box(-widest, widest, (3,), np.float64)
-    assert num_features(MLP(MLPConfig(hidden=[8]), space), space) == 8
+    assert num_features(MLP(mlp_config(hidden=[8]), space), space) == 8

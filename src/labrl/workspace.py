@@ -33,6 +33,10 @@ class NoRoomError(Exception):
 class UnfitFileError(Exception):
     """A file that is there holds another array than the one wanted."""
 
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} {why}")
+        self.path = path
+
 
 class Layout(NamedTuple):
     """One array."""
@@ -243,17 +247,17 @@ def _make_file(path: Path, layout: Layout) -> None:
 def _open_file(path: Path, wanted: Layout) -> np.memmap:
     """What is in the file. Raises UnfitFileError when that is not what is wanted."""
     if not path.exists():
-        raise UnfitFileError(f"{path} is missing")
+        raise UnfitFileError(path, "is missing")
     try:
         with path.open("rb") as file:
             np.lib.format.read_magic(file)
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             begin = file.tell()
     except ValueError as error:
-        raise UnfitFileError(f"{path} is no array of NumPy ({error})") from None
+        raise UnfitFileError(path, f"is not an array of NumPy ({error})") from None
     if not wanted.fits(shape) or dtype != wanted.dtype:
-        raise UnfitFileError(f"{path} holds {shape} of {dtype} instead of {wanted.shape} of {wanted.dtype}")
+        raise UnfitFileError(path, f"holds {shape} of {dtype} instead of {wanted.shape} of {wanted.dtype}")
     size, expected = path.stat().st_size, begin + Layout(shape, dtype).num_bytes
     if size != expected:
-        raise UnfitFileError(f"{path} has {size:,} bytes instead of {expected:,}")
+        raise UnfitFileError(path, f"has {size:,} bytes instead of {expected:,}")
     return np.memmap(path, wanted.dtype, "r+", begin, shape)

@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
     gamma: float
     n_step: int
     num_masked: int = 0
-    """Actions that masks have a flag for, 0 where the agent heeds none."""
+    """Actions that masks have a flag for, 0 for an agent that does not support masks."""
 
 
 class OfflineData:

@@ -192,7 +192,7 @@ def arrays_of(
             f"agent.memory: {unfit}: the file is damaged or was written with another configuration. Set "
             "agent.memory.capacity, env.num_envs and agent.n_step as they were, or remove "
             f"{workspace.folder} to start anew.",
-            key=str(workspace.folder),
+            key=str(unfit.path),
         ) from None
     except NoRoomError as full:
         place = f"on the disk of {workspace.folder}" if mapped else "of memory"
