@@ -13,14 +13,6 @@ from labrl.errors import DONE, WRONG_INPUT, InputError
 
 TINY = ["agent=random", "env=cartpole", "env.max_frame=64", "seed=1", "meta=dev"]
 TINY += ["meta.progress=false", "wandb=disabled"]
-    "agent=random",
-    "env=cartpole",
-    "env.max_frame=64",
-    "seed=1",
-    "meta=dev",
-    "meta.progress=false",
-    "wandb=disabled",
-]
 
 
 @pytest.mark.parametrize(
