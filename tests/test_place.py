@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-import labrl
+import labrl.cli
 from labrl.dashboards.login import has_login
 from labrl.errors import LabrlError
 from labrl.lab.search.storage import StudyStorage
@@ -39,6 +40,27 @@ def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) 
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(folder)}, check=True)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
     assert not list(folder.glob("pymp-*"))
+
+
+REFUSED = ("agent.lr=abc", "agent=dqn env=pendulum", "-m seed=1,2 agent.lr=abc")
+
+
+@pytest.mark.parametrize("line", REFUSED)
+@pytest.mark.parametrize("folder", ["", "a/b/c"])
+def test_a_refusal_leaves_no_folder_and_takes_none_away(
+    line: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused run left an empty runs/ behind, and deleted an empty folder of the user."""
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line)
+    if folder:
+        words.append(f"hydra.{'sweep' if '-m' in words else 'run'}.dir={folder}")
+    assert labrl.cli.main(words) == 2
+    assert not list(tmp_path.iterdir())
+    for mine in ("runs", "a/b/c"):
+        (tmp_path / mine).mkdir(parents=True)
+    assert labrl.cli.main(words) == 2
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"runs", "a", "a/b", "a/b/c"}
 
 
 def test_a_user_whom_the_system_does_not_know_gets_a_name_and_a_home(

@@ -96,7 +96,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.lab.again import Again
     from labrl.lab.completion import completions
     from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
-    from labrl.lab.hydra_trial import remove_unused_folder
+    from labrl.lab.hydra_trial import folders_remembered, remove_unused_folder
     from labrl.lab.past import is_hydras
     from labrl.lab.showing import enjoy_request
     from labrl.script import begin
@@ -145,7 +145,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
                 known = again.swept if isinstance(again, ExperimentAgain) else set()
                 alone = for_trials_alone(words.overrides, known)
                 arguments = [word for word in arguments if word not in alone]
-            with _arguments(arguments), kinds_replace():
+            with _arguments(arguments), kinds_replace(), folders_remembered():
                 hydra.main(config_path=str(config_folder()), config_name="config")(job)()
         except LabrlError:
             raise

@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import hydra._internal.hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.core.utils import run_job, setup_globals
+from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.types import HydraContext
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.kinds import kinds_replace
 from labrl.lab.outcome import Outcome
 from labrl.processes import before_leaving
 
+_existing: Path | None = None
+"""The last folder on the way to that of the running trial which was there before; the others are Hydra's."""
+
+
+def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None, **rest: Any) -> JobReturn:
+    """Hydra's `run_job`, which makes the folder of the trial before it calls the job."""
+    global _existing
+    parts = [OmegaConf.select(config, key) for key in (job_dir_key, job_subdir_key) if key is not None]
+    folder = Path(os.path.abspath(os.path.join(*map(str, parts))))
+    _existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return run_job(config=config, job_dir_key=job_dir_key, job_subdir_key=job_subdir_key, **rest)
+
+
+@contextmanager
+def folders_remembered() -> Iterator[None]:
+    """Let Hydra's single runs go by `_run_job`. Hydra calls nobody else before it makes the folder."""
+    hydra._internal.hydra.run_job = _run_job  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        hydra._internal.hydra.run_job = run_job
+
 
 def remove_unused_folder() -> None:
-    """Delete the folder that Hydra has made for a trial in which the trial has written nothing."""
+    """Delete the folders that Hydra has made for a trial in which the trial has written nothing."""
     with suppress(OSError, OmegaConfBaseException):
-        folder = HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd()
-        if folder != os.getcwd():
-            os.rmdir(folder)
+        folder = Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd())
+        for path in (folder, *folder.parents) if _existing in folder.parents else ():
+            if path == _existing:
+                break
+            path.rmdir()
 
 
 @dataclass
@@ -62,7 +88,7 @@ class HydraTrial:
             config.hydra.job.id = f"{config.hydra.job.name}_{number}"
             config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
-        ended = run_job(
+        ended = _run_job(
             hydra_context=self.hydra_context,
             config=config,
             task_function=self.job,
