@@ -113,7 +113,7 @@ def _wrong_in_trial(overrides: Sequence[Override], loader: ConfigLoader) -> tupl
     fine: list[str] = []
     cfg = loader.load_configuration("config", [], run_mode=RunMode.RUN)
     # the whole before its parts, and all choices before the keys that come with them
-    choices = sorted((one for one in overrides if _is_choice(one, loader)), key=_depth)
+    choices = sorted((one for one in overrides if _is_choice(one, loader)), key=_order)
     keys = [one for one in overrides if not _is_choice(one, loader)]
     for one in (*choices, *keys):
         word = str(one.input_line)
@@ -126,8 +126,8 @@ def _wrong_in_trial(overrides: Sequence[Override], loader: ConfigLoader) -> tupl
     return mistakes, fine
 
 
-def _depth(one: Override) -> int:
-    return one.key_or_group.count("/")
+def _order(one: Override) -> tuple[bool, int]:
+    return one.is_delete(), one.key_or_group.count("/")
 
 
 def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
