@@ -41,7 +41,7 @@ UNKNOWN_KEYS = {
 @pytest.mark.parametrize("word", UNKNOWN_KEYS)
 def test_an_unknown_key_is_answered_with_the_nearest(word: str) -> None:
     with refused("unknown-key", word.lstrip("+").partition("=")[0], UNKNOWN_KEYS[word]):
-        compose([word])
+        resolve(compose([word]))
 
 
 UNKNOWN_OPTIONS = {
