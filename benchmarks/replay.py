@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -17,9 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks.alone import Measured, alone, answer, take_turns
 from benchmarks.report import Report, Row
+from labrl.config.compose import compose, resolve
 from labrl.lab.devices import keep_freed_memory
-from labrl.memory.prioritized import PrioritizedReplay
-from labrl.memory.replay import Replay
 from labrl.step import Step
 from labrl.workspace import Workspace
 
@@ -82,10 +82,13 @@ def measure(side: str, **spec: Any) -> Measured:
 
 def _measure_labrl(capacity: int, seed: int, storage: Any, prioritized: bool = False) -> Measured:
     keep_freed_memory()  # as every session does
-    cls: Any = PrioritizedReplay if prioritized else Replay
+    option = "prioritized" if prioritized else "uniform"
+    agent = resolve(compose(["preset=none", "agent=dqn", f"agent/memory={option}"])).agent
+    chosen = agent.config.memory
+    config = dataclasses.replace(chosen.config, capacity=capacity, storage=storage)
     with tempfile.TemporaryDirectory(prefix="labrl-bench-") as folder:
-        memory = cls(
-            cls.Config(capacity=capacity, storage=storage),
+        memory = chosen.load()(
+            config,
             observation_space=OBSERVATION,
             action_space=ACTION,
             num_envs=NUM_ENVS,
@@ -100,7 +103,8 @@ def _measure_labrl(capacity: int, seed: int, storage: Any, prioritized: bool = F
         for _ in range(1000):
             began = time.perf_counter()
             batch = memory.sample(BATCH, 0)
-            tensors = [torch.from_numpy(array) for array in batch]  # as Stable-Baselines3 gives them
+            # As Stable-Baselines3 gives them.
+            tensors = [torch.from_numpy(array) for array in batch if array is not None]
             sampled = time.perf_counter()
             memory.update_priorities(batch.index, error)
             samples.append(sampled - began)

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from env_cases import gymnasium_node, own_env
 from gymnasium.spaces import Box, Discrete
+from masked_env import Doors
 from numpy.typing import NDArray
 from run_cases import CONFIG, config_with, rising, write_run
 
 from labrl.analysis import baselines
-from labrl.config.component import Component
 from labrl.envs.make import make_env
 from labrl.envs.protocol import Transition
 from labrl.envs.vector import VectorEnv
 from labrl.lab.baseline import ensure_baseline, main, play_at_random
 
-ENV = {"_target_": "labrl.envs.gym.GymnasiumEnv", "id": "CartPole-v1", "name": "cartpole", "num_envs": 4}
+ENV = gymnasium_node(id="CartPole-v1", name="cartpole", num_envs=4)
 
 
 @pytest.fixture(autouse=True)
@@ -162,9 +163,7 @@ def test_it_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_random_actions_are_among_the_valid_ones() -> None:
-    make = {"_target_": "masked_env.Doors"}
-    node = {"_target_": "labrl.envs.gym.GymnasiumEnv", "name": "doors", "make": make}
-    env = make_env(Component.parse(node, "env"), seed=0, num_threads=1, num_envs=3)
+    env = make_env(own_env(Doors), seed=0, num_threads=1, num_envs=3)
     try:
         assert len(play_at_random(env, seconds=60, episodes=9)) == 9
     finally:

@@ -97,5 +97,5 @@ def test_agents_learn_with_them(agent: str, words: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize(("agent", "way_out"), [("ppo", "policy_head"), ("dqn", "head")])
 def test_a_norm_of_layers_that_are_not_there_is_refused(agent: str, way_out: str) -> None:
     given = [f"agent={agent}", "agent.network.head_layer_norm=true"]
-    with refused(None, "agent.network", "head_layer_norm=true", f"agent.network.{way_out}=[64]"):
+    with refused("contradiction", "agent.network.head_layer_norm", f"agent.network.{way_out}=[64]"):
         resolve(compose([*given, "env=cartpole", "preset=none"]))

@@ -23,6 +23,7 @@ from labrl.networks.optimizers import (
     TorchOptimizerConfig,
 )
 
+OPTIONS_KEY = "agent.optimizer.options"
 OPTIONS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
     "AdamW": {"weight_decay": 0.1},
@@ -101,11 +102,11 @@ def test_a_restored_agent_has_the_same_future(steps: int) -> None:
     [
         ("Adan", None, "agent.optimizer.name", ["AdamW", "Adan"]),
         (None, None, "agent.optimizer.name", []),
-        ("SGD", "betas=[0.9,0.99]", "agent.optimizer", ["options.betas", "torch.optim.SGD", "momentum"]),
-        ("SGD", "momentum=-1", "agent.optimizer", ["torch.optim.SGD", "momentum"]),
-        ("AdamW", "betas=[0.9]", "agent.optimizer", ["torch.optim.AdamW"]),
-        ("Adam", "betas=[0.9,0.99,0.9]", "agent.optimizer", ["torch.optim.Adam"]),
-        ("ASGD", "alpha=abc", "agent.optimizer", ["torch.optim.ASGD"]),
+        ("SGD", "betas=[0.9,0.99]", f"{OPTIONS_KEY}.betas", ["torch.optim.SGD", "momentum"]),
+        ("SGD", "momentum=-1", OPTIONS_KEY, ["torch.optim.SGD", "momentum"]),
+        ("AdamW", "betas=[0.9]", OPTIONS_KEY, ["torch.optim.AdamW"]),
+        ("Adam", "betas=[0.9,0.99,0.9]", OPTIONS_KEY, ["torch.optim.Adam"]),
+        ("ASGD", "alpha=abc", OPTIONS_KEY, ["torch.optim.ASGD"]),
     ],
 )
 def test_what_torch_does_not_know_is_refused_by_name(

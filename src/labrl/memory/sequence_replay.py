@@ -31,7 +31,7 @@ class SequenceReplayConfig(StorageConfig):
     def __post_init__(self) -> None:
         if self.burn_in >= self.sequence_length:
             raise ValueError(
-                f"must have burn_in less than sequence_length {self.sequence_length}, or there is no step to "
+                f"burn_in must be less than sequence_length {self.sequence_length}, or there is no step to "
                 f"learn from: got {self.burn_in} (set agent.memory.burn_in={self.sequence_length // 2} or a "
                 "longer sequence)"
             )

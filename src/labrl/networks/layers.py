@@ -45,7 +45,7 @@ def check_head(units: Mapping[str, list[int]], layer_norm: bool) -> None:
     if layer_norm and not any(units.values()):
         none = " and ".join(f"agent.network.{name}=[]" for name in units)
         raise ValueError(
-            f"has head_layer_norm=true for layers between torso and outputs, but {none}: set "
+            f"head_layer_norm=true is for layers between torso and outputs, and {none}: set "
             f"agent.network.{next(iter(units))}=[64] or agent.network.head_layer_norm=false"
         )
 

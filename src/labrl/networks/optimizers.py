@@ -186,7 +186,7 @@ class TorchOptimizerConfig:
         for option in self.options:
             if option not in known:
                 raise ValueError(
-                    f"has options.{option}, which torch.optim.{self.name} does not take: it takes "
+                    f"options.{option} is not an option of torch.optim.{self.name}, which takes "
                     f"{', '.join(known)}"
                 )
         weight = nn.Parameter(torch.zeros(1))
@@ -194,7 +194,7 @@ class TorchOptimizerConfig:
         try:
             optimizer([weight], lr=1e-3, **self.options).step()
         except Exception as error:  # some are not looked at before the first step, which stumbles over them
-            raise ValueError(f"has options that torch.optim.{self.name} does not take: {error}") from None
+            raise ValueError(f"options cannot be used by torch.optim.{self.name}: {error}") from None
 
 
 class TorchOptimizer:
