@@ -88,7 +88,7 @@ def assert_gradients(own: list[nn.Module], given: list[Tensor]) -> None:
 
 
 def as_replay(batch: Any, action: Tensor) -> ReplayBufferSamples:
-    ended = (batch.gamma == 0).float().unsqueeze(1)
+    ended = (batch.discount == 0).float().unsqueeze(1)
     return ReplayBufferSamples(
         batch.observation, action, batch.next_observation, ended, batch.reward.unsqueeze(1)
     )
@@ -275,12 +275,14 @@ def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
 def test_a2c_and_its_optimizer(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["agent=a2c", *ON_POLICY, "agent/optimizer=rmsprop", "agent.entropy_coef=0.01", "agent.lr=7e-3"]
-    words += ["agent.optimizer.eps=1e-5", "agent.optimizer.initial=1"]
+    words += ["agent.optimizer.eps=1e-5"]
     agent, _, _ = build(resolve(compose(words)), action)
     disturb(agent)
     options = {"ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 0.5, "gae_lambda": 1.0}
     as_baselines = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
     model = theirs(sb3.A2C, action, APART, learning_rate=7e-3, policy=as_baselines, **options)
+    for weight in model.policy.parameters():  # theirs begins at 1, the square that TensorFlow began at
+        model.policy.optimizer.state[weight] = {"step": 0, "square_avg": torch.zeros_like(weight)}
     network = agent.modules()["actor_critic"]
     copy_actor_critic(network, model.policy)
     rollout = rollout_of(made_up(action, seed=2), model, monkeypatch)
