@@ -180,7 +180,7 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
 def test_options_of_values_that_nobody_learns_are_refused(word: str, baseline: str) -> None:
     words = ["agent=reinforce", "env=cartpole", "preset=none", f"agent.baseline={baseline}"]
     config = resolve(compose([*words, word]))
-    with refused(word.partition("=")[0], "contradiction", f"agent.baseline={baseline}", "baseline=value"):
+    with refused("contradiction", word.partition("=")[0], f"agent.baseline={baseline}", "baseline=value"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
