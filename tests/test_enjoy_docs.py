@@ -27,7 +27,7 @@ def test_the_commands_work_in_their_order(
         code = replay(words) if program == "labrl-replay" else main(words)
         assert code == 0, capsys.readouterr().err
     assert "result.json: runs/mine/enjoy/session_0_frame_" in capsys.readouterr().out
-    assert len(list(Path("runs/mine/enjoy").glob("session_0_frame_*/*.mp4"))) == 3
+    assert len(list(Path("runs/mine/enjoy").glob("session_0_frame_*/*.mp4"))) == 3 + 1
 
 
 def test_the_table_names_every_word() -> None:

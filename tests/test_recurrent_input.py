@@ -72,8 +72,8 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
     ),
     "a burn-in that leaves nothing to learn from": (
         ["agent=recurrent_dqn", "agent.memory.sequence_length=16", "agent.memory.burn_in=16"],
-        "agent.memory",
-        None,
+        "agent.memory.burn_in",
+        "contradiction",
         ["burn_in", "sequence_length", "16", "8"],
     ),
     "a sequence longer than what is kept of an environment": (

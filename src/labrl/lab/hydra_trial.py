@@ -48,8 +48,10 @@ def remove_unused_folder() -> None:
     """Delete the folders that Hydra has made for a trial in which the trial has written nothing."""
     with suppress(OSError, OmegaConfBaseException):
         folder = Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd())
-        for path in (folder, *folder.parents) if _existing in folder.parents else ():
-            if path == _existing:
+        # Hydra's own launchers don't go by `_run_job`, and make their trials' folders in one that is there.
+        existing = _existing if _existing in folder.parents else folder.parent
+        for path in (folder, *folder.parents):
+            if path == existing:
                 break
             path.rmdir()
 
