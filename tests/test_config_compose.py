@@ -436,3 +436,31 @@ def test_a_users_preset_can_build_on_one_of_labrls(tmp_path: Path) -> None:
     (tmp_path / "preset" / "my_dqn_cartpole.yaml").write_text(text)
     agent = compose(words, tmp_path).agent
     assert (agent.n_step, agent.batch_size) == (2, 128)
+
+
+@pytest.mark.parametrize(
+    ("words", "reward"),
+    [
+        (["env=pendulum"], {"NormalizeReward": {"gamma", "clip", "epsilon", "window"}}),
+        (
+            ["env=pendulum", "transforms.reward.clip=5"],
+            {"NormalizeReward": {"gamma", "clip", "epsilon", "window"}},
+        ),
+        (["env=pendulum", "transforms/reward=clip"], {"ClipReward": {"low", "high"}}),
+        (["env=pong", "transforms/reward=scale", "transforms.reward.scale=0.1"], {"ScaleReward": {"scale"}}),
+        (
+            ["env=pendulum", "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 2}"],
+            {"ScaleReward": {"scale"}},
+        ),
+        (["env=pendulum", "transforms/reward=none"], {}),
+        (["env=pong", "transforms/reward=none"], {}),
+        (["env=pong", "transforms.reward=null"], {}),
+    ],
+)
+def test_a_transform_that_is_chosen_replaces_that_of_a_preset_or_of_the_environment(
+    words: list[str], reward: dict[str, set[str]]
+) -> None:
+    found = compose(words).transforms.reward
+    keys = {} if found is None else {found._target_.rpartition(".")[2]: {*found} - {"_target_"}}
+    assert keys == reward
+    resolve(compose(words))
