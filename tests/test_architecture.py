@@ -168,3 +168,12 @@ def without_encoding(file: Path) -> Iterator[int]:
 def test_text_is_utf8_whatever_the_locale(file: Path) -> None:
     """With LC_ALL=C reports ended with a UnicodeDecodeError; ruff's PLW1514 sees a third of such places."""
     assert not list(without_encoding(file)), "give encoding='utf-8'"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_wrong_input_is_raised_with_a_code(file: Path) -> None:
+    """Tests and programs look at the code and the key of an error, so a sentence can be rewritten freely."""
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    raised = [call for call in calls if getattr(call.func, "id", "") == "InputError"]
+    without = [call.lineno for call in raised if "code" not in {word.arg for word in call.keywords}]
+    assert not without, f"lines {without}: give code=..., one of those in labrl.errors"
