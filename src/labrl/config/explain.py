@@ -143,7 +143,8 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
     if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).startswith(f"{group}/"):
         option = str(error.missing_cfg_file).removeprefix(f"{group}/")
         return _unknown_option(group, option, list(dict.fromkeys([*(error.options or []), *options])))
-    if not isinstance(one.value(), str | list):
+    chosen = one.value()
+    if not all(isinstance(option, str) for option in (chosen if isinstance(chosen, list) else [chosen])):
         return _unknown_option(group, word.partition("=")[2], options)
     key = group.replace("/", ".")
     if one.package is not None:

@@ -181,6 +181,10 @@ def _rule(one: Any, cls: type, node: Any, key: str) -> tuple[Path, Code, str, st
             return _contradiction(path, str(context["error"]), given)
         case "value_error":
             return path, "range", f" {context['error']}", write
+        case "greater_than_equal" | "less_than_equal" if "[" not in full:
+            code, rule = _RULES[kind]
+            (bound,) = context.values()
+            return path, code, rule.format(**context), f" Write {full}={bound:g}."
         case known if known in _RULES:
             code, rule = _RULES[known]
             meant = _option(full, given) or (
