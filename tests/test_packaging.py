@@ -77,7 +77,8 @@ def test_the_wheel_carries_the_package_and_every_configuration(wheel: Path) -> N
     files = [f for f in package.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
     assert {f"labrl/{f.relative_to(package)}" for f in files} <= names
     groups = {str(f.relative_to(ROOT)) for f in (ROOT / "configs").rglob("*.yaml")}
-    assert {name.removeprefix("labrl/") for name in names if name.endswith(".yaml")} == groups
+    own = {str(f.relative_to(package)) for f in files if f.suffix == ".yaml"}
+    assert {name.removeprefix("labrl/") for name in names if name.endswith(".yaml")} == groups | own
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 

@@ -49,7 +49,7 @@ def remove_unused_folder() -> None:
     with suppress(OSError, OmegaConfBaseException):
         folder = Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd())
         # Hydra's own launchers don't go by `_run_job`, and make their trials' folders in one that is there.
-        existing = _existing if _existing in folder.parents else folder.parent
+        existing = _existing if _existing in (folder, *folder.parents) else folder.parent
         for path in (folder, *folder.parents):
             if path == existing:
                 break
