@@ -7,7 +7,7 @@ tests, look at its class, its `code` and its `key`, never at the sentence.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -159,4 +159,10 @@ def _edits(word: str, other: str) -> int:
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
     """` Did you mean <prefix><nearest>?`, or nothing when no known spelling is close."""
-    return "".join(f" Did you mean {prefix}{match}?" for match in nearest(word, known))
+    return suggested([f"{prefix}{match}" for match in nearest(word, known)])
+
+
+def suggested(names: Sequence[str]) -> str:
+    """` Did you mean a, b or c?`, or nothing where there is no name."""
+    *others, last = names or [""]
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""

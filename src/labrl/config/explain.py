@@ -17,14 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from labrl.config.other_names import (
     SOME,
     all_keys,
-    did_you_mean,
     env_of,
     option_named,
     owners_of,
     some,
     unknown_key,
 )
-from labrl.errors import Mistake, nearest
+from labrl.errors import Mistake, nearest, suggested
 
 
 def wrong_overrides(
@@ -135,7 +134,7 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
     group, word = one.key_or_group, str(one.input_line)
     options = _options(group, loader)
     if not options:
-        near = did_you_mean(nearest(group, _groups(loader), 3))
+        near = suggested(nearest(group, _groups(loader), 3))
         return Mistake("unknown-key", group, f"{group}: no such group.{near} labrl --help lists the groups.")
     if one.is_delete():
         none = f", {group}=none to leave it out" if "none" in options else ""
@@ -174,7 +173,7 @@ def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
     elif group == "experiment":
         lists += f" Your own, <folder>/{group}/{option}.yaml, are found with --config-dir <folder>."
     near = near or [meant] if (meant := option_named(option)) else near
-    return Mistake("unknown-option", group, f"{group}={option}: no such option.{did_you_mean(near)} {lists}")
+    return Mistake("unknown-option", group, f"{group}={option}: no such option.{suggested(near)} {lists}")
 
 
 def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:

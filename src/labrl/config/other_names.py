@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.environments import listed
 from labrl.config.folder import config_folder
-from labrl.errors import Mistake, nearest
+from labrl.errors import Mistake, nearest, suggested
 
 VERBS = ("resume", "rerun", "enjoy", "force", "pin")
 """Words that are typed with a plus and are no keys."""
@@ -89,7 +89,7 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
         beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
     near = elsewhere or [beside[name] for name in nearest(leaf, beside, 3)]
     if near or parent not in keys:
-        hint = did_you_mean((near or nearest(key, keys, 3))[:3])
+        hint = suggested((near or nearest(key, keys, 3))[:3])
     elif beside:
         hint = f" Known there: {some(list(beside.values()))}."
     else:
@@ -101,12 +101,6 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
 def some(names: Sequence[str]) -> str:
     """The names, or the first of them."""
     return ", ".join(names[:SOME]) + (" and others" if len(names) > SOME else "")
-
-
-def did_you_mean(names: Sequence[str]) -> str:
-    """` Did you mean a, b or c?`, or nothing where there is no name."""
-    *others, last = names or [""]
-    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
 def owners_of(key: str, known: Sequence[str]) -> list[str]:

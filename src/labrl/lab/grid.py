@@ -335,7 +335,7 @@ def _check_count(trial: _Trial, words: Sequence[str], count: int) -> None:
 
     A file such as meta=fast_atari may say how many trials a search has.
     """
-    typed = any(word.lstrip("+").startswith("meta.max_trial=") for word in words)
+    typed = any(split_word(word)[0] == "meta.max_trial" for word in words)
     limit = _meta(trial.cfg).get("max_trial") if typed else None
     if isinstance(limit, int | float) and 0 < limit < count:
         raise InputError(

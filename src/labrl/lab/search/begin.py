@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from labrl.config.compose import resolve, to_plain
+from labrl.config.consistency import split_word
 from labrl.config.schema import TrialConfig
 from labrl.config.search import Measure, NoPruner, SearchConfig
 from labrl.config.validate import dataclass_of
@@ -89,7 +90,7 @@ def search(cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job) 
 def _check_total(asked: TrialConfig, settings: Settings, words: Sequence[str]) -> None:
     """Raises InputError where two numbers of trials were asked for. A ready space may bring another one."""
     total = asked.meta.max_trial
-    typed = any(word.lstrip("+").startswith("meta.max_trial=") for word in words)
+    typed = any(split_word(word)[0] == "meta.max_trial" for word in words)
     if typed and total not in (None, settings.n_trials):
         raise InputError(
             f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
