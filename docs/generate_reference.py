@@ -25,9 +25,8 @@ from omegaconf import OmegaConf
 from labrl.config import types as scalars
 from labrl.config.component import Component, load_target
 from labrl.config.compose import compose
-from labrl.config.consistency import traits
 from labrl.config.folder import config_folder
-from labrl.config.keys import Traits, dataclasses_in, traits_in
+from labrl.config.keys import Traits, dataclasses_in, traits, traits_in
 from labrl.config.schema import TrialConfig
 
 UNIONS = (Union, types.UnionType)

@@ -19,8 +19,8 @@ import torch
 from omegaconf import OmegaConf
 
 from labrl.config.compose import compose
-from labrl.config.consistency import override, quoted
 from labrl.envs.repeatability import same
+from labrl.lab.overrides import override, quoted
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.episodes import read_episode, recorded_names
 from labrl.storage.run_folder import SessionFolder

@@ -8,7 +8,7 @@ from typing import Any
 
 from options import options
 
-from labrl.config.search import Pruner
+from labrl.lab.search.options import Pruner
 from labrl.lab.search.space import Space
 from labrl.lab.search.storage import StudyStorage
 from labrl.lab.search.study import Assignment, Plan, Study

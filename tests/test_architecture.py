@@ -21,7 +21,7 @@ VOCABULARY = (
     "config.consistency",
     "config.keys",
     "config.schema",
-    "config.search",
+    "lab.search.options",
     "config.outline",
     "script",
     "config.validate",

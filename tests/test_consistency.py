@@ -15,12 +15,11 @@ from labrl.config.consistency import (
     Change,
     changes,
     contradictions,
-    override,
-    refusal,
-    traits,
 )
-from labrl.config.keys import Traits, dataclasses_in, hints, traits_of
+from labrl.config.keys import Traits, dataclasses_in, hints, traits, traits_of
 from labrl.config.schema import TrialConfig
+from labrl.lab.changed_past import refusal
+from labrl.lab.overrides import override
 
 KEYS = st.sampled_from(["a", "b", "c"])
 LEAVES = (

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from search_cases import pruner
 
-from labrl.config.search import Pruner
+from labrl.lab.search.options import Pruner
 from labrl.lab.search.pruning import bracket_of, default_grace, is_hopeless
 
 BUDGET = 90

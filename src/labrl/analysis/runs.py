@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.analysis.rows import Column, Rows, of_one_source, read_rows
-from labrl.config.consistency import traits
+from labrl.config.keys import traits
 from labrl.errors import InputError, LabrlError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock

@@ -33,6 +33,15 @@ Scores = Annotated[T, Traits(resume=True)]
 """A key that changes how long a run goes on or how it is evaluated, and no update before that."""
 
 
+@cache
+def traits(key: str) -> Traits:
+    """What depends on the full `key` of a trial's configuration."""
+    # Imported late: the command line shows help without pydantic.
+    from labrl.config.schema import TrialConfig
+
+    return traits_of(key, TrialConfig)
+
+
 def traits_of(key: str, cls: type) -> Traits:
     """Those of the full `key` in a configuration of class `cls`, or of the nearest key above that has any."""
     found = Traits()

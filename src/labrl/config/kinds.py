@@ -44,13 +44,6 @@ def kinds_replace() -> Iterator[None]:
         BaseContainer._set_item_impl = set_item  # type: ignore[method-assign]
 
 
-def unescaped(word: str) -> str:
-    """`word` without the backslashes that Hydra puts before the colons of `agent.lr=linear:3e-4:0`."""
-    key, _, value = word.partition("=")
-    plain = value.replace("\\:", ":")
-    return word if written_out(plain) is plain else f"{key}={plain}"
-
-
 def _has_kind(node: BaseContainer) -> bool:
     """Whether `node` is a group with a `kind`. That of a component, such as `lstm`, is one key of many."""
     special = node._is_none() or node._is_missing() or node._is_interpolation()

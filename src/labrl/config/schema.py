@@ -12,7 +12,6 @@ from pydantic import AfterValidator
 
 from labrl.config.component import Component
 from labrl.config.keys import Continues, Scores, Traits, Watches
-from labrl.config.search import SearchConfig
 from labrl.config.types import (
     Frequency,
     NonNegativeFloat,
@@ -23,6 +22,7 @@ from labrl.config.types import (
     frames_between,
 )
 from labrl.errors import InputError
+from labrl.lab.search.options import SearchConfig
 
 
 def _short(longest: int, forbidden: str = "") -> AfterValidator:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.consistency import ABSENT, changes, quoted, split_word, word
+from labrl.config.consistency import ABSENT, changes
 from labrl.errors import FAILED, InputError, LabrlError
+from labrl.lab.overrides import quoted, split_word, word
 from labrl.lab.past import Past, find, tell_damages
 from labrl.lab.request import Request, request_of
 

@@ -23,6 +23,7 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, DamagedFileError, InputError, LabrlError
+from labrl.lab.changed_past import told
 from labrl.lab.devices import available_cpus, keep_freed_memory
 from labrl.lab.past import Past, choices, chosen, find, tell_damages
 from labrl.lab.replay import to_video
@@ -81,7 +82,7 @@ def _as_it_stands(past: Past) -> Mapping[str, Any]:
     """The configuration as `config.yaml` has it now, its edits said."""
     plain = past.usable()
     for change in past.changes(plain):
-        say(f"From {past.folder.config}, which was edited: {change.told()}")
+        say(f"From {past.folder.config}, which was edited: {told(change)}")
     return plain
 
 

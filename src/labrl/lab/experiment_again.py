@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labrl.config.consistency import quoted, split_word
 from labrl.errors import InputError, LabrlError
+from labrl.lab.overrides import quoted, split_word
 from labrl.lab.past import RUNS, is_hydras, near
 from labrl.lab.request import request_of
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, is_experiment

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from labrl.config.consistency import split_word
 from labrl.lab.outcome import Outcome
+from labrl.lab.overrides import split_word
 from labrl.lab.summary import say
 from labrl.session.callbacks.progress import Terminal
 from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord

@@ -21,17 +21,12 @@ from labrl.config.consistency import (
     changes,
     contradictions,
     only_watches,
-    override,
-    quoted,
-    split_word,
-    table,
-    told_change,
-    ways_out,
 )
-from labrl.config.consistency import word as word_of
-from labrl.config.kinds import unescaped
 from labrl.errors import InputError, LabrlError
+from labrl.lab.changed_past import row_of, table, ways_out
 from labrl.lab.experiment_again import ExperimentAgain, replaced, swept_keys
+from labrl.lab.overrides import override, quoted, split_word, unescaped
+from labrl.lab.overrides import word as word_of
 from labrl.lab.past import Past, is_hydras
 from labrl.lab.shares import Machine, Need
 from labrl.lab.workers import Order
@@ -424,7 +419,7 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
     for trial in refused:
         for change in contradictions(trial.changed()):
             found.append(change)
-            row = told_change(change, _unresolved(trial.cfg))
+            row = row_of(change, _unresolved(trial.cfg))
             rows.setdefault(row, []).append(str(trial.record.number))
     cells = [
         (*row, f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")

@@ -13,9 +13,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches, refusal
+from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches
 from labrl.config.folder import config_folder
 from labrl.errors import DamagedFileError, InputError, LabrlError, nearest
+from labrl.lab.changed_past import refusal
 from labrl.storage.experiment_folder import experiment_of, is_experiment
 from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder

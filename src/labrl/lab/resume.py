@@ -8,6 +8,7 @@ from typing import Any
 from labrl.config.consistency import ABSENT, Change
 from labrl.config.schema import TrialConfig
 from labrl.errors import DamagedFileError, InputError
+from labrl.lab.changed_past import told
 from labrl.lab.past import Past
 from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
@@ -65,7 +66,7 @@ def resume_trial(
             run.set_status("running", resumes=resumes)
             for change in changed:
                 if change.key in edited:
-                    say(f"From {run.config}, which was edited: {change.told()}")
+                    say(f"From {run.config}, which was edited: {told(change)}")
             _announce(run, config, left, reached, differs)
             if not before:
                 say("Without provenance.json nobody knows whether code, packages and machine are the same")

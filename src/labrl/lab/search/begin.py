@@ -12,16 +12,16 @@ from typing import Any
 from omegaconf import DictConfig
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.consistency import split_word
 from labrl.config.schema import TrialConfig
-from labrl.config.search import Measure, NoPruner, SearchConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError, LabrlError
 from labrl.lab.baseline import random_return
 from labrl.lab.experiment import recording_end
 from labrl.lab.job import Job
+from labrl.lab.overrides import split_word
 from labrl.lab.search.checks import check_pruner, check_ready, check_space
 from labrl.lab.search.objective import Direction, direction_of
+from labrl.lab.search.options import Measure, NoPruner, SearchConfig
 from labrl.lab.search.outcome import break_off, conclude
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.search.search import Search

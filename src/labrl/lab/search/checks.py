@@ -16,9 +16,9 @@ from labrl.config.consistency import changes
 from labrl.config.folder import config_folder
 from labrl.config.kinds import kinds_replace
 from labrl.config.schema import TrialConfig
-from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError, LabrlError
+from labrl.lab.search.options import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.trial import check

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from optuna.trial import FrozenTrial
 
-from labrl.config.search import Confirm
 from labrl.errors import LabrlError
 from labrl.lab.search.objective import trial_values
+from labrl.lab.search.options import Confirm
 from labrl.lab.search.study import Plan
 from labrl.seeding import derived_seed
 from labrl.storage.experiment_folder import CONFIRMING

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from labrl.analysis.measures import area_under_curve, final_return, strength
-from labrl.config.search import Measure
+from labrl.lab.search.options import Measure
 from labrl.storage.run_folder import SessionFolder
 from labrl.storage.tables import CsvTable
 

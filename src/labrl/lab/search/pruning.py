@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from labrl.config.search import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
+from labrl.lab.search.options import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 
 History = Mapping[int, float]
 """Value by frame, of one trial."""

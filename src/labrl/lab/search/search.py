@@ -9,11 +9,11 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.search import Confirm
 from labrl.errors import DONE, FAILED
 from labrl.lab.pool import Lost, Pool
 from labrl.lab.search.channel import Hub
 from labrl.lab.search.confirm import Confirmation
+from labrl.lab.search.options import Confirm
 from labrl.lab.search.recipe import Recipe
 from labrl.lab.search.study import FACTS, HEARTBEAT, Assignment, Study
 from labrl.lab.search.worker import Outcome, Task, perform

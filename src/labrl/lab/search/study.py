@@ -15,10 +15,11 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.consistency import split_word, traits
-from labrl.config.search import Measure, Pruner
+from labrl.config.keys import traits
 from labrl.errors import InputError
+from labrl.lab.overrides import split_word
 from labrl.lab.search.objective import Direction, intermediate_values, trial_values
+from labrl.lab.search.options import Measure, Pruner
 from labrl.lab.search.pruning import is_hopeless
 from labrl.lab.search.sampling import NumberedSampler
 from labrl.lab.search.space import Space

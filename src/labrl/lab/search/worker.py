@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.consistency import quoted
 from labrl.config.generated import choices_of
 from labrl.errors import INTERRUPTED, TERMINATED, LabrlError
 from labrl.lab.again import Again
+from labrl.lab.overrides import quoted
 from labrl.lab.past import Past
 from labrl.lab.request import Request
 from labrl.lab.result import TrialResult
