@@ -22,7 +22,6 @@ VOCABULARY = (
     "config.keys",
     "config.schema",
     "lab.search.options",
-    "config.outline",
     "script",
     "config.validate",
 )

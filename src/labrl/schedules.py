@@ -28,7 +28,7 @@ class _Shaped:
     """Value at the first frame, or after the warm-up."""
     horizon: Annotated[int, Ge(1)]
     """Frame at which the shape has ended, >= 1."""
-    warmup: Frames
+    warmup: Frames = 0
     """Frames over which the value first rises from 0 to `start`, <= horizon."""
 
     def __post_init__(self) -> None:

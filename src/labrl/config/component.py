@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from labrl import script
-from labrl.config.outline import import_target
 from labrl.errors import InputError, LabrlError, did_you_mean
 
 
@@ -57,12 +57,15 @@ class Component:
         Raises InputError where a user's own part fails. Errors of labrl's own parts pass unchanged.
         """
         target = self.load()
-        arguments = f"its arguments, {self.key}.<name>," if self.key else "its arguments"
-        with self._failing("cannot be made", f"Correct {arguments} or the class."):
-            if isinstance(self.config, dict):
-                self._check_arguments(target, {**runtime, **self.config})
-                return target(**runtime, **self.config)
-            return target(self.config, **runtime)
+        if not isinstance(self.config, dict):
+            with self._failing("cannot be made", "Correct its keys or the class."):
+                return target(self.config, **runtime)
+        given = {**runtime, **self.config}
+        remedy = f"It is called with {', '.join(given) or 'nothing'}: correct these, or the class."
+        with self._failing("cannot be made", remedy):
+            if (signature := _signature(target)) is not None:
+                signature.bind(**given)  # names what is missing before what is unknown
+            return target(**given)
 
     def check(self, method: str, *known: Any) -> None:
         """Call the target's `method(config, *known)`, if it has one, to check its configuration.
@@ -91,22 +94,6 @@ class Component:
     def named(self) -> str:
         """Its key and target, as messages begin."""
         return f"{self.key}: {self.target}" if self.key else self.target
-
-    def _check_arguments(self, target: Any, given: Mapping[str, Any]) -> None:
-        """Raise InputError where the target lacks an argument, or gets one that it does not take."""
-        signature = _signature(target)
-        if signature is None:
-            return
-        try:
-            signature.bind(**given)
-        except TypeError as error:
-            raise InputError(
-                f"{self.named}: {error}. It is called with {', '.join(given) or 'nothing'}: let it take "
-                "these. Set whatever else it needs beside this _target_ (with + before a new key), or give "
-                "it a default.",
-                code="target",
-                key=self.key or None,
-            ) from None
 
 
 def lacking(made: Any, protocol: type) -> list[str]:
@@ -138,47 +125,41 @@ def load_target(path: Any) -> Any:
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise TargetError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
-    found, rest = _import_longest(parts)
+    found = _import(parts[0], path)
     if parts[0] == script.MAIN:
         script.uses(parts[1])
-    for count, name in enumerate(rest, len(parts) - len(rest)):
-        if not hasattr(found, name) and parts[0] == script.MAIN:
-            where = getattr(found, "__file__", "an interactive session")
-            raise TargetError(
-                f"{path}: {script.MAIN} is the script or notebook that calls labrl, and {where} defines no "
-                f"{name}. Call labrl.train where {name} is defined. Every script and the command line find a "
-                "class in a module: _target_=my_module.MyClass"
-            )
-        if not hasattr(found, name):
-            where = ".".join(parts[:count])
-            names = [known for known in dir(found) if not known.startswith("_")]
-            raise TargetError(f"{path}: {where} has no {name}.{did_you_mean(name, names)}")
-        found = getattr(found, name)
+    for count, name in enumerate(parts[1:], 1):
+        here = ".".join(parts[:count])
+        found = getattr(found, name) if hasattr(found, name) else _import(f"{here}.{name}", path, found)
     if not callable(found):
         raise TargetError(f"{path} is neither a class nor a function")
     return found
 
 
-def _import_longest(parts: list[str]) -> tuple[Any, list[str]]:
-    """The module named by the longest importable beginning of `parts`, and the names after it."""
-    module: Any = None
-    path = ".".join(parts)
-    for count in range(1, len(parts)):
-        name = ".".join(parts[:count])
-        try:
-            with script.importing(name):
-                module = import_target(name)
-        except ModuleNotFoundError as error:
-            if error.name == name and module is not None:
-                return module, parts[count - 1 :]
-            if error.name == name:
-                raise TargetError(
-                    f"{path}: there is no module {name} (is it installed, or in the working folder?)"
-                ) from None
+def _import(name: str, path: str, parent: Any = None) -> Any:
+    """Import the module `name`, which is the beginning of `path` and not yet known to `parent`."""
+    try:
+        with script.importing(name):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        where, _, own = name.rpartition(".")
+        if error.name not in (name, where):
             raise TargetError(f"{path} needs the module {error.name}, which is not installed") from error
-        except (Exception, SystemExit) as error:
-            raise TargetError(f"{path}: importing {name} failed: {type(error).__name__}: {error}") from error
-    return module, parts[-1:]
+        if parent is None:
+            reason = f"there is no module {name} (is it installed, or in the working folder?)"
+        elif path.startswith(f"{script.MAIN}."):
+            reason = (
+                f"{script.MAIN} is the script or notebook that calls labrl, and "
+                f"{getattr(parent, '__file__', 'an interactive session')} defines no {own}. Call labrl.train "
+                f"where {own} is defined. Every script and the command line find a class in a module: "
+                "_target_=my_module.MyClass"
+            )
+        else:
+            names = [known for known in dir(parent) if not known.startswith("_")]
+            reason = f"{where} has no {own}.{did_you_mean(own, names)}"
+        raise TargetError(f"{path}: {reason}") from None
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{path}: importing {name} failed: {type(error).__name__}: {error}") from error
 
 
 def accepted_settings(target: Any) -> set[str] | None:

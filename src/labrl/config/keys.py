@@ -1,9 +1,9 @@
-"""What depends on the value of a configuration key, stated on its field."""
+"""The keys of a configuration: how to walk over them, and what depends on the value of each."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -11,6 +11,17 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from labrl.config.component import Component
 
 T = TypeVar("T")
+
+
+def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the full key and the value of `node`, which stands at `key`, and of everything below it."""
+    yield key, node
+    if isinstance(node, Mapping):
+        for name, inner in node.items():
+            yield from walk(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list | tuple):
+        for index, inner in enumerate(node):
+            yield from walk(inner, f"{key}[{index}]")
 
 
 @dataclass(frozen=True, kw_only=True)

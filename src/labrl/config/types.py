@@ -17,7 +17,6 @@ from pydantic_core import PydanticCustomError
 
 from labrl.schedules import (
     LARGEST,
-    SHAPED,
     SHORT,
     SMALLEST,
     PiecewiseSchedule,
@@ -57,9 +56,7 @@ def _is_finite_number(value: Any) -> bool:
 
 def _schedule(value: Any) -> Any:
     """Refuse what is neither a number nor a group of keys, and write the short form out."""
-    schedule = written_out(value)
-    if isinstance(schedule, Mapping) and schedule.get("kind") in SHAPED:
-        schedule = {"warmup": 0, **schedule}
+    schedule = written_out(value) if isinstance(value, str) else value
     readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape)
     if not readable or (isinstance(value, str) and "${" in str(schedule)):  # only Hydra knows the budget
         text = f"{'|'.join(SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"

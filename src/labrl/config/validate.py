@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.config.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.folder import config_folder
+from labrl.config.keys import hints, walk
 from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake, did_you_mean
 
 T = TypeVar("T")
-Path = tuple[str | int, ...]
 
-GIVEN = frozenset({"observation_space"})
-"""Arguments that a running program gives, and no key."""
+
+@dataclass
+class _Groups:
+    """The groups of keys in what is validated, by their `id`."""
+
+    keys: dict[int, str]
+    """The full key of each."""
+    known: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The names that can be given in it, with their types."""
+
+
+_Info = core_schema.ValidationInfo[_Groups]
 
 
 def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
@@ -32,19 +43,12 @@ def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
 
     Raises InputError with a mistake for each wrong, unknown or missing key below `key`.
     """
+    groups = _Groups({id(inner): full for full, inner in walk(node, key) if isinstance(inner, Mapping)})
     try:
         validator: SchemaValidator = _validator(cls)  # type: ignore[arg-type]
-        return cast("T", validator.validate_python(node, context=dict(_component_keys(node, key))))
+        return cast("T", validator.validate_python(node, context=groups))
     except ValidationError as error:
-        raise InputError.of(_mistakes(error, cls, node, key)) from None
-
-
-def _component_keys(node: Any, key: str) -> Iterator[tuple[int, str]]:
-    """The `id` of each group with a `_target_` in `node`, and its full key."""
-    if isinstance(node, Mapping) and "_target_" in node:
-        yield id(node), key
-    for name, inner in _items(node):
-        yield from _component_keys(inner, _joined(key, (name,)))
+        raise InputError.of(_mistakes(error, node, key, groups)) from None
 
 
 # --- pydantic's schemas, made strict ---
@@ -74,11 +78,21 @@ def _strict(schema: Any) -> Any:
         case "dataclass" if schema["cls"] is Component:
             return core_schema.with_info_plain_validator_function(_component_of, ref=schema.get("ref"))
         case "dataclass":
-            return {**schema, "config": {**schema.get("config", {}), "extra_fields_behavior": "forbid"}}
+            note, ref = partial(_note, schema["cls"]), schema.pop("ref", None)
+            schema["config"] = {**schema.get("config", {}), "extra_fields_behavior": "forbid"}
+            return core_schema.with_info_before_validator_function(note, schema, ref=ref)
     return schema
 
 
-def _component_of(node: Any, info: core_schema.ValidationInfo[dict[int, str]]) -> Component:
+def _note(cls: type, node: Any, info: _Info) -> Any:
+    """Remember the names of the fields that `node`, which becomes a `cls`, can have."""
+    names = {one.name for one in dataclasses.fields(cls) if one.init}
+    own = {name: hint for name, hint in hints(cls).items() if name in names}
+    info.context.known[id(node)] = {**info.context.known.get(id(node), {}), **own}
+    return node
+
+
+def _component_of(node: Any, info: _Info) -> Component:
     """Make the component that `node` describes. A ValidationError becomes part of the one of the whole."""
     if isinstance(node, Component):
         return node
@@ -87,9 +101,11 @@ def _component_of(node: Any, info: core_schema.ValidationInfo[dict[int, str]]) -
     path, settings = node["_target_"], {name: value for name, value in node.items() if name != "_target_"}
     try:
         target = load_target(path)
-        config = _options(target)
-        if config is not None:
-            settings = _validator(config).validate_python(settings, context=info.context)
+        config = getattr(target, "Config", None)
+        if isinstance(config, type) and dataclasses.is_dataclass(config):
+            _note(config, node, info)
+            options = _validator(config).validate_python(settings, context=info.context)
+            return Component(path, options, info.context.keys[id(node)])
     except TargetError as error:
         raise _errors({"_target_": path}, PydanticCustomError("target", str(error))) from None
     except (LabrlError, ValidationError):
@@ -99,11 +115,11 @@ def _component_of(node: Any, info: core_schema.ValidationInfo[dict[int, str]]) -
             raise
         why = f"its Config fails: {type(error).__name__}: {error}"
         raise _errors({"_target_": path}, PydanticCustomError("target", why)) from error
-    if config is None and (accepted := accepted_settings(target)) is not None:
-        unknown = {name: value for name, value in settings.items() if name not in accepted}
-        if unknown:
+    if (accepted := accepted_settings(target)) is not None:
+        info.context.known[id(node)] = dict.fromkeys(sorted(accepted - {"observation_space"}))
+        if unknown := {name: value for name, value in settings.items() if name not in accepted}:
             raise _errors(unknown, "unexpected_keyword_argument")
-    return Component(path, settings, (info.context or {}).get(id(node), ""))
+    return Component(path, settings, info.context.keys[id(node)])
 
 
 def _errors(values: Mapping[Any, Any], kind: str | PydanticCustomError) -> ValidationError:
@@ -112,184 +128,102 @@ def _errors(values: Mapping[Any, Any], kind: str | PydanticCustomError) -> Valid
     return ValidationError.from_exception_data("Component", lines)
 
 
-def _options(target: Any) -> type | None:
-    """The dataclass `Config` of a target, or None where it takes its settings as keyword arguments."""
-    config = getattr(target, "Config", None)
-    return config if isinstance(config, type) and dataclasses.is_dataclass(config) else None
-
-
 # --- pydantic's errors as mistakes ---
 
-_RULES: Mapping[str, tuple[Code, str]] = {
-    "greater_than": ("range", " must be greater than {gt:g}"),
-    "greater_than_equal": ("range", " must be at least {ge:g}"),
-    "less_than": ("range", " must be less than {lt:g}"),
-    "less_than_equal": ("range", " must be at most {le:g}"),
-    "too_short": ("range", " must be a list of at least {min_length}"),
-    "bool_type": ("type", " must be true or false"),
-    "string_type": ("type", " must be text"),
-    "list_type": ("type", " must be a list"),
-    "tuple_type": ("type", " must be a list"),
-    "dict_type": ("type", " must be a group of keys"),
-    "dataclass_type": ("type", " must be a group of keys"),
-    "model_attributes_type": ("type", " must be a group of keys with a kind"),
-}
-"""Code and rule for an error of pydantic by its type."""
 
-
-def _mistakes(error: ValidationError, cls: type, node: Any, key: str) -> list[Mistake]:
+def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> list[Mistake]:
     """Return one mistake for each wrong place in `node`."""
-    found: dict[Path, list[tuple[Code, str, str]]] = {}
+    places = dict(walk(node, key))
+    found: dict[str, list[tuple[Code, str, str]]] = {}
     for one in error.errors(include_url=False):
-        path, *rule = _rule(one, cls, node, key)
-        found.setdefault(path, []).append(tuple(rule))  # type: ignore[arg-type]
+        full = key
+        for part in one["loc"]:  # one that leads nowhere is no key, but a member of a union
+            below = _below(full, part)
+            full = below if below in places or (one["type"] == "missing" and part == one["loc"][-1]) else full
+        if one["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            full = _below(full, one["ctx"]["discriminator"].strip("'"))
+        full, *rule = _rule(one, full, places, groups)
+        found.setdefault(full, []).append(tuple(rule))  # type: ignore[arg-type]
     mistakes = []
-    for path, rules in found.items():
+    for full, rules in found.items():
         # Of a union, pydantic gives the errors of every member. The member that was meant got further, or had
         # the right type.
-        if any(path == other[: len(path)] != other for other in found):
+        if any(other.startswith((f"{full}.", f"{full}[")) for other in found):
             continue
         rules = [rule for rule in rules if rule[0] != "type"] or rules
         code, _, hint = rules[0]
         text = " or ".join([rules[0][1], *(rule.removeprefix(" must be ") for _, rule, _ in rules[1:])])
-        full = _joined(key, path)
-        got = f", got {shown(_at(node, path))}.{hint}" if hint else ""
+        got = f", got {_shown(places.get(full))}.{hint}" if hint else ""
         mistakes.append(Mistake(code, full or None, f"{full}{text}{got}".lstrip(": ")))
     return sorted(mistakes, key=lambda mistake: mistake.code == "missing")  # it may be one that is misspelt
 
 
-def _rule(one: Any, cls: type, node: Any, key: str) -> tuple[Path, Code, str, str]:
-    """Return what an error of pydantic blames, its code, what is allowed there, and what to type."""
+_GROUP = " must be a group of keys"
+_TYPES = {
+    "bool_type": " must be true or false",
+    "string_type": " must be text",
+    "dict_type": _GROUP,
+    "dataclass_type": _GROUP,
+    "model_attributes_type": f"{_GROUP} with a kind",
+}
+"""What is allowed, where pydantic names it in words of Python."""
+
+
+def _rule(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> tuple[str, Code, str, str]:
+    """Return the key that an error of pydantic blames, its code, what is allowed there, and what to type."""
     kind, context, given = one["type"], one.get("ctx", {}), one["input"]
-    path = _path(one, node)
-    full = _joined(key, path)
-    write = f" Write {full.partition('[')[0]}=<value>."
+    parent, _, name = key.rpartition(".")
+    known = groups.known.get(id(places.get(parent)), {})
+    hint = _option(key, given) or f" Write {key.partition('[')[0]}=<value>."
     match kind:
         case "unexpected_keyword_argument":
-            return path, "unknown-key", _unknown(cls, node, path, key), ""
+            return key, "unknown-key", _unknown(parent, name, places[parent], known), ""
         case "missing" | "union_tag_not_found":
-            hint = _known(cls, node, path[:-1]).get(str(path[-1]))
-            null = f" or {full}=null" if type(None) in get_args(hint) else ""
-            return path, "missing", f" must be given: set {_choice(full)}{null}", ""
+            null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
+            return key, "missing", f" must be given: set {_choice(key)}{null}", ""
         case "union_tag_invalid" | "literal_error":
             text = context.get("expected_tags") or context["expected"]
             text = text.replace(" or ", ", ").replace("False", "false").replace("True", "true")
             names = [quoted or plain for quoted, plain in re.findall(r"'([^']*)'|([^\s,]+)", text)]
-            meant = did_you_mean(str(context.get("tag", given)), names, f"{full}=")
-            return path, "unknown-option", f" must be one of {text}", meant or f" Write {full}={names[0]}."
-        case "value_error" if isinstance(given, Mapping):
-            return _contradiction(path, str(context["error"]), given)
+            meant = did_you_mean(str(context.get("tag", given)), names, f"{key}=")
+            return key, "unknown-option", f" must be one of {text}", meant or f" Write {key}={names[0]}."
+        case "value_error" if isinstance(given, Mapping):  # begins with the key to blame, if there is one
+            message = str(context["error"])
+            (word,) = re.findall(r"^\w*(?:\.\w+)*", message)
+            if word.partition(".")[0] not in given:
+                return key, "contradiction", f": {message}", ""
+            return _below(key, word), "contradiction", message.removeprefix(word), ""
         case "value_error":
-            return path, "range", f" {context['error']}", write
-        case "greater_than_equal" | "less_than_equal" if "[" not in full:
-            code, rule = _RULES[kind]
-            (bound,) = context.values()
-            return path, code, rule.format(**context), f" Write {full}={bound:g}."
-        case known if known in _RULES:
-            code, rule = _RULES[known]
-            meant = _option(full, given) or (
-                f" Write {_choice(full)}." if kind == "dataclass_type" else write
-            )
-            return path, code, rule.format(**context), meant
+            return key, "range", f" {context['error']}", hint
         case "target":
-            return path, "target", f": {one['msg']}", ""
-        case code if code in get_args(Code):
-            return path, code, f" {one['msg']}", _option(full, given) or write
-    return path, "type", f" is wrong: {one['msg']}", ""
+            return key, "target", f": {one['msg']}", ""
+        case known_code if known_code in get_args(Code):
+            return key, known_code, f" {one['msg']}", hint
+        case "greater_than_equal" | "less_than_equal" if "[" not in key:
+            hint = f" Write {key}={next(iter(context.values())):g}."
+        case "dataclass_type" if not _option(key, given):
+            hint = f" Write {_choice(key)}."
+    code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
+    message = re.sub(r"^\w+ should", " must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
+    return key, code, _TYPES.get(kind, message), hint
 
 
-def _contradiction(path: Path, message: str, given: Mapping[str, Any]) -> tuple[Path, Code, str, str]:
-    """Blame the key with which the message of a dataclass begins, or the whole group."""
-    (word,) = re.findall(r"^\w*(?:\.\w+)*", message)
-    first, *below = word.split(".")
-    if first not in given:
-        return path, "contradiction", f": {message}", ""
-    return (*path, first, *below), "contradiction", message.removeprefix(word), ""
-
-
-def _unknown(cls: type, node: Any, path: Path, key: str) -> str:
+def _unknown(parent: str, name: str, group: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     """Say that a key is unknown, and which one was meant or which there are."""
-    parent, group, known = _joined(key, path[:-1]), _at(node, path[:-1]), _known(cls, node, path[:-1])
-    if guess := did_you_mean(str(path[-1]), known, f"{parent}." if parent else ""):
+    if guess := did_you_mean(name, known, f"{parent}." if parent else ""):
         return f": no such key.{guess}"
     here = f" Known here: {', '.join(known)}." if known else " There are no keys here."
-    if "_target_" in group and _options(load_target(group["_target_"])) is None:
+    if target := group.get("_target_"):
         here += (
             " Where only _target_ is changed, the keys of the part before stay. To replace it: "
-            f"~{parent} '+{parent}={{_target_: {group['_target_']}}}'"
+            f"~{parent} '+{parent}={{_target_: {target}}}'"
         )
     return f": no such key.{here}"
 
 
-# --- keys and values ---
-
-_ABSENT = object()
-
-
-def _joined(key: str, path: Path) -> str:
-    """The full key of what stands at `path` below `key`."""
-    for part in path:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else part
-    return key
-
-
-def _items(node: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(node, Mapping):
-        yield from node.items()
-    elif isinstance(node, list | tuple):
-        yield from enumerate(node)
-
-
-def _at(node: Any, path: Path) -> Any:
-    for part in path:
-        node = dict(_items(node)).get(part, _ABSENT)
-    return node
-
-
-def _path(one: Any, node: Any) -> Path:
-    """Where an error is. A part of `loc` that leads nowhere in `node` is no key, but a member of a union."""
-    path: Path = ()
-    for part in one["loc"]:
-        if _at(node, (*path, part)) is not _ABSENT:
-            path = (*path, part)
-    if one["type"] == "missing":
-        return (*path, one["loc"][-1])
-    if one["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        return (*path, one["ctx"]["discriminator"].strip("'"))
-    return path
-
-
-def _known(cls: type, node: Any, path: Path) -> Mapping[str, Any]:
-    """The keys, with their types, of the group at `path` in `node`, which becomes a `cls`."""
-    hint: Any = cls
-    keys: Mapping[str, Any] = {}
-    for part in (None, *path):
-        if part is not None:
-            hint, node = keys.get(str(part), hint), _at(node, (part,))
-        if isinstance(node, Mapping) and "_target_" in node:
-            target = load_target(node["_target_"])
-            hint = _options(target)
-            keys = dict.fromkeys(sorted(set(accepted_settings(target) or ()) - GIVEN))
-        if hint is not None:
-            shapes = [_hints(one) for one in _dataclasses(hint)]
-            kind = node.get("kind") if isinstance(node, Mapping) else None
-            fitting = [shape for shape in shapes if kind in get_args(shape.get("kind"))]
-            keys = {name: hint for shape in fitting or shapes for name, hint in shape.items()}
-    return keys
-
-
-def _dataclasses(hint: Any) -> Iterator[type]:
-    """The dataclasses in a type: itself, or the members of a union, of a list, ..."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        yield hint
-    for part in get_args(hint):
-        yield from _dataclasses(part)
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of the fields that can be given."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+def _below(key: str, part: str | int) -> str:
+    """The full key of `part` below `key`, a name or the place in a list."""
+    return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}" if key else part
 
 
 def _choice(key: str) -> str:
@@ -311,7 +245,7 @@ def _option(key: str, value: Any) -> str:
     return ""
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     """`value` as a message shows it: as YAML would, and short."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
