@@ -11,7 +11,7 @@ import pytest
 import labrl.cli
 import labrl.lab.job
 from labrl.config.compose import compose
-from labrl.config.other_names import all_keys, other_names
+from labrl.config.names import all_keys, other_names
 from labrl.errors import LabrlError, Mistake
 
 WRONG = {

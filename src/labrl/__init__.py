@@ -41,7 +41,7 @@ def train(
     import json
 
     from labrl.config.compose import compose, resolve, to_plain
-    from labrl.config.generated import choices_of
+    from labrl.config.presets import choices_of
     from labrl.errors import InputError
     from labrl.processes import let_threads_sleep, name_user_and_home
     from labrl.script import begin

@@ -90,7 +90,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     import hydra
     from hydra._internal.utils import get_args
 
-    from labrl.config.compose import explain, prepare
+    from labrl.config.compose import prepare
     from labrl.config.folder import config_folder
     from labrl.config.kinds import kinds_replace
     from labrl.lab.again import Again
@@ -150,6 +150,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
         except LabrlError:
             raise
         except Exception as error:
+            from labrl.config.explain import explain
+
             raise explain(error, words.overrides, words.config_dir, words.multirun) from error
     return job.exit_code
 
@@ -181,11 +183,13 @@ def _print_presets(words: Namespace) -> int:
 
 def _check_words(arguments: Sequence[str]) -> None:
     """Raise InputError, which says all that is wrong, where a word is neither a flag nor an override."""
-    from labrl.config.compose import explain, prepare
+    from labrl.config.compose import prepare
     from labrl.lab.command_line import stray_words
 
     mistakes, overrides = stray_words(arguments)
     if mistakes and {"-h", "--help", "--hydra-help"}.isdisjoint(arguments):
+        from labrl.config.explain import explain
+
         prepare()
         raise explain(InputError.of(mistakes), overrides, multirun=True)
 
@@ -194,7 +198,7 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
     """`labrl-envs [part of a name]`: one environment a line, its name, kind and id. Returns the exit code."""
     import argparse
 
-    from labrl.config.environments import listed
+    from labrl.config.names import environments
 
     parser = argparse.ArgumentParser(
         prog="labrl-envs",
@@ -206,7 +210,7 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         part = parser.parse_args(argv).part
-        known = listed()
+        known = environments()
         rows = [row for row in known if part in row[0]]
         if not rows:
             guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs without a word lists all."

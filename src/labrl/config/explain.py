@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator, Sequence
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
@@ -14,25 +17,59 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.other_names import (
-    SOME,
-    all_keys,
-    env_of,
-    option_named,
-    owners_of,
-    some,
-    unknown_key,
-)
-from labrl.errors import Mistake, nearest, suggested
+from labrl.config.compose import hydra_initialized, resolve
+from labrl.config.names import SOME, all_keys, env_of, option_named, owners_of, some, unknown_key
+from labrl.errors import InputError, LabrlError, Mistake, nearest, suggested
 
 
-def wrong_overrides(
-    overrides: Sequence[str], loader: ConfigLoader, multirun: bool = False
-) -> tuple[list[Mistake], list[str]]:
-    """What is wrong with each of `overrides`, and those in which Hydra finds nothing wrong.
+def explain(
+    error: Exception,
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None = None,
+    multirun: bool = False,
+) -> LabrlError:
+    """Return everything that is wrong with `overrides`, which Hydra has refused with `error`.
 
-    multirun: whether an override may give several values. Of a key the second list then has the first, and of
-    a group an option with which something is wrong.
+    multirun: whether an override may give several values.
+    """
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        where = f" {os.path.abspath(error.filename)}" if error.filename else ""
+        return InputError(
+            f"the run folder cannot be made ({error.strerror or error}:{where}): "
+            "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m",
+            code="usage",
+            key="hydra.sweep.dir" if multirun else "hydra.run.dir",
+        )
+    found = list(error.mistakes) if isinstance(error, LabrlError) else []
+    if isinstance(error, LabrlError) and not overrides:
+        return error
+    with hydra_initialized(config_dir):
+        loader = GlobalHydra.instance().config_loader()
+        mistakes, trials = _trials(overrides, loader, multirun)
+        found += mistakes
+        for trial in trials:
+            mistakes, fine, cfg = _wrong_in_trial(trial, loader)
+            if mistakes:
+                break
+        found += mistakes
+        typed = {one.key_or_group for one in fine if "." in one.key_or_group or one.key_or_group == "seed"}
+        try:
+            if typed or not found:
+                resolve(cfg)
+        except LabrlError as wrong:  # a contradiction may come from the overrides that are left out
+            among = [one for one in wrong.mistakes if one.key in typed and one.code != "contradiction"]
+            found += among if found else wrong.mistakes
+        except Exception:  # the error that is explained is this one
+            pass
+    return InputError.of(found) if found else InputError(_first_line(error), code="usage")
+
+
+def _trials(
+    overrides: Sequence[str], loader: ConfigLoader, multirun: bool
+) -> tuple[list[Mistake], Iterator[tuple[Override, ...]]]:
+    """Return what is wrong with single overrides, and the others as those of each trial.
+
+    Of several values of a key the trials have the first, and of a group every option.
     """
     mistakes: list[Mistake] = []
     parsed: list[list[Override]] = []
@@ -58,12 +95,7 @@ def wrong_overrides(
             key, typed = one.key_or_group, word.partition("=")[2]
             message = f"several values are an experiment (labrl -m '{word}') or a list ({key}=[{typed}])"
             mistakes.append(Mistake("usage", key, f"{word}: {message}"))
-    fine: list[str] = []
-    for trial in itertools.product(*parsed):
-        found, fine = _wrong_in_trial(trial, loader)
-        if found:
-            return mistakes + found, fine
-    return mistakes, fine
+    return mistakes, itertools.product(*parsed)
 
 
 def _bad_syntax(word: str, parser: OverridesParser) -> Mistake:
@@ -77,19 +109,15 @@ def _bad_syntax(word: str, parser: OverridesParser) -> Mistake:
         advice = f"choice(...) cannot hold null; write '{key}={value[7:-1]}'"
     elif not equals:
         advice = f"write {key}=<value>"
-    elif key and cleaned != word and _can_be_read(cleaned, parser):
-        advice = f"write {cleaned}"
     elif re.search(r"[\s;][\w./]+=", value):
         advice = "write several overrides without quotes around all, and with a space between them"
+    elif key and cleaned != word:
+        try:
+            parser.parse_override(cleaned)
+            advice = f"write {cleaned}"
+        except HydraException:
+            pass
     return Mistake("syntax", key.lstrip("+~") or word, f"{word}: cannot be read: {advice}")
-
-
-def _can_be_read(word: str, parser: OverridesParser) -> bool:
-    try:
-        parser.parse_override(word)
-    except HydraException:
-        return False
-    return True
 
 
 def _is_choice(one: Override, loader: ConfigLoader) -> bool:
@@ -106,32 +134,45 @@ def _options(group: str, loader: ConfigLoader) -> list[str]:
     return options
 
 
-def _wrong_in_trial(overrides: Sequence[Override], loader: ConfigLoader) -> tuple[list[Mistake], list[str]]:
-    """What is wrong with each override of one trial, and those in which nothing is wrong."""
+def _wrong_in_trial(
+    overrides: Sequence[Override], loader: ConfigLoader
+) -> tuple[list[Mistake], list[Override], DictConfig]:
+    """Return what is wrong with the overrides of one trial, the others, and what these compose."""
+
+    def load(choices: Sequence[Override]) -> DictConfig:
+        words = [str(one.input_line) for one in choices]
+        return loader.load_configuration("config", words, run_mode=RunMode.RUN)
+
     mistakes: list[Mistake] = []
-    fine: list[str] = []
-    cfg = loader.load_configuration("config", [], run_mode=RunMode.RUN)
     # the whole before its parts, and all choices before the keys that come with them
-    choices = sorted((one for one in overrides if _is_choice(one, loader)), key=_order)
     keys = [one for one in overrides if not _is_choice(one, loader)]
-    for one in (*choices, *keys):
-        word = str(one.input_line)
+    choices = [one for one in overrides if _is_choice(one, loader)]
+    choices.sort(key=lambda one: (one.is_delete(), one.key_or_group.count("/")))
+    fine = choices.copy()
+    try:
+        cfg = load(choices)
+    except Exception:
+        fine, cfg = [], load([])
+        for one in choices:
+            try:
+                cfg = load([*fine, one])
+                fine.append(one)
+            except Exception as error:
+                mistakes.append(_wrong_choice(one, error, cfg, loader))
+    for one in keys:
         try:
-            cfg = loader.load_configuration("config", [*fine, word], run_mode=RunMode.RUN)
-            fine.append(word)
+            ConfigLoaderImpl._apply_overrides_to_config([one], cfg)
+            fine.append(one)
         except Exception as error:
-            explain = _wrong_choice if one in choices else _wrong_key
-            mistakes.append(explain(one, error, cfg, loader))
-    return mistakes, fine
-
-
-def _order(one: Override) -> tuple[bool, int]:
-    return one.is_delete(), one.key_or_group.count("/")
+            mistakes.append(_wrong_key(one, error, cfg, loader))
+    return mistakes, fine, cfg
 
 
 def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
     """What is wrong with a choice of an option beside those that make `cfg`."""
     group, word = one.key_or_group, str(one.input_line)
+    if isinstance(error, LabrlError):
+        return error.mistakes[0]
     options = _options(group, loader)
     if not options:
         near = suggested(nearest(group, _groups(loader), 3))
@@ -147,18 +188,18 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
         return _unknown_option(group, word.partition("=")[2], options)
     key = group.replace("/", ".")
     if one.package is not None:
-        place = one.package
-        part = f"'{place}={{_target_: <class>}}', with its keys beside _target_"
-        message = f"nothing is chosen from {group} at {place}. A part is put there whole: {part}"
+        part = f"'{one.package}={{_target_: <class>}}', with its keys beside _target_"
+        message = f"nothing is chosen from {group} at {one.package}. A part is put there whole: {part}"
     elif group in cfg.hydra.runtime.choices:
         if not one.is_add():
-            return Mistake("syntax", group, f"{word}: {first_line(error)}")
+            is_loop = isinstance(error, RecursionError)
+            why = "the defaults of its file lead back to itself" if is_loop else _first_line(error)
+            return Mistake("syntax", group, f"{word}: {why}")
         message = f"there is such a group; write {word.lstrip('+')}, without the plus"
     elif owners := owners_of(key, all_keys(cfg)):
         whole = key.partition(".")[0]
-        message = (
-            f"{whole}={cfg.hydra.runtime.choices[whole]} has no such part; choose {some(owners)} to have one"
-        )
+        has = f"{whole}={cfg.hydra.runtime.choices[whole]}"
+        message = f"{has} has no such part; choose {some(owners)} to have one"
     else:
         message = f"nothing is chosen from this group so far; write +{word.lstrip('+')}"
     return Mistake("unknown-key", group, f"{word}: {message}")
@@ -200,8 +241,11 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
         if above is not None and not owners_of(key, known):
             node = OmegaConf.select(cfg, above, throw_on_resolution_failure=False)
             if not OmegaConf.is_config(node):
-                message = f"{above} is {'null' if node is None else node}, so there are no keys below it"
-                return Mistake("unknown-key", key, f"{word}: {message}. {_give_keys(above, cfg, loader)}")
+                value, group = "null" if node is None else node, above.replace(".", "/")
+                others = [f"{group}={name}" for name in _options(group, loader)]
+                message = f"there are no keys below {above}={value}"
+                advice = f"choose {some(others)}" if others else f"write {above}=<value>"
+                return Mistake("unknown-key", key, f"{word}: {message}; {advice}")
         return unknown_key(key, value, known)
     if one.is_add():
         message = f"there is such a key; write {word.lstrip('+')}, without the plus"
@@ -211,22 +255,10 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
     if value == "null":
         return Mistake("type", key, f"{word}: it cannot be null; give it a value, or leave the word out")
     advice = f"~{key} '+{word}' puts something of another kind there"
-    return Mistake("type", key, f"{word}: {first_line(cause or error)}; {advice}")
+    return Mistake("type", key, f"{word}: {_first_line(cause or error)}; {advice}")
 
 
-def _give_keys(key: str, cfg: DictConfig, loader: ConfigLoader) -> str:
-    """What to do so that there are keys below `key`, which has a value without any."""
-    words = OmegaConf.to_container(cfg.hydra.overrides.task, resolve=False)
-    assert isinstance(words, list)
-    if typed := next((word for word in words if word.startswith(f"{key}=")), None):
-        return f"Leave out {typed}."
-    group = key.replace(".", "/")
-    others = set(_options(group, loader)) - {cfg.hydra.runtime.choices.get(group)}
-    choices = [f"{group}={option}" for option in sorted(others)]
-    return f"First choose {some(choices)}." if choices else f"Write {key}=<value>."
-
-
-def first_line(text: object) -> str:
+def _first_line(text: object) -> str:
     """The first line that says something: one that ends with a colon says it in the next."""
     first, _, rest = str(text).strip().partition("\n")
-    return f"{first} {first_line(rest)}" if first.endswith(":") and rest.strip() else first
+    return f"{first} {_first_line(rest)}" if first.endswith(":") and rest.strip() else first

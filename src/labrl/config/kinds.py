@@ -17,6 +17,9 @@ from omegaconf.basecontainer import BaseContainer
 
 from labrl.schedules import written_out
 
+CONSTANT = ("env.", "hydra.", "meta.", "search.", "wandb.")
+"""Beginnings of keys whose values are no schedules, whatever they look like: `wandb.name=linear:1:0`."""
+
 
 @contextmanager
 def kinds_replace() -> Iterator[None]:
@@ -33,7 +36,8 @@ def kinds_replace() -> Iterator[None]:
             merge(dest, src, *options, **named)
 
     def set_written_out(self: BaseContainer, key: Any, value: Any) -> None:
-        set_item(self, key, written_out(value) if isinstance(self, DictConfig) else value)
+        may_change = isinstance(self, DictConfig) and not str(self._get_full_key(key)).startswith(CONSTANT)
+        set_item(self, key, written_out(value) if may_change else value)
 
     BaseContainer._map_merge = staticmethod(merge_or_replace)  # type: ignore[method-assign]
     BaseContainer._set_item_impl = set_written_out  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from labrl.config.folder import config_folder
+from labrl.config.keys import walk
 from labrl.envs.games import games
 
 GAME = "<game>"
@@ -19,7 +20,7 @@ GAME = "<game>"
 
 @cache
 def rule() -> dict[str, Any]:
-    """The content of configs/presets.yaml: lines of agents and environments, parts, and optimizers."""
+    """Return the content of configs/presets.yaml: agents, parts, environments and optimizers."""
     content = yaml.safe_load((config_folder() / "presets.yaml").read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
@@ -46,13 +47,28 @@ def _agents(agent: str) -> list[str]:
     return list(rule()["agents"].get(agent, [agent]))
 
 
-def optimizer_of(presets: Sequence[str], usual: str) -> str:
-    """Return the option of agent/optimizer that the strongest of `presets` has in configs/presets.yaml.
+def optimizer_option(option: str) -> str:
+    """Return the option of agent/optimizer that `auto:<usual>:<preset>` is; any other is itself.
 
-    usual: returned if none of them has one.
+    It is the one that the strongest preset has in configs/presets.yaml, or `<usual>` if none has one.
     """
+    auto, _, rest = option.partition(":")
+    if auto != "auto":
+        return option
+    usual, _, preset = rest.partition(":")
+    pair = preset.removeprefix("auto:").split(":")
+    presets = preset_names(*pair) if preset.startswith("auto:") else [preset]
     own = rule()["optimizers"]
     return next((own[name] for name in reversed(presets) if name in own), usual)
+
+
+def choices_of(hydra: Any) -> dict[str, str]:
+    """Return the option of each group, from Hydra's own node, without the groups of Hydra itself."""
+    options = hydra.runtime.choices.items()
+    choices = {str(group): str(option) for group, option in options if not group.startswith("hydra/")}
+    if "agent/optimizer" in choices:
+        choices["agent/optimizer"] = optimizer_option(choices["agent/optimizer"])
+    return choices
 
 
 def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | None = None) -> str:
@@ -68,8 +84,8 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
     from labrl.config.compose import compose, hydra_initialized
 
     cfg = compose(overrides, config_dir, with_hydra=True)
-    final = OmegaConf.to_container(cfg, resolve=False)
-    optimizer = str(cfg.hydra.runtime.choices.get("agent/optimizer"))
+    final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
+    chosen = str(cfg.hydra.runtime.choices.get("agent/optimizer"))
     lines = []
     with hydra_initialized(config_dir):
         loader = GlobalHydra.instance().config_loader()
@@ -80,10 +96,10 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
             if file is None or not file.path.startswith("file://"):
                 continue
             lines.append(os.path.join(file.path.removeprefix("file://"), group, f"{name}.yaml"))
-            values = list(_values(OmegaConf.to_container(file.config, resolve=False)))
-            rows = [(key, value, _at(final, key)) for key, value in values]
-            if own := optimizer_of([name], ""):
-                rows.append(("agent/optimizer", own, own if optimizer.startswith("auto:") else optimizer))
+            values = _values(OmegaConf.to_container(file.config, resolve=False))
+            rows = [(key, value, final.get(key)) for key, value in values.items()]
+            if own := rule()["optimizers"].get(name):
+                rows.append(("agent/optimizer", own, own if chosen.startswith("auto:") else chosen))
             width = max((len(key) for key, _, _ in rows), default=0)
             for key, value, now in rows:
                 replaced = "" if now == value else f"  (replaced by {_written(now)})"
@@ -91,20 +107,14 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
     return "\n".join(lines or ["No preset file applies."])
 
 
-def _values(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Full keys and values; a component or a schedule is one value."""
-    if isinstance(node, Mapping) and not {"_target_", "kind"} & set(node):
-        for name, value in node.items():
-            yield from _values(value, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, node
-
-
-def _at(node: Any, key: str) -> Any:
-    """The value of a full key; None where there is none."""
-    for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node
+def _values(node: Any) -> dict[str, Any]:
+    """Value by full key; a component or a schedule is one value."""
+    found: dict[str, Any] = {}
+    for key, value in walk(node):
+        is_group = isinstance(value, Mapping) and not {"_target_", "kind"} & set(value)
+        if not is_group and not any(key.startswith((f"{whole}.", f"{whole}[")) for whole in found):
+            found[key] = value
+    return found
 
 
 def _written(value: Any) -> str:

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Sequence
 
 from labrl.config.folder import config_folder
-from labrl.config.other_names import (
+from labrl.config.names import (
     VERBS,
     choice_of,
-    names_in,
     option_named,
+    options_of,
     other_names,
     other_words,
     owners_of,
@@ -128,9 +128,9 @@ def _meant(name: str, value: str) -> str:
     if ("." in plain and "/" not in plain) or (config_folder() / plain).is_dir():
         return shlex.quote(f"{plain}={value}") if value else f"{plain}=<value>"
     for node in ("agent", "env", "meta", "wandb"):
-        if owners_of(f"{node}.{plain}", ()):
+        if owners_of(f"{node}.{plain}"):
             return f"{node}.{plain}={value or '<value>'}"
-    options = [option for group in ("agent", "env", "meta") for option in names_in(group)]
+    options = [option for group in ("agent", "env", "meta") for option in options_of(group)]
     near = nearest(name, [*FLAGS, *words, *options])
     if not near:
         return f"<key>={value or '<value>'}"

@@ -105,7 +105,7 @@ class Job:
         plain = to_plain(cfg)
         config = resolve(plain, cfg)
         # Imported late: a mistyped key must not wait for the rest.
-        from labrl.config.generated import choices_of
+        from labrl.config.presets import choices_of
         from labrl.lab.resume import FinishedError
         from labrl.lab.summary import print_summary
         from labrl.lab.trial import run_trial

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.generated import choices_of
+from labrl.config.presets import choices_of
 from labrl.errors import INTERRUPTED, TERMINATED, LabrlError
 from labrl.lab.again import Again
 from labrl.lab.overrides import quoted

@@ -1,0 +1,195 @@
+"""What keys and options are called: in labrl's files, and in other libraries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from labrl.config.folder import config_folder
+from labrl.config.keys import walk
+from labrl.envs.games import games
+from labrl.errors import Mistake, nearest, suggested
+
+VERBS = ("resume", "rerun", "enjoy", "force", "pin")
+"""Words that are typed with a plus and are no keys."""
+
+SOME = 8
+"""Options or owners of a key that a message lists at most."""
+
+
+# --- the groups of labrl ---
+
+
+@cache
+def environments() -> list[tuple[str, str, str]]:
+    """Return (name, kind, id) of every environment: those with a file of their own, then the Atari games."""
+    rows = []
+    for file in sorted((config_folder() / "env").glob("*.yaml")):
+        if file.stem not in ("atari", "gymnasium"):  # which need a further key: the game, or the id
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            rows.append((file.stem, "gymnasium", str(content["id"])))
+    rows += [(game, "atari", game) for game in games()]
+    return [*rows, ("gymnasium", "gymnasium", "any: labrl env=gymnasium env.id=<id>")]
+
+
+@cache
+def options_of(group: str) -> tuple[str, ...]:
+    """Return the options of a group of labrl's; of `env` those that need no further key."""
+    if group == "env":
+        return tuple(name for name, _, _ in environments())
+    return tuple(sorted(file.stem for file in (config_folder() / group).glob("*.yaml")))
+
+
+@cache
+def _keys_in(group: str, option: str) -> frozenset[str]:
+    """The keys of the file of an option of labrl's, and of those that it builds on."""
+    file = config_folder() / group / f"{option}.yaml"
+    content: Any = (yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None) or {}
+    found: set[str] = set()
+    for entry in content.pop("defaults", []):
+        if isinstance(entry, str):
+            found |= _keys_in(group, entry)
+            continue
+        for name, chosen in entry.items():
+            part = name.split()[-1]
+            found |= {part, *(f"{part}.{key}" for key in _keys_in(f"{group}/{part}", str(chosen)))}
+    return frozenset(found | set(all_keys(content.get(group, content))))
+
+
+def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
+    """Return what to choose, such as agent=ppo or agent/target=polyak, for there to be such a key.
+
+    known: the keys of the chosen configuration, whose parts can have other options.
+    """
+    parts = key.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        group, inner = "/".join(parts[:length]), ".".join(parts[length:])
+        if length == 1 or ".".join(parts[:length]) in known:
+            files = sorted((config_folder() / group).glob("*.yaml"))
+            if found := [f"{group}={file.stem}" for file in files if inner in _keys_in(group, file.stem)]:
+                return ["env=<any Atari game>" if one == "env=atari" else one for one in found]
+    return []
+
+
+def all_keys(cfg: DictConfig | Mapping[str, Any]) -> list[str]:
+    """Return every full key of a configuration."""
+    plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
+    return [key for key, _ in walk(plain) if key and "[" not in key]
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the names, or the first of them, in a line."""
+    return ", ".join(names[:SOME]) + (" and others" if len(names) > SOME else "")
+
+
+# --- other libraries ---
+
+
+@dataclass(frozen=True)
+class OtherName:
+    """A key of labrl's that has another name in other libraries."""
+
+    key: str
+    meaning: str
+    """The beginning of a sentence that the key ends."""
+    type: str
+    """What to type; empty where it is the key with the value that was given."""
+
+    def typed(self, value: str) -> str:
+        """Return what to type instead of the other name with `value`."""
+        if self.key in ("agent", "env"):
+            return choice_of(self.key, value)
+        return self.type or f"{self.key}={value or '<value>'}"
+
+
+@cache
+def _content() -> dict[str, Any]:
+    content = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
+
+
+@cache
+def other_names() -> dict[str, list[OtherName]]:
+    """Return what is meant by each name that users bring from other libraries, the likeliest first."""
+    found: dict[str, list[OtherName]] = {}
+    for entry in _content()["keys"]:
+        meant = OtherName(entry["key"], entry["meaning"], entry.get("type", ""))
+        for name in entry["names"]:
+            found.setdefault(name, []).append(meant)
+    return found
+
+
+def other_words() -> dict[str, str]:
+    """Return what to type for the words that are commands elsewhere, such as train."""
+    words = _content()["words"]
+    assert isinstance(words, dict)
+    return words
+
+
+def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
+    """Return the mistake `key=value`, where `known` are all keys of the chosen configuration."""
+    keys = sorted(known, key=lambda name: name.count("."))
+    parent, _, leaf = key.rpartition(".")
+    elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
+    said: dict[str, str] = {}
+    for one in other_names().get(leaf.lower(), []):
+        if one.key in keys:
+            said[one.meaning] = f"{one.key} ({one.typed(value)})"
+            break
+        if owners := owners_of(one.key, keys):
+            said[one.meaning] = f"{one.key}, which is there with {some(owners)}"
+    if not said and (parent or not elsewhere):
+        places = [key] if parent else [f"{node}.{leaf}" for node in ("agent", "env")]
+        if owners := [owner for place in places for owner in owners_of(place, keys)]:
+            said["to have it, choose"] = some(owners)
+    if said:
+        answer = "; ".join(" ".join(pair) for pair in said.items())
+        return Mistake("unknown-key", key, f"{key}: no such key; {answer}")
+    beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
+    if not parent:
+        beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
+    near = elsewhere or [beside[name] for name in nearest(leaf, beside, 3)]
+    if near or parent not in keys:
+        hint = suggested((near or nearest(key, keys, 3))[:3])
+    elif beside:
+        hint = f" Known there: {some(list(beside.values()))}."
+    else:
+        hint = f" To add it there write +{key}={value or '<value>'}."
+    node = "hydra" if key.startswith("hydra.") else "job"
+    return Mistake("unknown-key", key, f"{key}: no such key.{hint} labrl --cfg {node} prints every key.")
+
+
+def option_named(word: str) -> str:
+    """Return group=option for the name of an option, or '' where there is none."""
+    groups = ["agent", "env", "meta", "wandb", "experiment", "agent/network", "agent/memory"]
+    if group := next((one for one in groups if word.lower() in options_of(one)), ""):
+        return f"{group}={word.lower()}"
+    by_id = env_of(word)
+    return "" if by_id.endswith("<id>") else by_id
+
+
+def choice_of(group: str, value: str) -> str:
+    """Return group=option for an option as other libraries spell it."""
+    if group == "env" and (found := env_of(value)):
+        return found
+    name, known = value.lower().replace("-", "_"), options_of(group)
+    return f"{group}={name if name in known else (nearest(name, known) or [value or '<option>'])[0]}"
+
+
+def env_of(env_id: str) -> str:
+    """Return env=ms_pacman for ALE/MsPacman-v5 or MsPacmanNoFrameskip-v4; '' for no id of Gymnasium's."""
+    if not re.search(r"-v\d+$", env_id) and not env_id.startswith("ALE/"):
+        return ""
+    stem = re.sub(r"(NoFrameskip|Deterministic|-ram)*(-v\d+)?$", "", env_id.rpartition("/")[2])
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
+    stems = {name: one for one, _, known in environments() for name in (one, known.rpartition("-v")[0])}
+    own = stems.get(name) or stems.get(stem)
+    return f"env={own}" if own else f"env=gymnasium env.id={env_id}"
