@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import re
@@ -160,9 +161,11 @@ def _wrong_in_trial(
             except Exception as error:
                 mistakes.append(_wrong_choice(one, error, cfg, loader))
     for one in keys:
+        changed = copy.deepcopy(cfg)  # an override that fails leaves traces
         try:
-            ConfigLoaderImpl._apply_overrides_to_config([one], cfg)
+            ConfigLoaderImpl._apply_overrides_to_config([one], changed)
             fine.append(one)
+            cfg = changed
         except Exception as error:
             mistakes.append(_wrong_key(one, error, cfg, loader))
     return mistakes, fine, cfg
