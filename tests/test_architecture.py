@@ -22,6 +22,7 @@ VOCABULARY = (
     "config.keys",
     "config.schema",
     "lab.search.options",
+    "dashboards.options",
     "script",
     "config.validate",
 )

@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.folder import config_folder
-from labrl.config.presets import applied_presets, choices_of, preset_names, rule
+from labrl.config.presets import choices_of, preset_names, rule
 from labrl.config.schema import TrialConfig
 from labrl.config.sources import GeneratedSource
 from labrl.envs.games import games
 from labrl.errors import InputError
+from labrl.lab.applied_presets import applied_presets
 from labrl.lab.trial import check
 from labrl.schedules import LinearSchedule
 

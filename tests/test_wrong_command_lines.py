@@ -11,8 +11,8 @@ import pytest
 import labrl.cli
 import labrl.lab.job
 from labrl.config.compose import compose
-from labrl.config.names import all_keys, other_names
 from labrl.errors import LabrlError, Mistake
+from labrl.mistakes.names import all_keys, other_names
 
 WRONG = {
     # keys

@@ -89,8 +89,9 @@ def _run(arguments: list[str], typed: Typed) -> int:
     """Let Hydra compose and call a `Job` for each trial. Raises InputError for what it cannot compose."""
     import hydra
     from hydra._internal.utils import get_args
+    from hydra.errors import HydraException
 
-    from labrl.config.compose import prepare
+    from labrl.config.compose import explain, prepare
     from labrl.config.folder import config_folder
     from labrl.config.kinds import kinds_replace
     from labrl.lab.again import Again
@@ -150,9 +151,15 @@ def _run(arguments: list[str], typed: Typed) -> int:
         except LabrlError:
             raise
         except Exception as error:
-            from labrl.config.explain import explain
-
-            raise explain(error, words.overrides, words.config_dir, words.multirun) from error
+            if isinstance(error, HydraException) or not isinstance(error, OSError):
+                raise explain(error, words.overrides, words.config_dir, words.multirun) from error
+            where = f" {os.path.abspath(error.filename)}" if error.filename else ""
+            raise InputError(
+                f"the run folder cannot be made ({error.strerror or error}:{where}): "
+                "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m",
+                code="usage",
+                key="hydra.sweep.dir" if words.multirun else "hydra.run.dir",
+            ) from error
     return job.exit_code
 
 
@@ -167,7 +174,7 @@ def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
 
 def _print_presets(words: Namespace) -> int:
     """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
-    from labrl.config.presets import applied_presets
+    from labrl.lab.applied_presets import applied_presets
     from labrl.lab.completion import TAKE_A_RUN
 
     past = [word.partition("=")[0] for word in words.overrides if word.startswith(TAKE_A_RUN)]
@@ -183,13 +190,11 @@ def _print_presets(words: Namespace) -> int:
 
 def _check_words(arguments: Sequence[str]) -> None:
     """Raise InputError, which says all that is wrong, where a word is neither a flag nor an override."""
-    from labrl.config.compose import prepare
-    from labrl.lab.command_line import stray_words
+    from labrl.config.compose import explain, prepare
+    from labrl.mistakes.words import stray_words
 
     mistakes, overrides = stray_words(arguments)
     if mistakes and {"-h", "--help", "--hydra-help"}.isdisjoint(arguments):
-        from labrl.config.explain import explain
-
         prepare()
         raise explain(InputError.of(mistakes), overrides, multirun=True)
 
@@ -198,7 +203,7 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
     """`labrl-envs [part of a name]`: one environment a line, its name, kind and id. Returns the exit code."""
     import argparse
 
-    from labrl.config.names import environments
+    from labrl.envs.games import environments
 
     parser = argparse.ArgumentParser(
         prog="labrl-envs",

@@ -122,39 +122,21 @@ class LostProcessError(LabrlError):
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """At most `count` known spellings close to `word`, the closest first.
+    """Return at most `count` known spellings close to `word`, the closest first.
 
-    A name is close that takes few edits, or a single one if it is short, or that begins with `word`.
+    A name is close that shares most letters with `word`, or begins with it.
     """
     given = word.lower()
-    ranks: dict[str, tuple[float, float, int]] = {}
+    ranks: dict[str, tuple[float, int]] = {}
     for name in known:
         lower = name.lower()
         ratio = difflib.SequenceMatcher(None, lower, given).ratio()
-        begins = len(given) >= 3 and lower.startswith(given)
-        if ratio < 0.6 and not begins:
-            continue
-        edits = _edits(given, lower)
-        if begins or edits == 1 or len(lower) > SHORT:
-            ranks[name] = (min(edits, 1.5) if begins else edits, -ratio, _edits(word, name))
+        if len(given) >= 3 and lower.startswith(given):
+            ratio = max(ratio, 0.95)
+        in_place = sum(map(str.__eq__, lower, given)) - abs(len(lower) - len(given))
+        if ratio >= 0.6:
+            ranks[name] = (-ratio, -in_place)
     return sorted(ranks, key=lambda name: ranks[name])[:count]
-
-
-SHORT = 4
-"""Up to this length a name is close only if it takes a single edit: a3c is close to a2c, and not to sac."""
-
-
-def _edits(word: str, other: str) -> int:
-    """Letters to insert, leave out, replace or swap with the next one, to turn `word` into `other`."""
-    rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(word, 1):
-        row = [i]
-        for j, expected in enumerate(other, 1):
-            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != expected)))
-            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == expected:
-                row[j] = min(row[j], rows[-2][j - 2] + 1)
-        rows.append(row)
-    return rows[-1][-1]
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:

@@ -39,9 +39,39 @@ def compose(
     except LabrlError:
         raise
     except Exception as error:
-        from labrl.config.explain import explain
-
         raise explain(error, overrides, config_dir) from error
+
+
+def explain(
+    error: Exception,
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None = None,
+    multirun: bool = False,
+) -> LabrlError:
+    """Return everything that is wrong with `overrides`, which Hydra has refused with `error`.
+
+    multirun: whether an override may give several values.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+
+    from labrl.mistakes.overrides import first_line, wrong_overrides
+
+    if isinstance(error, LabrlError) and not overrides:
+        return error
+    found = list(error.mistakes) if isinstance(error, LabrlError) else []
+    with hydra_initialized(config_dir):
+        mistakes, fine, cfg = wrong_overrides(overrides, GlobalHydra.instance().config_loader(), multirun)
+        found += mistakes
+        typed = {one.key_or_group for one in fine if "." in one.key_or_group or one.key_or_group == "seed"}
+        try:
+            if typed or not found:
+                resolve(cfg)
+        except LabrlError as wrong:  # a contradiction may come from the overrides that are left out
+            among = [one for one in wrong.mistakes if one.key in typed and one.code != "contradiction"]
+            found += among if found else wrong.mistakes
+        except Exception:  # the error that is explained is this one
+            pass
+    return InputError.of(found) if found else InputError(first_line(error), code="usage")
 
 
 @contextmanager
@@ -128,7 +158,7 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 def _unresolved(error: OmegaConfBaseException) -> InputError:
     """Return the mistake for an interpolation that leads nowhere."""
-    from labrl.config.names import owners_of
+    from labrl.mistakes.names import owners_of
 
     key = error.full_key or None
     lost = re.search(r"Interpolation key '([^']*)' not found(?: \(resolved to '([^']*)')?", str(error))
@@ -199,7 +229,7 @@ def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -
 
 def _with_other_names(mistake: Mistake, plain: Mapping[str, Any]) -> Mistake:
     """Return `mistake`; for an unknown key one that says what it is called in labrl, if anything is."""
-    from labrl.config.names import all_keys, other_names, unknown_key
+    from labrl.mistakes.names import all_keys, other_names, unknown_key
 
     key = mistake.key or ""
     leaf = key.rpartition(".")[2].lower()

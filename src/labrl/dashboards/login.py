@@ -9,7 +9,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Literal
 
-from labrl.config.schema import WandbConfig
+from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
 
 Mode = Literal["online", "offline", "disabled"]

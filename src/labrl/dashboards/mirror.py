@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labrl.config.schema import WandbConfig
 from labrl.config.validate import dataclass_of
 from labrl.dashboards.login import Mode, chosen
+from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import is_experiment, is_first_of_experiment, one_of_its_trials
 from labrl.storage.provenance import damages, recorded_config
@@ -83,7 +83,16 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
     for damage in damages(run):
         say(f"{run.path}: {damage}; the other files of the run stand in for it")
     options = {**recorded_config(run).get("wandb", {}), "mode": "online", **changes}
-    config = dataclass_of(WandbConfig, options, "wandb")
+    try:
+        config = dataclass_of(WandbConfig, options, "wandb")
+    except InputError as error:  # what was typed is an option of labrl-wandb, and no key
+        flags = {f"wandb.{name}": f"--{name}" for name in changes}
+        raise InputError.of(
+            dataclasses.replace(one, key=flags[one.key], message=one.message.replace(one.key, flags[one.key]))
+            if one.key in flags
+            else one
+            for one in error.mistakes
+        ) from None
     with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say) as delivery:
         pass
     return delivery.complete

@@ -1,4 +1,4 @@
-"""The Atari games of the installed ALE, listed without importing it: tab completion must be instant."""
+"""The environments that `env=` can choose, listed without importing the ALE: completion must be instant."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
+import yaml
+
+from labrl.config.folder import config_folder
 from labrl.errors import InputError, did_you_mean
 
 TWO_PLAYER_GAMES = frozenset({"combat", "joust", "maze_craze", "warlords"})
@@ -20,6 +23,18 @@ def games() -> list[str]:
         return []
     roms = Path(package.submodule_search_locations[0]) / "roms"
     return sorted({rom.stem for rom in roms.glob("*.bin")} - TWO_PLAYER_GAMES)
+
+
+@cache
+def environments() -> list[tuple[str, str, str]]:
+    """Return (name, kind, id) of every environment: those with a file of their own, then the Atari games."""
+    rows = []
+    for file in sorted((config_folder() / "env").glob("*.yaml")):
+        if file.stem not in ("atari", "gymnasium"):  # which need a further key: the game, or the id
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            rows.append((file.stem, "gymnasium", str(content["id"])))
+    rows += [(game, "atari", game) for game in games()]
+    return [*rows, ("gymnasium", "gymnasium", "any: labrl env=gymnasium env.id=<id>")]
 
 
 def check_game(game: str) -> None:

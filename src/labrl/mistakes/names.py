@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.folder import config_folder
 from labrl.config.keys import walk
-from labrl.envs.games import games
+from labrl.envs.games import environments
 from labrl.errors import Mistake, nearest, suggested
 
 VERBS = ("resume", "rerun", "enjoy", "force", "pin")
@@ -25,18 +25,6 @@ SOME = 8
 
 
 # --- the groups of labrl ---
-
-
-@cache
-def environments() -> list[tuple[str, str, str]]:
-    """Return (name, kind, id) of every environment: those with a file of their own, then the Atari games."""
-    rows = []
-    for file in sorted((config_folder() / "env").glob("*.yaml")):
-        if file.stem not in ("atari", "gymnasium"):  # which need a further key: the game, or the id
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            rows.append((file.stem, "gymnasium", str(content["id"])))
-    rows += [(game, "atari", game) for game in games()]
-    return [*rows, ("gymnasium", "gymnasium", "any: labrl env=gymnasium env.id=<id>")]
 
 
 @cache

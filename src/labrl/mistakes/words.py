@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Sequence
 
 from labrl.config.folder import config_folder
-from labrl.config.names import (
+from labrl.errors import Code, Mistake, nearest
+from labrl.mistakes.names import (
     VERBS,
     choice_of,
     option_named,
@@ -17,7 +18,6 @@ from labrl.config.names import (
     other_words,
     owners_of,
 )
-from labrl.errors import Code, Mistake, nearest
 
 FLAGS = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--run", "-r", "--resolve"), ""),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import re
 from collections.abc import Iterator, Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
@@ -18,51 +16,24 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.compose import hydra_initialized, resolve
-from labrl.config.names import SOME, all_keys, env_of, option_named, owners_of, some, unknown_key
-from labrl.errors import InputError, LabrlError, Mistake, nearest, suggested
+from labrl.errors import LabrlError, Mistake, nearest, suggested
+from labrl.mistakes.names import SOME, all_keys, env_of, option_named, owners_of, some, unknown_key
 
 
-def explain(
-    error: Exception,
-    overrides: Sequence[str],
-    config_dir: str | os.PathLike[str] | None = None,
-    multirun: bool = False,
-) -> LabrlError:
-    """Return everything that is wrong with `overrides`, which Hydra has refused with `error`.
+def wrong_overrides(
+    overrides: Sequence[str], loader: ConfigLoader, multirun: bool = False
+) -> tuple[list[Mistake], list[Override], DictConfig]:
+    """Return what is wrong with each of `overrides`, those in which nothing is wrong, and what these compose.
 
-    multirun: whether an override may give several values.
+    multirun: whether an override may give several values. Of a key the second list then has the first, and of
+    a group an option with which something is wrong.
     """
-    if isinstance(error, OSError) and not isinstance(error, HydraException):
-        where = f" {os.path.abspath(error.filename)}" if error.filename else ""
-        return InputError(
-            f"the run folder cannot be made ({error.strerror or error}:{where}): "
-            "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m",
-            code="usage",
-            key="hydra.sweep.dir" if multirun else "hydra.run.dir",
-        )
-    found = list(error.mistakes) if isinstance(error, LabrlError) else []
-    if isinstance(error, LabrlError) and not overrides:
-        return error
-    with hydra_initialized(config_dir):
-        loader = GlobalHydra.instance().config_loader()
-        mistakes, trials = _trials(overrides, loader, multirun)
-        found += mistakes
-        for trial in trials:
-            mistakes, fine, cfg = _wrong_in_trial(trial, loader)
-            if mistakes:
-                break
-        found += mistakes
-        typed = {one.key_or_group for one in fine if "." in one.key_or_group or one.key_or_group == "seed"}
-        try:
-            if typed or not found:
-                resolve(cfg)
-        except LabrlError as wrong:  # a contradiction may come from the overrides that are left out
-            among = [one for one in wrong.mistakes if one.key in typed and one.code != "contradiction"]
-            found += among if found else wrong.mistakes
-        except Exception:  # the error that is explained is this one
-            pass
-    return InputError.of(found) if found else InputError(_first_line(error), code="usage")
+    mistakes, trials = _trials(overrides, loader, multirun)
+    for trial in trials:
+        found, fine, cfg = _wrong_in_trial(trial, loader)
+        if found:
+            break
+    return mistakes + found, fine, cfg
 
 
 def _trials(
@@ -196,7 +167,7 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
     elif group in cfg.hydra.runtime.choices:
         if not one.is_add():
             is_loop = isinstance(error, RecursionError)
-            why = "the defaults of its file lead back to itself" if is_loop else _first_line(error)
+            why = "the defaults of its file lead back to itself" if is_loop else first_line(error)
             return Mistake("syntax", group, f"{word}: {why}")
         message = f"there is such a group; write {word.lstrip('+')}, without the plus"
     elif owners := owners_of(key, all_keys(cfg)):
@@ -258,10 +229,10 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
     if value == "null":
         return Mistake("type", key, f"{word}: it cannot be null; give it a value, or leave the word out")
     advice = f"~{key} '+{word}' puts something of another kind there"
-    return Mistake("type", key, f"{word}: {_first_line(cause or error)}; {advice}")
+    return Mistake("type", key, f"{word}: {first_line(cause or error)}; {advice}")
 
 
-def _first_line(text: object) -> str:
+def first_line(text: object) -> str:
     """The first line that says something: one that ends with a colon says it in the next."""
     first, _, rest = str(text).strip().partition("\n")
-    return f"{first} {_first_line(rest)}" if first.endswith(":") and rest.strip() else first
+    return f"{first} {first_line(rest)}" if first.endswith(":") and rest.strip() else first

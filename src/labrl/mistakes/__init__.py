@@ -1,0 +1,1 @@
+"""What is wrong with a command line, and what was meant by it."""
