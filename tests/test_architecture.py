@@ -23,6 +23,8 @@ VOCABULARY = (
     "config.schema",
     "lab.search.options",
     "dashboards.options",
+    "session.options",
+    "mistakes.spelling",
     "script",
     "config.validate",
 )

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError, did_you_mean
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
 from labrl.lab.job import Job, refused
 from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun, typed_command
+from labrl.mistakes.spelling import did_you_mean
 from labrl.processes import Stopped, before_leaving, signals_raise
 from labrl.steady_output import steady_output
 from labrl.storage.provenance import Typed

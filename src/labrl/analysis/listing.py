@@ -16,7 +16,8 @@ from labrl.analysis.groups import grouped, told, value_at, varied
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
 from labrl.analysis.search import Confirmed, SearchResult, SearchTrial, read_search, runs_of
 from labrl.analysis.statistics import FAR_ENOUGH
-from labrl.errors import InputError, did_you_mean
+from labrl.errors import InputError
+from labrl.mistakes.spelling import did_you_mean
 from labrl.storage.experiment_folder import is_experiment
 
 KEYS = ("status", "agent", "env", "name")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from labrl import script
-from labrl.errors import InputError, LabrlError, did_you_mean
+from labrl.errors import InputError, LabrlError
+from labrl.mistakes.spelling import did_you_mean
 
 
 class TargetError(ValueError):

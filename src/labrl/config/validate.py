@@ -20,7 +20,8 @@ from labrl.config.component import Component, TargetError, accepted_settings, lo
 from labrl.config.folder import config_folder
 from labrl.config.keys import hints, walk
 from labrl.config.types import real_number, whole_number
-from labrl.errors import Code, InputError, LabrlError, Mistake, did_you_mean
+from labrl.errors import Code, InputError, LabrlError, Mistake
+from labrl.mistakes.spelling import did_you_mean
 
 T = TypeVar("T")
 

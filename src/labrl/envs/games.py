@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from labrl.config.folder import config_folder
-from labrl.errors import InputError, did_you_mean
+from labrl.errors import InputError
+from labrl.mistakes.spelling import did_you_mean
 
 TWO_PLAYER_GAMES = frozenset({"combat", "joust", "maze_craze", "warlords"})
 """ROMs that ship with the ALE and have no single-player mode: the ALE ends the process on them."""

@@ -15,7 +15,8 @@ from gymnasium import error
 
 from labrl.config.component import Component
 from labrl.envs.games import games
-from labrl.errors import EnvironmentFailedError, InputError, LabrlError, did_you_mean
+from labrl.errors import EnvironmentFailedError, InputError, LabrlError
+from labrl.mistakes.spelling import did_you_mean
 from labrl.script import importing
 
 _log = logging.getLogger(__name__)

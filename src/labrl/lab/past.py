@@ -15,8 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches
 from labrl.config.folder import config_folder
-from labrl.errors import DamagedFileError, InputError, LabrlError, nearest
+from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.lab.changed_past import refusal
+from labrl.mistakes.spelling import nearest
 from labrl.storage.experiment_folder import experiment_of, is_experiment
 from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from labrl.errors import InputError, did_you_mean
+from labrl.errors import InputError
 from labrl.lab.past import choices
 from labrl.lab.request import unquoted
+from labrl.mistakes.spelling import did_you_mean
 
 Render = Literal["video", "human"]
 

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from labrl.config.folder import config_folder
 from labrl.config.keys import walk
 from labrl.envs.games import environments
-from labrl.errors import Mistake, nearest, suggested
+from labrl.errors import Mistake
+from labrl.mistakes.spelling import nearest, suggested
 
 VERBS = ("resume", "rerun", "enjoy", "force", "pin")
 """Words that are typed with a plus and are no keys."""

@@ -16,8 +16,9 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.errors import LabrlError, Mistake, nearest, suggested
+from labrl.errors import LabrlError, Mistake
 from labrl.mistakes.names import SOME, all_keys, env_of, option_named, owners_of, some, unknown_key
+from labrl.mistakes.spelling import nearest, suggested
 
 
 def wrong_overrides(

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from labrl.config.folder import config_folder
-from labrl.errors import Code, Mistake, nearest
+from labrl.errors import Code, Mistake
 from labrl.mistakes.names import (
     VERBS,
     choice_of,
@@ -18,6 +18,7 @@ from labrl.mistakes.names import (
     other_words,
     owners_of,
 )
+from labrl.mistakes.spelling import nearest
 
 FLAGS = {
     **dict.fromkeys(("--help", "-h", "--hydra-help", "--version", "--run", "-r", "--resolve"), ""),

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.agents.agent import acting_modules, heeded
-from labrl.config.schema import AsyncUnrollConfig, TrialConfig
+from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.networks.spaces import Spaces
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.companion import Line, TrainingEndedError
+from labrl.session.options import AsyncUnrollConfig
 from labrl.session.weights_file import WeightsFile
 from labrl.step import Step
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from labrl.agents.agent import Agent, acting_modules
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
-from labrl.config.schema import AsyncUnrollConfig, TrialConfig
+from labrl.config.schema import TrialConfig
 from labrl.envs.actions import ActionRecord
 from labrl.envs.make import goals_of
 from labrl.session.acting import acting_state
 from labrl.session.actor import Acted, Begin, Begun, Described, serve
 from labrl.session.companion import Companion, CompanionError
+from labrl.session.options import AsyncUnrollConfig
 from labrl.session.weights_file import WeightsFile
 from labrl.step import Episode, Step
 from labrl.storage.run_folder import SessionFolder

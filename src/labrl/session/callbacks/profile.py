@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from labrl.session.callbacks.callback import Callback, SessionView
 
 if TYPE_CHECKING:
-    from labrl.config.schema import ProfileConfig
+    from labrl.session.options import ProfileConfig
 
 _log = logging.getLogger(__name__)
 
