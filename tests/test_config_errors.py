@@ -156,10 +156,27 @@ def test_bad_syntax_shows_how_to_write_it(word: str) -> None:
         compose([word])
 
 
+@pytest.mark.parametrize("agent", ["a2c", "ppo"])
 @pytest.mark.parametrize(("group", "shown"), [("env", "env=<option>"), ("preset", "preset=none")])
-def test_what_takes_part_in_a_choice_cannot_be_taken_away(group: str, shown: str) -> None:
+def test_what_takes_part_in_a_choice_cannot_be_taken_away(group: str, shown: str, agent: str) -> None:
     with refused("missing", group, f"~{group}", shown):
-        compose(["agent=a2c", f"~{group}"])
+        compose([f"agent={agent}", f"~{group}"])
+
+
+def test_a_preset_in_a_folder_of_its_part_is_shown_its_place(tmp_path: Path) -> None:
+    lost = tmp_path / "preset" / "memory" / "prioritized_pong.yaml"
+    lost.parent.mkdir(parents=True)
+    lost.write_text("# @package _global_\nagent: {memory: {alpha: 0.4}}\n")
+    with refused("usage", lost, str(tmp_path / "preset" / "prioritized_pong.yaml")):
+        compose(["agent=dqn", "env=pong"], tmp_path)
+
+
+def test_options_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    for name, other in (("one", "two"), ("two", "one")):
+        (tmp_path / "env" / f"{name}.yaml").write_text(f"defaults: [{other}]\n")
+    with refused("syntax", "env"):
+        compose(["env=one"], tmp_path)
 
 
 TAKEN_AWAY = {

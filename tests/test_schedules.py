@@ -213,6 +213,11 @@ def test_the_short_form_is_recorded_with_all_keys(text: str, full: dict[str, Any
     assert composed("env.num_envs=8", f"agent.lr={text}", "agent.lr.start=0.25") == {**full, "start": 0.25}
 
 
+@pytest.mark.parametrize("key", ["wandb.name", "env.name"])
+def test_text_that_looks_like_a_schedule_remains_text(key: str) -> None:
+    assert OmegaConf.select(compose([f"{key}=linear:1:0"]), key) == "linear:1:0"
+
+
 def test_one_entry_of_a_schedule_can_be_changed() -> None:
     changed = composed("env=pendulum", "agent.lr.start=5e-4", "agent.lr.warmup=100")
     assert (changed["kind"], changed["start"], changed["warmup"]) == ("linear", 5e-4, 100)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from exact_cases import differences
+from refusals import refused
 from wandb_cases import API_KEY, Server, logs, shown, tables, told
 
 from labrl.cli import main, send_to_wandb
+from labrl.dashboards.mirror import send
 from labrl.dashboards.transaction_log import last_step
 from labrl.errors import WRONG_INPUT
 
@@ -101,6 +103,8 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
     run = tmp_path / "run"
     words = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
     assert main(words) == 0
+    with refused("range", "--wait"):
+        send(run, {"wait": -1.0}, print)
     assert send_to_wandb([str(run)]) == WRONG_INPUT
     assert "wandb login" in capfd.readouterr().err
     with monkeypatch.context() as offline:
