@@ -94,11 +94,13 @@ class OptunaSweeper(Sweeper):
         """Run the search. Raises SystemExit with an exit code other than 0."""
         from labrl.config.compose import check_values, to_plain
         from labrl.errors import InputError
-        from labrl.lab.search.settings import Settings
+        from labrl.lab.search.settings import Settings, check_ready_keys
 
         assert self.config is not None
         try:
-            check_values(to_plain(self.config), self.config)
+            plain = to_plain(self.config)
+            check_values(plain, self.config)
+            check_ready_keys(plain, self.config.hydra.runtime.choices, arguments)
         except InputError as error:
             # The space may add what is missing, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
             if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:

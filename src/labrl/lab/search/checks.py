@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.consistency import changes
-from labrl.config.folder import config_folder
 from labrl.config.kinds import kinds_replace
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
@@ -21,6 +20,7 @@ from labrl.errors import InputError, LabrlError
 from labrl.lab.search.options import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 from labrl.lab.search.pruning import default_grace
 from labrl.lab.search.recipe import Recipe
+from labrl.lab.search.settings import not_its
 from labrl.lab.trial import check
 
 
@@ -44,8 +44,8 @@ def check_space(
         except LabrlError as error:
             lacking = _lacking(recipe, values, keys, config_dir)
             if lacking:
-                told = _not_its(ready, lacking, values, recipe)
-                raise InputError(told, code="contradiction", key="search") from error
+                agent = str(values.get("agent", recipe.choices["agent"]))
+                raise not_its(ready, lacking, agent) from error
             raise InputError.of(
                 dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
                 for one in error.mistakes
@@ -83,18 +83,6 @@ def _lacking(
     groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
     plain = to_plain(compose(recipe.configuration(groups), config_dir))
     return [key for key in recipe.space.distributions if key in keys and not _is_key(plain, key)]
-
-
-def _not_its(ready: str, lacking: Sequence[str], values: Mapping[str, Any], recipe: Recipe) -> str:
-    """What to say where the ready space `ready` searches keys that the agent does not have."""
-    agent = str(values.get("agent", recipe.choices["agent"]))
-    fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
-    instead = f"set search={agent}, or " if fits else ""
-    return (
-        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. To go on, "
-        f"{instead}leave out agent={agent}, or give ranges of your own, such as "
-        "'agent.lr=tag(log, interval(1e-5, 1e-2))'"
-    )
 
 
 def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:

@@ -1,13 +1,16 @@
-"""The keys of `hydra.sweeper` in a search, checked before Optuna and torch are loaded."""
+"""What is checked in a search before Optuna and torch are loaded: `hydra.sweeper`, and the keys to search."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labrl.config.folder import config_folder
+from labrl.config.keys import walk
 from labrl.config.types import whole_number
 from labrl.errors import InputError
+from labrl.lab.overrides import split_word
 
 
 @dataclass
@@ -42,3 +45,32 @@ def _count(name: str, given: Any) -> int:
     if number < 1:
         raise InputError(f"{key} must be at least 1, got {given}", code="range", key=key)
     return number
+
+
+def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Raise InputError where the agent lacks keys of the ready space, as far as that is sure.
+
+    plain: the configuration without any searched value; choices: the option of each group; words: the
+    overrides. Where options are searched too, `check_space` finds out.
+    """
+    typed = dict(map(split_word, words))
+    space = plain["search"]["space"]
+    searched = [key for key, value in typed.items() if "." not in key and ("," in value or "(" in value)]
+    if searched or any("." not in key for key in space):
+        return
+    known = dict(walk(plain))
+    if lacking := [key for key in space if key not in known and key not in typed]:
+        raise not_its(str(choices["search"]), lacking, str(choices["agent"]))
+
+
+def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
+    """Return the error where the ready space `ready` searches keys that the agent does not have."""
+    fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
+    instead = f"set search={agent}, or " if fits else ""
+    return InputError(
+        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. To go on, "
+        f"{instead}leave out agent={agent}, or give ranges of your own, such as "
+        "'agent.lr=tag(log, interval(1e-5, 1e-2))'",
+        code="contradiction",
+        key="search",
+    )
