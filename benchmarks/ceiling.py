@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +25,10 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.lab.devices import keep_freed_memory
+from labrl.learning.compute import Compute
+from labrl.learning.learner import Columns, make_learner
+from labrl.learning.optimizers import Adam, AdamConfig
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.compute import Compute
-from labrl.networks.gradient import GradientWorkers
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
@@ -35,6 +37,14 @@ WARM_UP = 0.2
 
 Variant = dict[str, int | str]
 """Number of environment threads, or torch threads, gradient workers and precision."""
+
+Outputs = Tensor | tuple[Tensor | None, ...]
+"""What a network gives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Observations(Columns):
+    observation: Tensor
 
 
 def variants(part: str, precisions: list[str], cores: int) -> list[Variant]:
@@ -126,39 +136,31 @@ def _network(
     compiled: bool,
 ) -> float:
     """Seconds of a forward pass, or of forward and backward (gradient), for each of `count` observations."""
-    compute = dataclasses.replace(Compute.choose("cpu", precision, 1), compiled=compiled)
-    agent = config.agent.build(
-        spaces=Spaces(env.observation_space, env.action_space, env.num_envs),
-        clock=Clock(1),
-        streams=Streams(0),
-        compute=compute,
-    )
+    compute = dataclasses.replace(Compute.choose("cpu", precision, workers), compiled=compiled)
+    spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
+    agent = config.agent.build(spaces=spaces, clock=Clock(1), streams=Streams(0), compute=compute)
     network = agent.modules()[problem.network]
-    group = GradientWorkers(network, workers, compute)
-    inputs = torch.from_numpy(_observations(network, env, count))
+    learner = make_learner(
+        network, spaces, compute, lambda flat: Adam(AdamConfig(eps=1e-8, beta1=0.9), [flat.vector], None)
+    )
+    observations = _observations(network, env, count)
+    minibatch = _Observations(torch.from_numpy(observations))
+    policy_alone = isinstance(network, ActorCritic) and not network.shared
+    asked: dict[str, Any] = {"value": False} if policy_alone else {}
 
-    def forward(part_of: nn.Module, share: slice) -> list[Tensor]:
-        with torch.inference_mode(), compute.autocast():
-            if isinstance(part_of, ActorCritic) and not part_of.shared:
-                return [part_of.policy(inputs[share])]
-            return _tensors(part_of(inputs[share]))
-
-    def loss(replica: nn.Module, share: slice) -> tuple[Tensor, Tensor]:
-        with compute.autocast():
-            outputs = _tensors(replica(inputs[share]))
-        mean = torch.stack([output.square().mean() for output in outputs]).sum()
-        return mean, mean.detach()
+    def loss(network: Callable[..., Outputs], part: _Observations) -> tuple[Tensor, Tensor]:
+        outputs = network(part.observation)
+        tensors = [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
+        mean = torch.stack([output.square().mean() for output in tensors]).sum()
+        return mean, mean.detach().reshape(1)
 
     if part == "gradient":
-        spent = _repeat(lambda: group.backward(loss, count), seconds)
+        spent = _repeat(lambda: learner.gradient(loss, minibatch), seconds)
     else:
-        spent = _repeat(lambda: group.map(forward, count, changed=False), seconds)
-    group.close()
+        spent = _repeat(lambda: learner.forward(observations, **asked), seconds)
+    learner.close()
+    agent.close()
     return spent / count
-
-
-def _tensors(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
-    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
 def _observations(network: nn.Module, env: VectorEnv, count: int) -> NDArray:

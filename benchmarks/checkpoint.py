@@ -17,6 +17,7 @@ import torch
 from benchmarks.alone import Measured, alone, answer, take_turns
 from benchmarks.replay import NUM_ENVS, WHOLE, fill
 from benchmarks.report import Report, Row
+from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.lab.devices import available_cpus, keep_freed_memory
@@ -120,7 +121,8 @@ def _fill(session: Session, capacity: int) -> None:
     """Let the memory be full of made-up episodes, the last of which ends where the session begins."""
     agent: Any = session.agent
     observation = fill(agent._experience.memory.add, capacity, seed=0)[1]
-    first = session._observation = session.transforms.collected(session.env.reset())
+    first = session.transforms.collected(session.env.reset())
+    session._observation = Observation(first)
     over, no = np.ones(NUM_ENVS, np.bool_), np.zeros(NUM_ENVS, np.bool_)
     step = Step(first, observation, np.zeros(NUM_ENVS, np.float32), over, no, over)
     agent._experience.memory.add(observation, np.zeros(NUM_ENVS, np.int64), step)

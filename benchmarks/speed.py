@@ -13,7 +13,7 @@ from benchmarks.alone import Measured, alone, take_turns
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Report, Row
 from labrl.lab.devices import available_cpus
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 
 PARTS = {
     "env": "environment steps alone",

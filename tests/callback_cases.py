@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,28 +13,38 @@ import numpy as np
 from numpy.typing import NDArray
 from options import options
 
+from labrl.agents.agent import Agent, Observation
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.seeding import Streams
 from labrl.session.callbacks.callback import Callback, Row, Table
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
-from labrl.step import Episode
+from labrl.step import Episode, Step
 from labrl.storage.run_folder import SessionFolder
 
 CARTPOLE = Component("labrl.envs.gym.GymnasiumEnv", options("env", "env=cartpole", max_frame=1000), "env")
 
 
-class ToyAgent:
+class ToyAgent(Agent):
     """Pushes by the toss of a generator; its weight is the sum of all it was ever told."""
 
     def __init__(self) -> None:
         self.weight = 0.0
         self.evaluated = 0
 
-    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+    def act(self, observation: Observation) -> NDArray:
+        raise NotImplementedError
+
+    def observe(self, step: Step) -> None:
+        raise NotImplementedError
+
+    def learn(self) -> int:
+        raise NotImplementedError
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         self.evaluated += 1
-        return generator.integers(2, size=len(observation))
+        return generator.integers(2, size=len(observation.array))
 
     def metrics(self) -> dict[str, float]:
         return {"loss": self.weight / 3, "kl": float("nan")}
@@ -50,6 +61,7 @@ class ToySession:
     episode_every = 20
     most_frames_unsaved = 1000
     state_in_files = False
+    highlights = None
     fills = 0.0
     """Part of the room in files that a step takes."""
 
@@ -89,15 +101,16 @@ class ToySession:
         episodes = [finished(float(self.clock.episode + 1))] if over else []
         self.clock.opt_step += 2
         self.clock.tick(self.num_envs, len(episodes))
-        self.episodes.add(episodes)
+        self.episodes.latest.extend(episodes)
         self.before_callbacks()
         for callback in self.callbacks:
-            callback.step(self)
+            if callback.is_due(self.clock, time.perf_counter()):
+                callback.step(self)
 
     def interrupt_at(self, frame: int) -> ToySession:
         def check() -> None:
             if self.clock.frame >= frame:
-                self.interruption.signal = 2
+                self.interruption.stop(2)
 
         self.before_callbacks = check
         return self

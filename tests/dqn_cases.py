@@ -7,15 +7,20 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from labrl.agents.agent import Observation
 from labrl.agents.dqn import DQN
+from labrl.agents.parts.experience import Experience
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
+from labrl.learning.learner import Learner
+from labrl.memory.replay import Replay
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 from labrl.step import Episode, Step
@@ -69,11 +74,47 @@ def gradient_of(network: nn.Module) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
 
 
+def minibatches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that grows by each minibatch that an agent learns from."""
+    gradient, seen = Learner.gradient, []
+
+    def spy(self: Learner, loss: Any, minibatch: Any, **options: Any) -> Tensor:
+        seen.append(minibatch)
+        return gradient(self, loss, minibatch, **options)
+
+    monkeypatch.setattr(Learner, "gradient", spy)
+    return seen
+
+
+def errors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NDArray, NDArray]]:
+    """A list that grows by names and errors of each minibatch, as the memory takes them for priorities."""
+    update, seen = Experience.update_priorities, []
+
+    def spy(self: Experience, index: NDArray, error: NDArray) -> None:
+        seen.append((index, error))
+        update(self, index, error)
+
+    monkeypatch.setattr(Experience, "update_priorities", spy)
+    return seen
+
+
+def memories(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
+    """A list that grows by each replay buffer that is made."""
+    make, made = Replay.__init__, []
+
+    def spy(self: Replay, *given: Any, **more: Any) -> None:
+        make(self, *given, **more)
+        made.append(self)
+
+    monkeypatch.setattr(Replay, "__init__", spy)
+    return made
+
+
 def play(agent: DQN, clock: Clock, world: Any, steps: int) -> int:
     """Let the agent act and learn in a `world` with `observation` and `step`. Returns the updates made."""
     updates = 0
     for _ in range(steps):
-        step = world.step(agent.act(world.observation))
+        step = world.step(agent.act(Observation(world.observation)))
         agent.observe(step)
         updates += agent.learn()
         clock.tick(len(step.reward))

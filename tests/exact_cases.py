@@ -57,21 +57,21 @@ REPLAY = [
 SMALL: dict[str, list[str]] = {
     "labrl.agents.ppo.PPO": ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"],
     "labrl.agents.a2c.A2C": [],
-    "labrl.agents.recurrent_ppo.RecurrentPPO": [
+    "recurrent_ppo": [
         *("agent.horizon=16", "agent.sequence_length=8", "agent.batch_size=32", "agent.epochs=2"),
     ],
-    "labrl.agents.recurrent_a2c.RecurrentA2C": ["agent.horizon=7"],
+    "recurrent_a2c": ["agent.horizon=7"],
     "labrl.agents.reinforce.Reinforce": ["agent.episodes=4"],
     "labrl.agents.sarsa.Sarsa": ["agent.horizon=8"],
     "labrl.agents.dqn.DQN": REPLAY,
-    "labrl.agents.recurrent_dqn.RecurrentDQN": [
+    "recurrent_dqn": [
         *("agent.learning_starts=60", "agent.batch_size=8", "agent.updates_per_frame=0.1"),
         *("agent.memory.capacity=160", "agent.memory.sequence_length=8", "agent.memory.burn_in=4"),
     ],
-    **{f"labrl.agents.{name}": REPLAY for name in ("sac.SAC", "crossq.CrossQ", "td3.TD3", "ddpg.DDPG")},
+    **{f"labrl.agents.{name}": REPLAY for name in ("sac.SAC", "crossq.CrossQ", "td3.TD3", "td3.DDPG")},
     "labrl.agents.random.RandomAgent": [],
 }
-"""Words by agent that let it learn, and its memory wrap, within those budgets."""
+"""Words by agent, or else by its class, that let it learn, and its memory wrap, within those budgets."""
 
 
 def small(agent: str, task: str) -> list[str]:
@@ -84,9 +84,9 @@ def _small(agent: str, task: str) -> list[str]:
     words = [*QUIET, f"agent={agent}", *TASKS[task]]
     chosen = compose(words).agent
     target = str(chosen["_target_"])
-    if target not in SMALL:
+    if agent not in SMALL and target not in SMALL:
         raise LookupError(f"tests/exact_cases.py: give SMALL a line for {target}, so that it is tested too")
-    words += SMALL[target]
+    words += SMALL[agent if agent in SMALL else target]
     if chosen.get("self_imitation") is not None:
         words += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]
     return words + pins(words)

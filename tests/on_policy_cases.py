@@ -9,14 +9,18 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from dqn_cases import Noise, weights_of
 
-from labrl.agents.agent import Agent, heeded
+from labrl.agents.agent import Agent, Observation
+from labrl.agents.parts.policy import Policy
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
+from labrl.memory.rollout import Minibatch
+from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
@@ -57,24 +61,31 @@ def play(agent: Agent, clock: Clock, world: Any, steps: int) -> int:
     """Let the agent act and learn in a `world` with `observation`, `step` and perhaps `mask`."""
     updates = 0
     for _ in range(steps):
-        step = world.step(agent.act(world.observation, **heeded(agent.act, getattr(world, "mask", None))))
+        step = world.step(agent.act(Observation(world.observation, getattr(world, "mask", None))))
         agent.observe(step)
         updates += agent.learn()
         clock.tick(len(step.reward))
     return updates
 
 
-def kept_from(agent: Any, name: str) -> list[Any]:
-    """What a method of an agent returns from now on, in order."""
-    found: list[Any] = []
-    method: Callable[..., Any] = getattr(agent, name)
+def network_of(agent: Agent) -> ActorCritic:
+    """The one network of policy and values."""
+    network = agent.modules()["actor_critic"]
+    assert isinstance(network, ActorCritic)
+    return network
 
-    def spy(*given: Any) -> Any:
-        found.append(method(*given))
-        return found[-1]
 
-    setattr(agent, name, spy)
-    return found
+def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
+    """A list that grows by each rollout that an agent learns from, all of its rows as one minibatch."""
+    prepare, seen = Policy.batch, []
+
+    def spy(self: Policy, *given: Any, **more: Any) -> Minibatch:
+        batch = prepare(self, *given, **more)
+        seen.append(copy.deepcopy(batch))  # the arrays are those of the next rollout too
+        return batch
+
+    monkeypatch.setattr(Policy, "batch", spy)
+    return seen
 
 
 def assert_same_future(make: Callable[[], tuple[Any, Clock, Streams]], world: Any, steps: int) -> None:

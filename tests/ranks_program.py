@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from labrl.agents.running_moments import RunningMoments
+from labrl.agents.transforms import RunningMoments
 from labrl.lab.torchrun import Group, Launch
-from labrl.networks.compute import Compute
-from labrl.networks.gradient import GradientWorkers
-from labrl.networks.ranks import Ranks
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.learning.learner import Learner
+from labrl.learning.optimizers import Adam, AdamConfig, Optimizer
+from labrl.learning.ranks import Ranks
+from labrl.learning.sliced import SlicedLearner
 from labrl.session.team import ReplicaError, Team
 
 ROWS = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
@@ -24,25 +27,45 @@ def share(ranks: Ranks, rows: Tensor) -> Tensor:
     return rows.chunk(ranks.size)[ranks.rank]
 
 
-def gradients_are_those_of_the_whole_minibatch(ranks: Ranks) -> None:
-    def gradient(rows: Tensor, over: Ranks) -> tuple[Tensor, Tensor]:
-        compute = Compute(torch.device("cpu"), torch.float32, 1, ranks=over)
-        torch.manual_seed(3)
-        workers = GradientWorkers(nn.Linear(5, 4), 1, compute)
+def adam(flat: FlatParameters) -> Optimizer:
+    return Adam(AdamConfig(eps=1e-8, beta1=0.9), [flat.vector], None)
 
-        def loss(module: nn.Module, part: slice) -> tuple[Tensor, Tensor]:
-            value = module(rows[part]).square().mean()
-            return value, value.detach().reshape(1)
 
-        statistics = workers.backward(loss, len(rows))
-        assert workers.flat.vector.grad is not None
-        return workers.flat.vector.grad, statistics
+def learner_of(kind: type[Learner[Any]], ranks: Ranks) -> Learner[nn.Linear]:
+    compute = Compute(torch.device("cpu"), torch.float32, 2, ranks=ranks)
+    torch.manual_seed(3)
+    module = nn.Linear(5, 4)
+    if kind is SlicedLearner:
+        return SlicedLearner(module, compute, adam, whole_minibatches=False)
+    return Learner(module, compute, adam)
 
-    own, whole = gradient(share(ranks, ROWS), ranks), gradient(ROWS, Ranks())
+
+def mean_loss(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
+    value = module(rows).square().mean()
+    return value, value.detach().reshape(1)
+
+
+def loss_of_rows(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
+    each = module(rows).square().mean(1)
+    return each.mean(), each.detach()[None]
+
+
+def gradients_are_those_of_the_whole_minibatch(ranks: Ranks, kind: type[Learner[Any]]) -> None:
+    one, alone = learner_of(kind, ranks), learner_of(kind, Ranks())
+    own = one.gradient(mean_loss, share(ranks, ROWS)), one.flat.gradient
+    whole = alone.gradient(mean_loss, ROWS), alone.flat.gradient
     for found, expected in zip(own, whole, strict=True):
         torch.testing.assert_close(found, expected)
     for everyone in zip(*ranks.gathered(own), strict=True):
         assert all(torch.equal(everyone[0], other) for other in everyone), "the same to the bit"
+
+    errors, all_errors = one.gradient(loss_of_rows, share(ranks, ROWS)), alone.gradient(loss_of_rows, ROWS)
+    torch.testing.assert_close(one.flat.gradient, alone.flat.gradient)
+    torch.testing.assert_close(errors[0], share(ranks, all_errors[0]), msg="each rank has those of its rows")
+    one.step(0.1)
+    assert len({weights.numpy().tobytes() for weights in ranks.gathered(one.weights.clone())}) == 1
+    one.close()
+    alone.close()
 
 
 def moments_are_those_of_all_samples(ranks: Ranks) -> None:
@@ -84,7 +107,8 @@ if __name__ == "__main__":
     launch = Launch.here()
     assert launch is not None
     group = Group(launch)
-    gradients_are_those_of_the_whole_minibatch(group.ranks)
+    for kind in (Learner, SlicedLearner):
+        gradients_are_those_of_the_whole_minibatch(group.ranks, kind)
     moments_are_those_of_all_samples(group.ranks)
     all_know_what_one_knows(group.ranks)
     a_weight_that_differs_is_named(group.ranks)

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.agents.agent import Observation
 from labrl.step import Episode, Step
 
 
@@ -56,7 +57,7 @@ def remembered(agent: Any, steps: int = 60, num_envs: int = 16) -> float:
     """Share of the episodes in fresh corridors that its best actions end well."""
     world, start = Corridor(num_envs, seed=7), np.ones(num_envs, np.bool_)
     for _ in range(steps):
-        start = world.step(agent.greedy_action(world.observation, start=start)).episode_over
+        start = world.step(agent.greedy_action(Observation(world.observation, start=start))).episode_over
     return float(np.mean(world.paid))
 
 

@@ -9,11 +9,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from labrl.agents.replay_actor_critic import Batch, ReplayActorCritic
+from labrl.agents.agent import Agent, Observation
+from labrl.agents.parts.experience import Transitions
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
@@ -54,14 +55,14 @@ def build(
     return agent, clock, streams
 
 
-def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Batch:
+def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Transitions:
     """A minibatch with weights, rewards of any sign, and some ends."""
     draw = torch.Generator().manual_seed(seed)
     if isinstance(action, gym.spaces.Discrete):
         actions = torch.randint(int(action.n), (size,), generator=draw)
     else:
         actions = torch.rand((size, 2), generator=draw) * 2 - 1
-    return Batch(
+    return Transitions(
         torch.randn((size, 3), generator=draw),
         actions,
         torch.randn(size, generator=draw),
@@ -71,7 +72,7 @@ def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Batch:
     )
 
 
-def disturb(agent: ReplayActorCritic) -> None:
+def disturb(agent: Agent) -> None:
     """Move all weights, each network's in its own way: targets are no copies any more."""
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -84,7 +85,7 @@ def play(agent: Any, clock: Clock, world: Any, steps: int) -> int:
     """Let the agent act and learn in a `world` with `observation` and `step`. Returns the updates made."""
     updates = 0
     for _ in range(steps):
-        step = world.step(agent.act(world.observation))
+        step = world.step(agent.act(Observation(world.observation)))
         agent.observe(step)
         updates += agent.learn()
         clock.tick(len(step.reward))

@@ -156,9 +156,9 @@ def assert_all_as_seen(sample: Sample, naive: NaiveReplay, pairs: list[tuple[int
     np.testing.assert_allclose(sample.discount, discounts, rtol=1e-6)
 
 
-def uniform(space: gym.Space, num_envs: int, n_step: int = 1, seed: int = 0, **more: Any) -> Replay:
-    """A uniform memory; by keyword `folder`, `frames_kept` or `workspace`, and its configuration."""
-    return _build(Replay, "uniform", space, num_envs, n_step, seed, more)
+def uniform(space: gym.Space, num_envs: int, n_step: int = 1, seed: int = 0, **more: Any) -> Any:
+    """A uniform memory; by keyword `cls`, `folder`, `frames_kept` or `workspace`, and its configuration."""
+    return _build(more.pop("cls", Replay), "uniform", space, num_envs, n_step, seed, more)
 
 
 def prioritized(
@@ -192,13 +192,13 @@ def everything(memory: Replay) -> Sample:
 
 def saved(memory: Replay) -> tuple[Any, Any]:
     """State of a memory and of its generator, as a checkpoint keeps them."""
-    return copy.deepcopy((memory.state_dict(), memory._generator.bit_generator.state))
+    return copy.deepcopy((memory.state_dict(), memory.generator.bit_generator.state))
 
 
 def load(memory: Replay, state: tuple[Any, Any]) -> None:
     """Go on with `saved`."""
     memory.load_state_dict(state[0])
-    memory._generator.bit_generator.state = state[1]
+    memory.generator.bit_generator.state = state[1]
 
 
 def assert_same(left: Sample, right: Sample) -> None:

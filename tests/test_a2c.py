@@ -18,9 +18,10 @@ from on_policy_cases import (
     assert_same_future,
     build,
     config_of,
-    kept_from,
+    network_of,
     noise,
     play,
+    rollouts,
 )
 from refusals import refused
 
@@ -51,9 +52,9 @@ def returns(steps: list[Step], network: Any, gamma: float) -> torch.Tensor:
     """R of section 4, backwards from the value of the state that was reached, or 0. [t, num_envs]"""
     found = []
     with torch.no_grad():
-        following = network.value(torch.from_numpy(steps[-1].observation))
+        following = network(torch.from_numpy(steps[-1].observation)).value
         for step in reversed(steps):
-            final = network.value(torch.from_numpy(step.next_observation))
+            final = network(torch.from_numpy(step.next_observation)).value
             cut = torch.from_numpy(step.truncated)
             following = torch.where(cut, final, following)
             following = torch.where(torch.from_numpy(step.terminated), 0.0, following)
@@ -64,18 +65,20 @@ def returns(steps: list[Step], network: Any, gamma: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "continuous"])
-def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(shared: bool, action: gym.Space) -> None:
+def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(
+    shared: bool, action: gym.Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [f"agent.network.shared={shared}", "agent.entropy_coef=0.02", "agent.max_grad_norm=0.3"]
     words += ["agent.optimizer.eps=1e-5"]
     agent, clock, _ = build("a2c", *words, "agent.value_coef=0.7", "agent.gamma=0.9", action=action)
     world = Recorded(noise())
     assert play(agent, clock, world, 4) == 0
-    network, batches = copy.deepcopy(agent.network), kept_from(agent, "_prepare")
+    network, batches = copy.deepcopy(network_of(agent)), rollouts(monkeypatch)
     assert play(agent, clock, world, 1) == 1
 
     observation = torch.from_numpy(np.concatenate(world.seen))
     target = returns(world.steps, network, 0.9).flatten()
-    parameters, value = network(observation)
+    parameters, value, _ = network(observation)
     taken = batches[0].action
     if action is DISCRETE:
         policy: Any = torch.distributions.Categorical(logits=parameters)
@@ -88,45 +91,45 @@ def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(shared: bool, action:
     loss = loss - 0.02 * entropy.mean()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(network.parameters(), 0.3)
-    for ours, expected in zip(agent.network.parameters(), network.parameters(), strict=True):
+    for ours, expected in zip(network_of(agent).parameters(), network.parameters(), strict=True):
         assert expected.grad is not None
         square = 0.01 * expected.grad.square()
         after = expected.detach() - 7e-4 * expected.grad / (square + 1e-5).sqrt()
         torch.testing.assert_close(ours.detach(), after, rtol=1e-4, atol=1e-6)
 
 
-def test_lambda_one_and_whole_episodes_give_the_full_returns() -> None:
+def test_lambda_one_and_whole_episodes_give_the_full_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.gamma=0.9")
-    world, batches = Recorded(noise()), kept_from(agent, "_prepare")
+    world, batches = Recorded(noise()), rollouts(monkeypatch)
     while not play(agent, clock, world, 1):
         pass
-    advantage, target, value, _ = batches[0].columns.unbind(1)
-    torch.testing.assert_close(advantage, target - value)
+    target = batches[0].value_target
+    torch.testing.assert_close(batches[0].advantage, target - batches[0].value)
     assert sum(int((s.terminated | s.episode_over).sum()) for s in world.steps) >= 6
-    network = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.gamma=0.9")[0].network
-    expected = returns(world.steps, network, 0.9).T  # [num_envs, t]
+    before, _, _ = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.gamma=0.9")
+    expected = returns(world.steps, network_of(before), 0.9).T  # [num_envs, t]
     ended = np.stack([s.terminated | s.episode_over for s in world.steps], axis=1)
     whole = np.flip(np.flip(ended, 1).cumsum(1) > 0, 1)  # an end is still to come
     torch.testing.assert_close(target, expected[torch.from_numpy(whole.copy())], rtol=1e-4, atol=1e-5)
 
 
-def test_smaller_lambda_is_the_generalized_advantage() -> None:
+def test_smaller_lambda_is_the_generalized_advantage(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("a2c", "agent.gae_lambda=0", "agent.gamma=0.9")
-    world, batches, network = Recorded(noise()), kept_from(agent, "_prepare"), copy.deepcopy(agent.network)
+    world, batches, network = Recorded(noise()), rollouts(monkeypatch), copy.deepcopy(network_of(agent))
     assert play(agent, clock, world, 5) == 1
     with torch.no_grad():
         one_step = [returns([step], network, 0.9) for step in world.steps]
-    torch.testing.assert_close(batches[0].columns[:, 1], torch.cat(one_step).flatten())
+    torch.testing.assert_close(batches[0].value_target, torch.cat(one_step).flatten())
 
 
 def test_a_value_network_with_an_optimizer_of_its_own_has_its_own_rate_and_norm() -> None:
     words = ["agent.network.shared=false", "agent.max_grad_norm=1e-3", ADAM]
     agent, clock, _ = build("a2c", *words, "agent.lr=0", "agent.value_lr=0.01")
-    before = copy.deepcopy(agent.network)
+    before = copy.deepcopy(network_of(agent))
     assert play(agent, clock, noise(), 5) == 1
     for name in ("policy_torso", "policy_head", "value_torso", "value_head"):
         pairs = zip(
-            getattr(before, name).parameters(), getattr(agent.network, name).parameters(), strict=True
+            getattr(before, name).parameters(), getattr(network_of(agent), name).parameters(), strict=True
         )
         unchanged = all(torch.equal(one, other) for one, other in pairs)
         assert unchanged == name.startswith("policy")
@@ -144,7 +147,7 @@ def test_it_finds_the_better_way_and_what_it_is_worth(when: list[str]) -> None:
     play(agent, clock, Fork(8), 600)
     states = torch.eye(Fork.STATES)
     with torch.no_grad():
-        policy, value = agent.network(states)
+        policy, value, _ = network_of(agent)(states)
     assert float(policy[0].softmax(0)[1]) > 0.9
     met = [0, 4, 5, 6]
     np.testing.assert_allclose(value[met], Fork.best_values().max(1)[met], atol=0.12)

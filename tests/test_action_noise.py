@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labrl.agents.action_noise import (
+from labrl.agents.parts.noise import (
     GaussianNoise,
     GaussianNoiseConfig,
     OrnsteinUhlenbeckNoise,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -14,10 +15,13 @@ from dqn_cases import config_of as dqn_config
 from replay_actor_critic_cases import build, config_of, disturb, made_up
 from torch import Tensor, nn
 
-from labrl.agents.ppo import Batch as Rollout
-from labrl.agents.ppo import Coefficients
+from labrl.agents.agent import Observation
+from labrl.agents.parts.experience import Experience
+from labrl.agents.parts.policy import Policy
 from labrl.config.compose import compose, resolve
 from labrl.memory.replay import Sample
+from labrl.memory.rollout import Minibatch
+from labrl.step import Step
 
 sb3 = pytest.importorskip("stable_baselines3", reason="pip install 'labrl[bench]' brings Stable-Baselines3")
 from stable_baselines3.common.logger import configure  # noqa: E402
@@ -26,6 +30,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBu
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 CHOICE = gym.spaces.Discrete(3)
+STORED = ("observation", "action", "reward", "next_observation", "discount")
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -97,7 +102,7 @@ def as_replay(batch: Any, action: Tensor) -> ReplayBufferSamples:
 @pytest.fixture
 def batch() -> Any:
     whole = made_up(BOX)
-    return whole._replace(weight=torch.ones_like(whole.weight))
+    return replace(whole, weight=torch.ones_like(whole.weight))
 
 
 def layers_of(critics: Any) -> list[list[nn.Module]]:
@@ -151,15 +156,17 @@ def test_sac(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch.manual_seed(0)
     here, following = (torch.normal(torch.zeros(16, 2), torch.ones(16, 2)) for _ in range(2))
-    statistics = agent._critic_gradient(batch, following, agent.temperature)
-    assert float(statistics[0]) == pytest.approx(said(model, "critic_loss"), rel=1e-5)
+    loss, _ = agent.critic_loss(agent.modules()["critics"], replace(batch, noise=following))
+    loss.backward()
+    assert loss.item() == pytest.approx(said(model, "critic_loss"), rel=1e-5)
     assert_gradients(critic_layers(agent), of_critics[0])
-    loss, entropy = agent._policy_gradient(batch, here, agent.temperature).tolist()
-    assert loss == pytest.approx(said(model, "actor_loss"), rel=1e-5)
+    loss, (_, entropy) = agent.policy_loss(policy, replace(batch, noise=here))
+    loss.backward()
+    assert loss.item() == pytest.approx(said(model, "actor_loss"), rel=1e-5)
     weight, bias = (torch.cat([of_policy[0][4 + i], of_policy[0][6 + i]]) for i in (0, 1))
     assert_gradients([*linear(policy.torso), last], [*of_policy[0][:4], weight, bias])
-    assert model.target_entropy == agent._target_entropy == -2
-    temperature_loss = float(model.log_ent_coef.detach()) * (entropy - agent._target_entropy)
+    assert model.target_entropy == agent.metrics()["target_entropy"] == -2
+    temperature_loss = float(model.log_ent_coef.detach()) * (float(entropy) + 2)
     assert temperature_loss == pytest.approx(said(model, "ent_coef_loss"), rel=1e-5)
 
 
@@ -182,20 +189,24 @@ def test_td3_and_ddpg(name: str, batch: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     torch.manual_seed(0)
     noise = torch.empty(16, 2).normal_(0, 0.2).clamp(-0.5, 0.5) if name == "td3" else None
-    statistics = agent._critic_gradient(batch, noise)
-    assert float(statistics[0]) == pytest.approx(said(model, "critic_loss"), rel=1e-5)
+    loss, _ = agent.critic_loss(agent.modules()["critics"], replace(batch, noise=noise))
+    loss.backward()
+    assert loss.item() == pytest.approx(said(model, "critic_loss"), rel=1e-5)
     assert_gradients(critic_layers(agent), of_critics[0])
-    assert float(agent._policy_gradient(batch)[0]) == pytest.approx(said(model, "actor_loss"), rel=1e-5)
-    assert_gradients(linear(agent.modules()["policy"]), of_policy[0])
+    policy = agent.modules()["policy"]
+    loss, _ = agent.policy_loss(policy, batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(said(model, "actor_loss"), rel=1e-5)
+    assert_gradients(linear(policy), of_policy[0])
 
 
 def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = dqn_config("dqn", "agent.batch_size=16")
+    config = dqn_config("dqn", "agent.batch_size=16", "agent.lr=0", "agent.max_grad_norm=null")
     agent, _, _ = build_dqn(config, Spaces.observation_space, actions=3)
     model = theirs(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
-    with torch.no_grad():
-        agent.target.weights.add_(0.1)
-    for own, other in ((agent.network, model.q_net), (agent.target.network, model.q_net_target)):
+    disturb(agent)
+    network, target = agent.modules()["q_network"], agent.modules()["target"]
+    for own, other in ((network, model.q_net), (target, model.q_net_target)):
         copy_layers(linear(own), other)
     batch = made_up(CHOICE)
     monkeypatch.setattr(
@@ -203,15 +214,19 @@ def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     seen = gradients_at_steps(model.policy.optimizer)
     model.train(1, batch_size=16)
-    ones, index = np.ones(16, np.float32), np.arange(16)
-    columns = {name: column.numpy() for name, column in batch._asdict().items()} | {"weight": ones}
-    agent._gradient(Sample(**columns, index=index))
-    assert float(agent._rows[0].mean()) == pytest.approx(said(model, "loss"), rel=1e-5)
-    assert_gradients(linear(agent.network), seen[0])
+    columns = {name: getattr(batch, name).numpy() for name in STORED}
+    drawn = Sample(**columns, weight=np.ones(16, np.float32), index=np.arange(16))
+    monkeypatch.setattr(Experience, "due", lambda _: 1)
+    monkeypatch.setattr(Experience, "sample", lambda _: drawn)
+    assert agent.learn() == 1
+    assert agent.metrics()["loss"] == pytest.approx(said(model, "loss"), rel=1e-5)
+    assert_gradients(linear(network), seen[0])
 
 
 ON_POLICY = ["preset=none", "agent/network=mlp", "agent.network.torso.hidden=[16,16]"]
 ON_POLICY += ["agent.network.shared=false", "agent.horizon=4", "env.num_envs=4"]
+PPO = ["agent.batch_size=16", "agent.epochs=1", "agent.lr=0", "agent.max_grad_norm=null"]
+PPO += ["agent.normalize_advantage=false", "agent.clip_range=0.2", "agent.entropy_coef=0.01"]
 APART = {"pi": [16, 16], "vf": [16, 16]}
 
 
@@ -230,7 +245,7 @@ def copy_actor_critic(network: Any, policy: Any) -> None:
         policy.log_std.data.copy_(network.policy_head.log_std[0])
 
 
-def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Rollout:
+def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Minibatch:
     """Made-up steps, which `model` will learn from, too."""
     old_value, advantage, target, old_log_prob = (torch.randn(16) for _ in range(4))
     old_log_prob = old_log_prob - 1
@@ -239,13 +254,36 @@ def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Rollou
         yield RolloutBufferSamples(draw.observation, draw.action, old_value, old_log_prob, advantage, target)
 
     monkeypatch.setattr(model.rollout_buffer, "get", minibatches)
-    columns = torch.stack([advantage, target, old_value, old_log_prob], dim=1)
-    return Rollout(draw.observation, draw.action, columns, None)
+    return Minibatch(
+        observations=draw.observation,
+        rows=None,
+        action=draw.action,
+        advantage=advantage,
+        value_target=target,
+        value=old_value,
+        log_prob=old_log_prob,
+        mask=None,
+        sequence_length=1,
+        state=torch.zeros(16, 0),
+        start=np.zeros((16, 1), np.bool_),
+    )
+
+
+def learn_from(rollout: Minibatch, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the agent fill its rollout of 4 steps, and make its update on another one."""
+    monkeypatch.setattr(Policy, "batch", lambda *_: rollout)
+    seen, no = np.zeros((4, 3), np.float32), np.zeros(4, np.bool_)
+    updates = []
+    for _ in range(4):
+        agent.act(Observation(seen))
+        agent.observe(Step(seen, seen, np.zeros(4, np.float32), no, no, no))
+        updates.append(agent.learn())
+    assert updates == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
 def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, _, _ = build(resolve(compose(["agent=ppo", *ON_POLICY, "agent.batch_size=16"])), action)
+    agent, _, _ = build(resolve(compose(["agent=ppo", *ON_POLICY, *PPO])), action)
     disturb(agent)
     options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "normalize_advantage": False}
     options |= {"clip_range": 0.2, "ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 1e9}
@@ -257,9 +295,8 @@ def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
     model._current_progress_remaining = 1.0
     model.train()
 
-    coefficients = Coefficients(0.2, None, 0.01)
-    statistics = agent._gradient(rollout, torch.arange(16), rollout.action, rollout.columns, coefficients)
-    own = dict(zip(agent.STATISTICS, statistics.tolist(), strict=True))
+    learn_from(rollout, agent, monkeypatch)
+    own = agent.metrics()
     assert own["loss_policy"] == pytest.approx(said(model, "policy_gradient_loss"), rel=1e-5)
     assert 2 * own["loss_value"] == pytest.approx(said(model, "value_loss"), rel=1e-5)
     assert -own["entropy"] == pytest.approx(said(model, "entropy_loss"), rel=1e-5)
@@ -290,7 +327,7 @@ def test_a2c_and_its_optimizer(action: gym.Space, monkeypatch: pytest.MonkeyPatc
     before = [weight.detach().clone() for weight in network.parameters()]
     for _ in range(3):
         model.train()
-        agent._update(rollout)
+        learn_from(rollout, agent, monkeypatch)
     own = agent.metrics()
     assert own["loss_policy"] == pytest.approx(said(model, "policy_loss"), rel=1e-5)
     assert 2 * own["loss_value"] == pytest.approx(said(model, "value_loss"), rel=1e-5)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from test_session import StopAt
 
 import labrl
+from labrl.agents.agent import Observation
 from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
@@ -158,7 +159,7 @@ class KillsEvaluator(Callback):
 class FailsInEvaluation(RandomAgent):
     """An agent of a user that breaks when it is evaluated."""
 
-    def evaluation_action(self, observation: NDArray, generator: Any, mask: Any = None) -> NDArray:
+    def evaluation_action(self, observation: Observation, generator: Any) -> NDArray:
         raise ArithmeticError("no number is that large")
 
 

@@ -118,7 +118,7 @@ def test_all_that_was_played_is_learned_from_at_the_exact_pace(words: list[str],
     memory = session.agent._experience.memory  # type: ignore[attr-defined]
     steps = received(session)
     assert len(steps) == 120
-    stored = memory._transitions._columns
+    stored = memory.rows
     for number, acted in enumerate(steps):
         np.testing.assert_array_equal(stored["action"][:, number], acted.decision["action"])
         np.testing.assert_array_equal(stored["terminated"][:, number], acted.step.terminated)

@@ -17,7 +17,7 @@ from run_cases import CONFIG, config_with, rising, write_run
 
 from labrl.analysis import baselines
 from labrl.envs.make import make_env
-from labrl.envs.protocol import Transition
+from labrl.envs.protocol import Backend, Transition
 from labrl.envs.vector import VectorEnv
 from labrl.lab.baseline import ensure_baseline, main, play_at_random
 
@@ -52,7 +52,7 @@ def test_a_report_whose_baseline_is_known_does_not_wait_for_torch(tmp_path: Path
     subprocess.run([sys.executable, "-c", program, str(run)], check=True, capture_output=True)
 
 
-class Counting:
+class Counting(Backend):
     """Environment i ends an episode every i + 1 steps, and pays 1 for each step."""
 
     name, num_envs, frame_skip = "counting", 3, 1

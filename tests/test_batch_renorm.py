@@ -17,7 +17,7 @@ from labrl.networks.batch_renorm import (
     RenormalizedCNN,
     RenormalizedMLP,
 )
-from labrl.networks.inputs import build_torso
+from labrl.networks.building import build_torso
 from labrl.networks.spaces import Spaces
 
 TORSO = "agent.network.torso"

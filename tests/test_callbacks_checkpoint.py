@@ -81,7 +81,7 @@ def test_an_interruption_at_a_checkpoint_is_not_saved_twice(tmp_path: Path) -> N
 def test_an_interruption_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
     log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path)
-    session.interruption.signal = 15
+    session.interruption.stop(15)
     session.run(log, evaluate, checkpoint)
     assert checkpoint.frames == []
 

@@ -19,9 +19,8 @@ SCORES = st.lists(st.integers(-100, 100).map(float), max_size=30)
 @given(SCORES, st.integers(1, 10))
 def test_statistics_are_over_the_last_episodes(scores: list[float], window: int) -> None:
     episodes = EpisodeWindow(window)
-    episodes.add(finished(score, length=index) for index, score in enumerate(scores))
-    assert episodes.total == len(scores)
-    assert len(episodes) == min(window, len(scores))
+    episodes.latest.extend(finished(score, length=index) for index, score in enumerate(scores))
+    assert len(episodes.latest) == min(window, len(scores))
     statistics = episodes.statistics()
     if not scores:
         assert all(math.isnan(value) for value in statistics.values())
@@ -38,20 +37,20 @@ def test_statistics_are_over_the_last_episodes(scores: list[float], window: int)
 
 def test_columns_are_the_same_with_and_without_episodes() -> None:
     empty, full = EpisodeWindow(2), EpisodeWindow(2)
-    full.add([finished(1.0)])
+    full.latest.extend([finished(1.0)])
     assert list(empty.statistics()) == list(full.statistics())
 
 
 def test_a_restored_window_goes_on(tmp_path: Path) -> None:
     first = EpisodeWindow(3)
-    first.add(finished(score) for score in (1.0, 2.0, 3.0, 4.5))
+    first.latest.extend(finished(score) for score in (1.0, 2.0, 3.0, 4.5))
     store = CheckpointStore(tmp_path, keep_last=1)
     second = EpisodeWindow(3)
     second.load_state_dict(store.load(store.save(1, first.state_dict())).state)
     for window in (first, second):
-        window.add([finished(7.25, length=3)])
+        window.latest.extend([finished(7.25, length=3)])
     assert second.statistics() == first.statistics()
-    assert second.total == 5
+    assert len(second.latest) == 3
     smaller = EpisodeWindow(1)
     smaller.load_state_dict(first.state_dict())
     assert smaller.statistics()["return_mean"] == 7.25

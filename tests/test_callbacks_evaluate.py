@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from callback_cases import Recorder, ToySession
 
+from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.lab.trial import check
@@ -212,7 +213,7 @@ def test_each_environment_plays_its_quota_and_no_more(tmp_path: Path) -> None:
 
 def test_greedy_evaluation_plays_the_best_actions_and_draws_nothing(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=20)
-    session.agent.greedy_action = lambda observation: np.zeros(len(observation), np.int64)
+    session.agent.greedy_action = lambda observation: np.zeros(len(observation.array), np.int64)
     evaluate = Evaluate(1000, num_envs=2, greedy=True)
     session.run(evaluate)
     assert session.agent.evaluated == 0
@@ -231,7 +232,7 @@ def test_epsilon_is_the_share_of_random_actions_and_leaves_the_policys_draws_alo
     shares = {}
     for epsilon in (0.0, 0.2, 1.0):
         session = ToySession(tmp_path / str(epsilon), max_frame=20)
-        session.agent.greedy_action = lambda observation: np.zeros(len(observation), np.int64)
+        session.agent.greedy_action = lambda observation: np.zeros(len(observation.array), np.int64)
         shares[epsilon] = played_by(session, greedy=True, epsilon=epsilon).mean()
     assert shares[0.0] == 0
     assert shares[0.2] == pytest.approx(0.1, abs=0.05)
@@ -251,12 +252,12 @@ def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Spac
     fixed = np.stack([space.sample()] * 400)
 
     class Stubborn:
-        def evaluation_action(self, observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> np.ndarray:
             assert generator.random() == np.random.default_rng(1).random()
             return fixed
 
     chooser = Chooser(Stubborn(), space, False, 0.5, np.random.default_rng(1), np.random.default_rng(2))
-    action = chooser.act(np.zeros((400, 1)), None, np.ones(400, np.bool_))
+    action = chooser.act(Observation(np.zeros((400, 1)), start=np.ones(400, np.bool_)))
     assert action.dtype == fixed.dtype
     assert all(space.contains(one) for one in action)
     same = np.mean([np.array_equal(one, other) for one, other in zip(action, fixed, strict=True)])

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from exact_cases import differences
 
 import labrl
 from labrl.cli import main
@@ -41,6 +42,19 @@ def test_commands_of_extending_run(command: str, capsys: pytest.CaptureFixture[s
         assert len(frames) == 8
 
 
+def test_the_agent_in_extending_is_its_file() -> None:
+    shown = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    assert (DOCS / "examples" / "baseline_reinforce.py").read_text() in shown
+
+
+def test_the_agent_in_extending_resumes_exactly() -> None:
+    agent = ["--config-dir", str(DOCS / "examples"), "agent=baseline_reinforce", "env.num_envs=4", *QUIET]
+    assert main([*agent, "env.max_frame=6000", "hydra.run.dir=runs/whole"]) == 0
+    assert main([*agent, "env.max_frame=3100", "hydra.run.dir=runs/parts"]) == 0
+    assert main(["+resume=runs/parts", "env.max_frame=6000"]) == 0
+    assert differences(Path("runs/parts"), Path("runs/whole")) == []
+
+
 def composing(page: str) -> list[str]:
     """Those commands of a page that begin something new."""
     return [command for command in commands(page) if "+resume" not in command]
@@ -61,7 +75,7 @@ def test_commands_of_configuration_compose(command: str, capsys: pytest.CaptureF
 
 
 def test_python_examples_of_extending_run(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
+    *_, example = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
     example = example.replace("docs/examples", str(DOCS / "examples"))
     scope: dict[str, object] = {}
     exec(example, scope)

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 import torch
 from exact_cases import QUIET, rows, small, state, unequal
+from options import options
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from labrl.cli import main
-from labrl.networks import noise_scale
-from labrl.networks.compute import Compute
-from labrl.networks.gradient import GradientWorkers
-from labrl.networks.noise_scale import NoiseScales
+from labrl.learning import noise_scale
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.learning.learner import make_learner
+from labrl.learning.noise_scale import NoiseScales
+from labrl.learning.optimizers import Adam, Optimizer
+from labrl.networks.spaces import Spaces
 from labrl.session.callbacks.closer_look import _of_actions
 
 CLOSE = ["meta.log=histograms", "meta.gradient_noise=true", "meta.tensorboard=true"]
@@ -82,7 +86,7 @@ def test_outputs_are_seen_where_workers_compute_with_narrow_or_packed_weights(tm
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"histograms": 0})
     events.Reload()
     torso = "outputs/actor_critic/policy_torso"
-    assert {torso, f"{torso}.convolutions.2", f"{torso}.linear.1"} <= set(events.Tags()["histograms"])
+    assert {torso, f"{torso}.0.convolutions.2", f"{torso}.0.linear.1"} <= set(events.Tags()["histograms"])
 
 
 def test_norms_and_noise_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path: Path) -> None:
@@ -119,28 +123,36 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.zeros(10))
 
 
+def linear_loss(module: Linear, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """gradient: of each sample of some units. [units, samples, 10]"""
+    value = (gradient @ module.weight).mean()
+    return value, value.detach().reshape(1)
+
+
+def adam(flat: FlatParameters) -> Optimizer:
+    return Adam(options("agent.optimizer", "agent=a2c agent/optimizer=adam"), [flat.vector], None)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("each", [1, 4], ids=["samples", "sequences"])
 def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(
-    each: int, monkeypatch: pytest.MonkeyPatch
+    each: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noise_scale, "EVERY", 2)
     monkeypatch.setattr(noise_scale, "RATE", 0.004)
     scales, generator = NoiseScales(), torch.Generator().manual_seed(0)
-    compute = Compute(torch.device("cpu"), torch.float32, 1, noise=scales)
-    workers = GradientWorkers(Linear(), 1, compute)
+    compute = Compute(torch.device("cpu"), torch.float32, num_workers, noise=scales)
+    image, two = gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), gym.spaces.Discrete(2)
+    learner = make_learner(Linear(), Spaces(image, two, 1), compute, adam)
     assert math.isnan(scales.metrics()["noise_scale"])
     for _ in range(1500):
         gradient = 0.5 + 2.0 * torch.randn(32, 10, generator=generator)  # of each sample
 
-        def loss(module: Linear, share: slice, gradient: Tensor = gradient) -> tuple[Tensor, Tensor]:
-            value = (gradient[share.start * each : share.stop * each] @ module.weight).mean()
-            return value, value.detach().reshape(1)
-
-        workers.backward(loss, 32 // each, samples=each)
-        assert workers.flat.vector.grad is not None
-        torch.testing.assert_close(workers.flat.vector.grad[:10], gradient.mean(0))
+        learner.gradient(linear_loss, gradient.view(32 // each, each, 10), samples=each)
+        torch.testing.assert_close(learner.flat.gradient[:10], gradient.mean(0))
     expected = 10 * 2.0**2 / (10 * 0.5**2)
     assert scales.metrics()["noise_scale"] == pytest.approx(expected, rel=0.15)
+    learner.close()
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,19 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from labrl.agents.agent import Observation
 from labrl.cli import main
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import make_env
-from labrl.networks import compiling
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
+from labrl.learning.initialization import build_networks
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
@@ -46,12 +48,13 @@ def test_a_copy_of_a_compiled_network_computes_with_its_own_weights(monkeypatch:
         return run
 
     monkeypatch.setattr(torch, "compile", traced)
-    network = Doubling()
-    compiling.compile_network(network)
+    compute = Compute(torch.device("cpu"), torch.float32, 1, compiled=True)
+    spaces = Spaces(gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2), 1)
+    (network,) = build_networks(lambda: (Doubling(),), 0, spaces, compute)
     twin = copy.deepcopy(network)
     with torch.no_grad():
         twin.weight.fill_(3.0)
-        assert (float(network(torch.ones(1))), float(twin.forward(torch.ones(1)))) == (2.0, 3.0)
+        assert (float(network(torch.ones(1))), float(twin(torch.ones(1)))) == (2.0, 3.0)
     assert calls == [network, twin]
     assert isinstance(twin, Doubling)
 
@@ -78,7 +81,7 @@ def learned(words: list[str], compiled: bool, steps: int) -> dict[str, float]:
     observation = env.reset()
     actions = np.random.default_rng(0)
     for _ in range(steps):
-        agent.act(observation)
+        agent.act(Observation(observation))
         step = env.step(actions.integers(2, size=env.num_envs))
         agent.observe(step)
         clock.opt_step += agent.learn()

@@ -222,7 +222,7 @@ def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() ->
     ],
 )
 def test_a_preset_can_have_an_optimizer_of_another_kind(words: list[str], optimizer: str) -> None:
-    assert composed(*words).agent.config.optimizer.target == f"labrl.networks.optimizers.{optimizer}"
+    assert composed(*words).agent.config.optimizer.target == f"labrl.learning.optimizers.{optimizer}"
     cfg = compose(words, with_hydra=True)
     recorded = choices_of(cfg.hydra)["agent/optimizer"]
     assert compose([*words, f"agent/optimizer={recorded}"]).agent == cfg.agent

@@ -212,7 +212,7 @@ def test_a_component_of_labrl_in_a_file_of_ones_own_needs_every_key(tmp_path: Pa
     (tmp_path / "agent" / "mine.yaml").write_text("_target_: labrl.agents.random.RandomAgent\n")
     assert resolve(compose(["agent=mine"], tmp_path)).agent.target.endswith("RandomAgent")
     (tmp_path / "agent" / "optimizer").mkdir()
-    (tmp_path / "agent" / "optimizer" / "mine.yaml").write_text("_target_: labrl.networks.optimizers.Adam\n")
+    (tmp_path / "agent" / "optimizer" / "mine.yaml").write_text("_target_: labrl.learning.optimizers.Adam\n")
     with pytest.raises(InputError) as caught:
         resolve(compose(["agent/optimizer=mine"], tmp_path))
     assert ("missing", "agent.optimizer.eps") in {(one.code, one.key) for one in caught.value.mistakes}

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from fractions import Fraction
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import FAMILY, Noise, build, config_of, gradient_of, play, weights_of
+from dqn_cases import (
+    FAMILY,
+    Noise,
+    build,
+    config_of,
+    errors,
+    gradient_of,
+    memories,
+    minibatches,
+    play,
+    weights_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from labrl.agents.dqn import DQN
-from labrl.agents.errors import NonFiniteError
-from labrl.agents.experience import first_update
-from labrl.agents.value_learning import chosen
-from labrl.memory.replay import Sample
-from labrl.networks.trained import Trained, one_for_all
+from labrl.agents.agent import NonFiniteError, Observation
+from labrl.agents.dqn import DQN, td_loss
+from labrl.agents.parts.action_values import ExpectedValue, ExpectedValueConfig, ValuePolicy, chosen
+from labrl.agents.parts.experience import Experience
+from labrl.clock import Clock
+from labrl.learning.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 EARLY = ("agent.learning_starts=40", "agent.batch_size=16", "agent.updates_per_frame=0.25")
-
-
-def spy_on_samples(agent: DQN) -> list[Sample]:
-    """A list that grows by each minibatch that the agent learns from."""
-    seen: list[Sample] = []
-    sample = agent._experience.memory.sample
-
-    def spy(batch_size: int, frame: int) -> Sample:
-        seen.append(sample(batch_size, frame))
-        return seen[-1]
-
-    agent._experience.memory.sample = spy  # type: ignore[method-assign]
-    return seen
 
 
 def weights(agent: DQN) -> torch.Tensor:
@@ -46,102 +45,95 @@ def weights(agent: DQN) -> torch.Tensor:
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("memory", ["uniform", "prioritized"])
-def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(double: bool, memory: str) -> None:
+def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(
+    double: bool, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first update, from weights that are not the target's: computed here from the papers alone."""
+    made, seen = memories(monkeypatch), minibatches(monkeypatch)
     words = (*EARLY, f"agent.double={double}", f"agent/memory={memory}", "agent.max_grad_norm=0.5")
     agent, clock, _ = build(config_of("dqn", *words, "agent.lr=1e-2"), VECTOR)
-    agent._trained.weights.data.add_(
-        torch.randn(agent._trained.weights.shape, generator=torch.Generator().manual_seed(0))
-    )
-    world, target = Noise(VECTOR, 4), copy.deepcopy(agent.target.network)
+    network, target = agent.modules()["q_network"], copy.deepcopy(agent.modules()["target"])
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator)
+    world = Noise(VECTOR, 4)
     play(agent, clock, world, 10)
     if memory == "prioritized":
-        agent._experience.memory.update_priorities(
-            agent._experience.memory.sample(30, 0).index, np.arange(30.0)
-        )
-    online, seen = copy.deepcopy(agent.network), spy_on_samples(agent)
+        made[0].update_priorities(made[0].sample(30, 0).index, np.arange(30.0))
+    online = copy.deepcopy(network)
     assert play(agent, clock, world, 1) == 1
 
-    (sample,) = seen
-    tensors = {name: torch.from_numpy(array) for name, array in sample._asdict().items() if array is not None}
-    assert (len(tensors["weight"].unique()) > 1) == (memory == "prioritized")
+    (batch,) = seen
+    assert (len(batch.weight.unique()) > 1) == (memory == "prioritized")
     rows = torch.arange(16)
     with torch.no_grad():
-        values = target(tensors["next_observation"]).squeeze(2)
-        judged = online(tensors["next_observation"]).squeeze(2) if double else values
-        aim = tensors["reward"] + tensors["discount"] * values[rows, judged.argmax(1)]
-    value = online(tensors["observation"]).squeeze(2)[rows, tensors["action"]]
-    loss = tensors["weight"] * torch.nn.functional.huber_loss(value, aim, reduction="none")
+        values = target(torch.from_numpy(batch.next_observation)).outputs.squeeze(2)
+        judged = online(torch.from_numpy(batch.next_observation)).outputs.squeeze(2) if double else values
+        aim = batch.reward + batch.discount * values[rows, judged.argmax(1)]
+    value = online(torch.from_numpy(batch.observation)).outputs.squeeze(2)[rows, batch.action]
+    loss = batch.weight * torch.nn.functional.huber_loss(value, aim, reduction="none")
     optimizer = torch.optim.Adam(online.parameters(), lr=1e-2, eps=1e-8)
     loss.mean().backward()
     torch.nn.utils.clip_grad_norm_(online.parameters(), 0.5)
     optimizer.step()
-    for ours, expected in zip(agent.network.parameters(), online.parameters(), strict=True):
+    for ours, expected in zip(network.parameters(), online.parameters(), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-class Fixed(torch.nn.Module):
-    """A network that gives the same values whatever it sees."""
-
-    num_noise = 0
-
-    def __init__(self, values: list[float]) -> None:
-        super().__init__()
-        self.values = torch.nn.Parameter(torch.tensor(values))
-
-    def layout(self, observation: NDArray) -> NDArray:
-        return observation
-
-    def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-        return self.values.view(1, -1, 1).repeat(len(observation), 1, 1)
-
-
 @pytest.mark.parametrize(("double", "expected"), [(False, 1 + 0.5 * 9), (True, 1 + 0.5 * 2)])
-def test_double_picks_with_the_online_network_and_values_with_the_target(
+def test_the_next_action_is_the_best_of_the_network_that_judges_and_the_target_values_it(
     double: bool, expected: float
 ) -> None:
-    agent, _, _ = build(config_of("dqn", f"agent.double={double}", "agent.batch_size=1"), VECTOR)
-    online, agent.target.network = Fixed([0.0, 5.0]), Fixed([9.0, 2.0])  # type: ignore[assignment]
-    agent._trained = Trained(online, agent._compute, 1, one_for_all(agent._config.optimizer, None))  # type: ignore[arg-type]
-    one, look = np.ones(1, np.float32), np.zeros((1, 3), np.float32)
-    sample = Sample(look, np.zeros(1, np.int64), one, look, one / 2, one, np.zeros(1, np.int64))
-    agent._gradient(sample)
-    error = float(agent._rows[agent.ROWS.index("td_error"), 0])
-    assert error == pytest.approx(expected - 0.0)
+    value, one = ExpectedValue(ExpectedValueConfig(loss="squared"), torch.device("cpu")), torch.ones(1)
+    online, target = torch.tensor([[[0.0], [5.0]]]), torch.tensor([[[9.0], [2.0]]])
+    judged = online if double else target
+    loss, rows = td_loss(value, torch.zeros(1, 1), target, judged, one, one / 2, one, None)
+    assert float(rows[DQN.ROWS.index("td_error"), 0]) == pytest.approx(expected)
+    assert float(loss) == pytest.approx(0.5 * expected**2)
+
+
+def test_a_next_action_that_is_not_valid_is_not_the_best() -> None:
+    value, one = ExpectedValue(ExpectedValueConfig(loss="squared"), torch.device("cpu")), torch.ones(1)
+    later, valid = torch.tensor([[[9.0], [2.0]]]), torch.tensor([[False, True]])
+    _, rows = td_loss(value, torch.zeros(1, 1), later, later, one, one / 2, one, valid)
+    assert float(rows[DQN.ROWS.index("td_error"), 0]) == pytest.approx(1 + 0.5 * 2)
 
 
 @pytest.mark.parametrize("agent", FAMILY)
 def test_the_target_is_equal_to_the_online_network_until_there_is_an_update(agent: str) -> None:
     player, clock, _ = build(config_of(agent, *EARLY, "agent.target.every=1000000"), VECTOR)
-    inputs = torch.randn(5, 3)
-    assert torch.equal(player.network(inputs), player.target.network(inputs))
+    inputs, (network, target) = torch.randn(5, 3), player.modules().values()
+    assert torch.equal(network(inputs).outputs, target(inputs).outputs)
     world = Noise(VECTOR, 4)
     assert play(player, clock, world, 10) == 0
     assert player.metrics()["target_distance"] == 0
     assert play(player, clock, world, 10) > 0
     assert player.metrics()["target_distance"] > 0
-    assert not torch.equal(player.network(inputs), player.target.network(inputs))
+    assert not torch.equal(network(inputs).outputs, target(inputs).outputs)
 
 
 def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> None:
     """Four environments and every 30 frames: copied in the steps across 30, 60, 90, ..."""
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.target.every=30"), VECTOR)
-    world, expected = Noise(VECTOR, 4), weights_of(agent.network)
+    network, target = agent.modules().values()
+    world, expected = Noise(VECTOR, 4), weights_of(network)
     for _ in range(40):
         if (clock.frame + 4) // 30 > clock.frame // 30:
-            expected = weights_of(agent.network)
+            expected = weights_of(network)
         play(agent, clock, world, 1)
-        assert torch.equal(weights_of(agent.target.network), expected)
+        assert torch.equal(weights_of(target), expected)
 
 
 def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
     words = (*EARLY, "agent/target=polyak", "agent.target.tau=0.25")
     agent, clock, _ = build(config_of("dqn", *words), VECTOR)
-    world, average = Noise(VECTOR, 4), weights_of(agent.network)
+    network, target = agent.modules().values()
+    world, average = Noise(VECTOR, 4), weights_of(network)
     for _ in range(30):
         if play(agent, clock, world, 1):
-            average = 0.75 * average + 0.25 * weights_of(agent.network)
-        torch.testing.assert_close(weights_of(agent.target.network), average)
+            average = 0.75 * average + 0.25 * weights_of(network)
+        torch.testing.assert_close(weights_of(target), average)
 
 
 @settings(deadline=None, max_examples=60)
@@ -153,31 +145,16 @@ def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
 def test_updates_per_frame_are_kept_exactly_for_any_number_of_environments(
     text: str, num_envs: int, starts: int
 ) -> None:
-    agent, clock = EXACT
-    agent._num_envs = num_envs
-    agent._config.learning_starts = starts
-    experience = agent._experience
-    experience.frames_per_step, experience.first_update = num_envs, first_update(agent._config, num_envs)
-    experience.ratio, experience.updates, clock.frame = Fraction(text), 0, 0
-    done = 0
+    clock = Clock(10**6)
+    options = {"learning_starts": starts, "updates_per_frame": Fraction(text)}
+    config = dataclasses.replace(config_of("dqn", *EARLY).agent.config, **options)
+    spaces = Spaces(VECTOR, gym.spaces.Discrete(2), num_envs)
+    experience = Experience(config, spaces, clock, Streams(3), Compute.choose("cpu", "fp32", 1))
     while clock.frame < 1500:
-        done += agent.learn()
-        clock.frame += num_envs
+        experience.updates += experience.due()
+        clock.tick(num_envs)
         frames = max(clock.frame - max(starts, 16 + num_envs), 0)
-        assert done == frames * Fraction(text) // 1
-
-
-def _counting_agent() -> tuple[DQN, Any]:
-    agent, clock, _ = build(copy.deepcopy(config_of("dqn", *EARLY)), VECTOR)
-
-    def update() -> None:
-        agent._experience.updates += 1
-
-    agent._update = update  # type: ignore[method-assign]
-    return agent, clock
-
-
-EXACT = _counting_agent()
+        assert experience.updates == frames * Fraction(text) // 1
 
 
 @pytest.mark.parametrize(
@@ -192,22 +169,18 @@ def test_warm_up_is_random_or_the_policys() -> None:
     for who, kinds in (("random", 2), ("policy", 1)):
         agent, clock, _ = build(config_of("dqn", *greedy, f"agent.warmup_actions={who}"), VECTOR)
         still = np.zeros((4, 3), np.float32)
-        actions = [agent.act(still) for _ in range(10)]
+        actions = [agent.act(Observation(still)) for _ in range(10)]
         assert len(np.unique(actions)) == kinds
         clock.frame = 40
-        assert len(np.unique([agent.act(still) for _ in range(10)])) == 1
+        assert len(np.unique([agent.act(Observation(still)) for _ in range(10)])) == 1
 
 
 def test_actions_are_counted_from_the_spaces_first() -> None:
-    from labrl.networks.compute import Compute
-    from labrl.networks.spaces import Spaces
-
-    agent, clock, streams = build(config_of("dqn", *EARLY), VECTOR)
-    spaces = Spaces(VECTOR, gym.spaces.Discrete(2, start=5), 4)
-    shifted = DQN(agent._config, spaces, clock, streams, Compute.choose("cpu", "fp32", 1))
+    config, spaces = config_of("dqn", *EARLY).agent.config, Spaces(VECTOR, gym.spaces.Discrete(2, start=5), 4)
+    shifted = DQN(config, spaces, Clock(1000), Streams(3), Compute.choose("cpu", "fp32", 1))
     look = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    assert set(np.unique([shifted.act(look) for _ in range(10)])) == {5, 6}
-    assert set(shifted.evaluation_action(look, np.random.default_rng(0))) <= {5, 6}
+    assert set(np.unique([shifted.act(Observation(look)) for _ in range(10)])) == {5, 6}
+    assert set(shifted.evaluation_action(Observation(look), np.random.default_rng(0))) <= {5, 6}
 
 
 @pytest.mark.parametrize("agent", FAMILY)
@@ -244,38 +217,37 @@ def test_a_restored_agent_has_the_same_future(agent: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("agent", ["dqn", "rainbow"])
-def test_two_workers_find_the_gradient_of_one(agent: str) -> None:
-    """They share one noise, and what each saw of its samples stands in its place."""
-    gradients, rows = [], []
+def test_two_workers_find_the_gradient_of_one(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share one noise, and the error of each sample stands in its place."""
+    gradients, found, metrics = [], errors(monkeypatch), []
     for num_threads in (1, 2):
         player, clock, _ = build(config_of(agent, *EARLY), IMAGE, num_threads=num_threads)
-        play(player, clock, Noise(IMAGE, 4), 11)
-        player._gradient(player._experience.memory.sample(16, 0))
-        gradients.append(gradient_of(player.network))
-        rows.append(player._rows.clone())
+        assert play(player, clock, Noise(IMAGE, 4), 11) == 1
+        gradients.append(gradient_of(player.modules()["q_network"]))
+        metrics.append([player.metrics()[name] for name in ("loss", "td_error", "q_mean", "q_max")])
         player.close()
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
+    (index, error), (other_index, other_error) = found
+    np.testing.assert_array_equal(index, other_index)
+    np.testing.assert_allclose(error, other_error, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(*metrics, rtol=1e-4, atol=1e-5)
 
 
-def test_noise_is_new_in_each_step_and_each_update_and_not_the_targets() -> None:
-    agent, clock, _ = build(config_of("rainbow", *EARLY), VECTOR)
-    play(agent, clock, Noise(VECTOR, 4), 10)
+def test_noise_is_new_in_each_step_and_each_update_and_not_the_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drawn: list[torch.Tensor] = []
-    noise = agent._noise
+    noise = ValuePolicy.noise
 
-    def spy(rows: int) -> torch.Tensor | None:
-        drawn.append(noise(rows))  # type: ignore[arg-type]
+    def spy(self: ValuePolicy, rows: int) -> torch.Tensor | None:
+        drawn.append(noise(self, rows))  # type: ignore[arg-type]
         return drawn[-1]
 
-    agent._noise = spy  # type: ignore[method-assign]
-    look = np.zeros((4, 3), np.float32)
-    agent.act(look)
-    agent.act(look)
-    agent._gradient(agent._experience.memory.sample(16, 0))
-    agent._gradient(agent._experience.memory.sample(16, 0))
+    monkeypatch.setattr(ValuePolicy, "noise", spy)
+    agent, clock, _ = build(config_of("rainbow", *EARLY), VECTOR)
+    assert play(agent, clock, Noise(VECTOR, 4), 12) == 2
     # One for each environment; for online network, target network and choice of the next action.
-    assert [len(rows) for rows in drawn] == [4, 4, 3, 3]
+    assert [len(rows) for rows in drawn] == [4, 3, 4, 3]
     assert len(torch.cat(drawn)[:, 0].unique()) == 14
 
 
@@ -285,7 +257,9 @@ def test_evaluation_is_without_noise_and_leaves_training_untouched() -> None:
     disturbed, clock, _ = build(config_of("rainbow", *EARLY), VECTOR)
     world, look = Noise(VECTOR, 4), np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
     play(disturbed, clock, world, 10)
-    actions = [disturbed.evaluation_action(look, np.random.default_rng(seed)) for seed in range(5)]
+    actions = [
+        disturbed.evaluation_action(Observation(look), np.random.default_rng(seed)) for seed in range(5)
+    ]
     assert all(np.array_equal(action, actions[0]) for action in actions)
     play(disturbed, clock, world, 5)
     assert torch.equal(weights(plain), weights(disturbed))
@@ -321,24 +295,17 @@ def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
     assert caught.value.frame > 40
 
 
-def test_priorities_follow_the_errors_of_the_last_update() -> None:
+def test_priorities_follow_the_errors_of_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build(config_of("dueling_dqn", *EARLY), VECTOR)
     world = Noise(VECTOR, 4)
     play(agent, clock, world, 18)
-    seen, given = spy_on_samples(agent), {}
-    agent._experience.memory.update_priorities = lambda index, error: given.update(
-        zip(index, error, strict=True)
-    )  # type: ignore[method-assign]
-    online, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target.network)
-    play(agent, clock, world, 1)
-    (sample,) = seen
+    seen, given = minibatches(monkeypatch), errors(monkeypatch)
+    online, target = (copy.deepcopy(network) for network in agent.modules().values())
+    assert play(agent, clock, world, 1) == 1
+    (batch,), ((_, error),) = seen, given
     with torch.no_grad():
-        following = torch.from_numpy(sample.next_observation)
-        best = online(following).squeeze(2).argmax(1)
-        bootstrap = chosen(target(following), best).squeeze(1)
-        aim = torch.from_numpy(sample.reward) + torch.from_numpy(sample.discount) * bootstrap
-        value = chosen(online(torch.from_numpy(sample.observation)), torch.from_numpy(sample.action)).squeeze(
-            1
-        )
-    expected = dict(zip(sample.index, (aim - value).abs().numpy(), strict=True))
-    assert given == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        best = online(torch.from_numpy(batch.next_observation)).outputs.squeeze(2).argmax(1)
+        bootstrap = chosen(target(torch.from_numpy(batch.next_observation)).outputs, best).squeeze(1)
+        aim = batch.reward + batch.discount * bootstrap
+        value = chosen(online(torch.from_numpy(batch.observation)).outputs, batch.action).squeeze(1)
+    np.testing.assert_allclose(error, (aim - value).abs().numpy(), rtol=1e-4, atol=1e-6)

@@ -10,7 +10,9 @@ import torch
 from dqn_cases import FAMILY, Chain, Fork, build, config_of, play
 from numpy.typing import NDArray
 
+from labrl.agents.agent import Observation
 from labrl.agents.dqn import DQN
+from labrl.config.schema import TrialConfig
 
 LEARNING = (
     "agent.gamma=0.8",
@@ -24,15 +26,17 @@ LEARNING = (
 RANDOM = ("agent/exploration=epsilon_greedy", "agent.exploration.epsilon=1.0")
 
 
-def learned(agent: DQN, states: int) -> NDArray:
+def learned(config: TrialConfig, agent: DQN, states: int) -> NDArray:
+    value = config.agent.config.value.build(device=torch.device("cpu"))
     with torch.inference_mode():
-        return agent._value.expected(agent.network(torch.eye(states))).numpy()
+        return value.expected(agent.modules()["q_network"](torch.eye(states)).outputs).numpy()
 
 
 def learn(world: Any, agent_name: str, *words: str, steps: int) -> NDArray:
-    agent, clock, _ = build(config_of(agent_name, *LEARNING, *words), world.SPACE, num_envs=8)
+    config = config_of(agent_name, *LEARNING, *words)
+    agent, clock, _ = build(config, world.SPACE, num_envs=8)
     play(agent, clock, world(8), steps)
-    return learned(agent, world.STATES)
+    return learned(config, agent, world.STATES)
 
 
 @pytest.mark.parametrize("agent", FAMILY)
@@ -58,7 +62,7 @@ def test_exploring_by_itself_it_comes_to_act_well(agent: str) -> None:
     world = Fork(8)
     play(player, clock, world, 400)
     first = np.eye(Fork.STATES, dtype=np.float32)[:1]
-    assert player.evaluation_action(first, np.random.default_rng(0)).tolist() == [1]
+    assert player.evaluation_action(Observation(first), np.random.default_rng(0)).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +70,10 @@ def test_exploring_by_itself_it_comes_to_act_well(agent: str) -> None:
 )
 def test_the_other_loss_and_the_other_target_find_them_too(words: tuple[str, ...]) -> None:
     learning = [word for word in LEARNING if not word.startswith("agent.target")]
-    agent, clock, _ = build(config_of("dqn", *learning, *RANDOM, *words), Chain.SPACE, num_envs=8)
+    config = config_of("dqn", *learning, *RANDOM, *words)
+    agent, clock, _ = build(config, Chain.SPACE, num_envs=8)
     play(agent, clock, Chain(8), 500)
-    np.testing.assert_allclose(learned(agent, Chain.STATES), Chain.best_values(), atol=0.05)
+    np.testing.assert_allclose(learned(config, agent, Chain.STATES), Chain.best_values(), atol=0.05)
 
 
 def test_boltzmann_exploration_finds_them_too() -> None:

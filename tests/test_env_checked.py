@@ -11,7 +11,8 @@ from env_cases import own_env
 from gymnasium import spaces
 from refusals import refused
 
-from labrl.envs.make import gives_masks, make_env
+from labrl.config.component import Component
+from labrl.envs.make import describe, gives_masks, make_env
 from labrl.errors import EnvironmentFailedError
 
 BOX = spaces.Box(-1, 1, (4,))
@@ -256,3 +257,96 @@ def test_what_is_kept_as_it_is_goes_on(case: str) -> None:
     env.reset()
     for _ in range(5):
         env.step(np.zeros(2, np.int64))
+
+
+class Turns(Strays):
+    """Gives what `step` says once its run is 200 steps old, and is fine before."""
+
+    def __init__(self, wrong: str) -> None:
+        self.observation_space, self._wrong, self._all_steps = BOX, wrong, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return ZEROS, {}
+
+    def step(self, action: Any) -> Any:
+        self._all_steps += 1
+        answer: dict[str, Any] = {
+            "observation": ZEROS,
+            "reward": 0.0,
+            "over": False,
+            "cut": False,
+            "info": {},
+        }
+        if self._all_steps == 200:
+            answer |= LATE[self._wrong]
+        return tuple(answer.values())
+
+
+LATE: dict[str, dict[str, Any]] = {
+    "shape": {"observation": np.zeros(3, np.float32)},
+    "type": {"observation": ["a"] * 4},
+    "reward": {"reward": "1"},
+    "no reward": {"reward": None},
+    "flag": {"over": "no"},
+    "no flag": {"cut": None},
+    "info": {"info": []},
+    "mask": {"info": {"action_mask": np.ones(2, np.int8)}},
+    "not a number": {"reward": np.nan},
+    "endless": {"reward": -np.inf},
+    "too large": {"reward": 1e39},
+    "fine": {
+        "reward": np.float32(3e38),
+        "over": np.bool_(False),
+        "observation": np.full(4, 3e38, np.float32),
+    },
+}
+
+
+@pytest.mark.parametrize("wrong", LATE)
+@pytest.mark.filterwarnings("error")
+def test_what_is_wrong_is_found_in_its_step_however_late(
+    wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    component = own_env(Turns, {"wrong": wrong}, fresh_env_per_episode=False)
+    env = make_env(component, seed=0, num_threads=1, num_envs=3)
+    env.reset()
+    for _ in range(199):
+        env.step(np.zeros(3, np.int64))
+    if wrong == "fine":
+        assert env.step(np.zeros(3, np.int64)).reward.tolist() == [float(np.float32(3e38))] * 3
+        assert not caplog.records
+        return
+    with broken("environment 0", "step 200"):
+        env.step(np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.filterwarnings("error")
+def test_an_observation_that_is_not_finite_is_told_once_in_its_step(
+    value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = np.array([0, 0, value, 0], np.float32)
+    monkeypatch.setitem(LATE, "blind", {"observation": seen})
+    component = own_env(Turns, {"wrong": "blind"}, fresh_env_per_episode=False)
+    env = make_env(component, seed=0, num_threads=1, num_envs=3)
+    env.reset()
+    said = []
+    for _ in range(205):
+        env.step(np.zeros(3, np.int64))
+        said.append(len(caplog.records))
+    assert said == [0] * 199 + [1] * 6
+    assert "environment 0" in caplog.text
+    assert "step 200" in caplog.text
+
+
+class Bare:
+    """A backend that does not say what it can do."""
+
+    def __init__(self, num_envs: int, num_threads: int, evaluation: bool = False) -> None: ...
+
+
+def test_a_backend_derives_from_the_class_that_says_what_it_can_do() -> None:
+    component = Component.parse({"_target_": "test_env_checked.Bare"}, "env")
+    for ask in (describe, gives_masks, lambda env: make_env(env, seed=0, num_threads=1, num_envs=1)):
+        with refused("target", "env._target_", "test_env_checked.Bare", "Backend"):
+            ask(component)

@@ -115,7 +115,7 @@ def test_the_second_episodes_are_made_ready_one_a_step_once_a_run_is_not_short(
 ) -> None:
     env = make_env(atari("pong"), seed=3, num_threads=FEW_THREADS + 1, num_envs=2)
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(env, "_prepare", lambda number, seed: asked.append((number, seed)))
+    monkeypatch.setattr(env.backend, "prepare", lambda number, seed: asked.append((number, seed)))
     env.reset()
     actions, so_far = sampled(env, seed=1), []
     for step in range(SHORT + 3):

@@ -18,9 +18,8 @@ from refusals import refused
 from vector_env import Walks
 
 from labrl.config.component import Component
-from labrl.envs.actions import ActionRecord
 from labrl.envs.make import make_env
-from labrl.envs.vector import ReplayError
+from labrl.envs.vector import ActionRecord, ReplayError
 from labrl.storage.tree import flatten, restore
 
 

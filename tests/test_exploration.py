@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from refusals import refused
 
-from labrl.agents.exploration import (
+from labrl.agents.parts.exploration import (
     Boltzmann,
     BoltzmannConfig,
     EpsilonGreedy,
     EpsilonGreedyConfig,
     NetworkNoise,
     NetworkNoiseConfig,
-    epsilon_greedy,
+    exploration_class,
 )
+from labrl.config.component import Component
 from labrl.schedules import LinearSchedule
 
 VALUES = np.array([[0.0, 1.0, 0.5]] * 4, np.float32)
@@ -25,13 +27,17 @@ def values() -> NDArray:
     return VALUES
 
 
+def greedy_but_for(epsilon: float) -> EpsilonGreedy:
+    return EpsilonGreedy(EpsilonGreedyConfig(epsilon=epsilon))
+
+
 def unasked() -> NDArray:
     raise AssertionError("whoever explores needs no values")
 
 
 def test_each_environment_tosses_a_coin_of_its_own() -> None:
     rng = np.random.default_rng(0)
-    random = np.array([epsilon_greedy(values, SHAPE, 0.3, rng) != 1 for _ in range(4000)])
+    random = np.array([greedy_but_for(0.3).choose(values, SHAPE, 0, rng) != 1 for _ in range(4000)])
     # An exploring environment takes the best action, too, one time in three.
     assert random.mean(0) == pytest.approx([0.2] * 4, abs=0.03)
     assert np.abs(np.corrcoef(random.T) - np.eye(4)).max() < 0.06
@@ -40,12 +46,12 @@ def test_each_environment_tosses_a_coin_of_its_own() -> None:
 
 def test_random_actions_are_uniform() -> None:
     rng = np.random.default_rng(0)
-    actions = np.array([epsilon_greedy(unasked, SHAPE, 1.0, rng) for _ in range(3000)])
+    actions = np.array([greedy_but_for(1.0).choose(unasked, SHAPE, 0, rng) for _ in range(3000)])
     assert np.bincount(actions.ravel(), minlength=3) / actions.size == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
 def test_epsilon_zero_is_greedy() -> None:
-    assert epsilon_greedy(values, SHAPE, 0.0, np.random.default_rng(0)).tolist() == [1] * 4
+    assert greedy_but_for(0.0).choose(values, SHAPE, 0, np.random.default_rng(0)).tolist() == [1] * 4
 
 
 def test_epsilon_follows_its_schedule() -> None:
@@ -76,3 +82,9 @@ def test_network_noise_takes_what_the_network_gives() -> None:
     policy = NetworkNoise(NetworkNoiseConfig())
     assert policy.choose(values, SHAPE, 0, np.random.default_rng(0)).tolist() == [1] * 4
     assert policy.strength(10) == 0.0
+
+
+def test_a_class_that_is_no_exploration_is_refused() -> None:
+    component = Component.parse({"_target_": "own_parts.NoAgent"}, "agent.exploration")
+    with refused("target", "agent.exploration", "own_parts.NoAgent"):
+        exploration_class(component)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from exact_cases import small, unequal
 
-from labrl.agents.agent import Greedy, heeded
+from labrl.agents.agent import Observation
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.folder import config_folder
 from labrl.errors import InputError
 from labrl.lab.trial import check
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
@@ -36,11 +36,11 @@ def test_a_greedy_action_is_always_the_same_and_draws_nothing(agent: str, task: 
     built = config.agent.build(
         spaces=spaces, clock=Clock(1000), streams=streams, compute=Compute.choose("cpu", "fp32", 1)
     )
-    assert isinstance(built, Greedy)
+    assert built.TRAITS.greedy
     look = np.random.default_rng(0).normal(size=(9, size)).astype(np.float32)
     before = streams.state_dict()
-    told = heeded(built.greedy_action, None, np.ones(9, np.bool_))
-    first, second = built.greedy_action(look, **told), built.greedy_action(look, **told)
+    seen = Observation(look, start=np.ones(9, np.bool_))
+    first, second = built.greedy_action(seen), built.greedy_action(seen)
     assert np.array_equal(first, second)
     assert all(action.contains(one) for one in first)
     assert not unequal(before, streams.state_dict())
@@ -50,16 +50,17 @@ def test_a_greedy_action_is_always_the_same_and_draws_nothing(agent: str, task: 
 def test_a_gaussian_policy_is_greedy_at_its_mean_and_a_value_at_its_largest() -> None:
     ppo = _built("ppo", gym.spaces.Box(-2, 2, (1,), np.float32))
     look = np.random.default_rng(0).normal(size=(1, 3)).astype(np.float32)
-    draws = [ppo.evaluation_action(look, np.random.default_rng(seed)) for seed in range(300)]
-    assert abs(np.mean(draws) - ppo.greedy_action(look)) < 0.2
+    seen = Observation(look)
+    draws = [ppo.evaluation_action(seen, np.random.default_rng(seed)) for seed in range(300)]
+    assert abs(np.mean(draws) - ppo.greedy_action(seen)) < 0.2
     dqn = _built("dqn", gym.spaces.Discrete(5, start=3))
     with torch.no_grad():
-        best = dqn.network(torch.from_numpy(look), None).squeeze(2).argmax(1).numpy() + 3
-    assert np.array_equal(dqn.greedy_action(look), best)
+        best = dqn.modules()["q_network"](torch.from_numpy(look)).outputs.squeeze(2).argmax(1).numpy() + 3
+    assert np.array_equal(dqn.greedy_action(seen), best)
 
 
 def test_the_random_agent_has_no_greedy_action() -> None:
-    assert not isinstance(_built("random", gym.spaces.Discrete(2)), Greedy)
+    assert not _built("random", gym.spaces.Discrete(2)).TRAITS.greedy
 
 
 def _built(agent: str, action: gym.Space):

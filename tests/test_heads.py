@@ -51,7 +51,7 @@ def test_policy_and_value_have_layers_of_their_own(shared: bool, normed: bool) -
         head_activation="SiLU", head_layer_norm=normed,
     )  # fmt: skip
     network = ActorCritic(config, SPACES, num_outputs=2, log_std_init=None)
-    parameters, value = network(OBSERVATION)
+    parameters, value, _ = network(OBSERVATION)
     policy_features, value_features = network.policy_torso(OBSERVATION), network.value_torso(OBSERVATION)
     silu = nn.functional.silu
     expected = outputs(network.policy_head, policy_features, [7, 5, 2], normed, silu)
@@ -72,7 +72,7 @@ def test_streams_of_action_values_have_the_activation_that_is_asked_for(normed: 
     by_hand = outputs(
         network.advantage, network.torso(OBSERVATION), [7, 5, 2], normed, nn.functional.softsign
     )
-    torch.testing.assert_close(network(OBSERVATION).squeeze(2), by_hand)
+    torch.testing.assert_close(network(OBSERVATION).outputs.squeeze(2), by_hand)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,9 @@ def played(env: VectorEnv, memory: HindsightReplay, steps: int) -> list[dict[str
             action = rng.integers(0, 6, env.num_envs)
         step = env.step(action)
         memory.add(observation, action, step)
-        reached = step.next_observation["achieved_goal"].copy()
-        story.append({"reached": reached, "episode": episode.copy(), "over": step.episode_over.copy()})
+        after = {key: step.next_observation[f"{key}_goal"].copy() for key in ("achieved", "desired")}
+        told = {"episode": episode.copy(), "over": step.episode_over.copy(), "next": step.observation.copy()}
+        story.append({"reached": after["achieved"], "wanted": after["desired"], **told})
         episode = episode + step.episode_over
         observation = step.observation
     return story
@@ -96,7 +97,7 @@ def test_goals_are_of_the_same_episode_and_bring_what_the_environment_says(strat
             if t >= running[e]:
                 continue  # its episode goes on: the goal is its own
             episode = [s for s in range(70) if story[s]["episode"][e] == story[t]["episode"][e]]
-            oldest = max(episode[0], 70 - memory._transitions.live)
+            oldest = max(episode[0], 70 - memory.live)
             allowed = {
                 "future": range(t, episode[-1] + 1),
                 "final": episode[-1:],
@@ -115,12 +116,12 @@ def test_so_many_are_relabelled_as_asked_for() -> None:
     env = vector("Reach")
     none, half = memory_of(env, "final", relabelled=0.0), memory_of(env, "final", relabelled=0.5)
     for memory, share in ((none, 0.0), (half, 0.5)):
-        played(env, memory, 30)
-        given = memory._transitions
+        story = played(env, memory, 30)
         sample = memory.sample(4000, 0)
-        env_of, step = given.pairs(sample.index)
-        ended = memory._last[env_of, step % given.slots] >= step
-        before = given.gather(env_of, step, sample.weight).observation["desired_goal"]
+        step, env_of = np.divmod(sample.index, env.num_envs)
+        over = np.array([now["over"] for now in story])
+        ended = np.array([over[t:, e].any() for t, e in zip(step, env_of, strict=True)])
+        before = np.array([now["wanted"] for now in story])[step, env_of]
         changed = (sample.observation["desired_goal"] != before).any(1)
         assert not changed[~ended].any()
         assert changed[ended].mean() == pytest.approx(share, abs=0.05)
@@ -135,7 +136,7 @@ def test_a_memory_that_comes_back_knows_its_episodes(strategy: str, steps: int) 
         one, other = memory_of(env, strategy, capacity=90), memory_of(env, strategy, capacity=90)
         played(env, one, steps)
         other.load_state_dict(one.state_dict())
-        other._generator.bit_generator.state = one._generator.bit_generator.state
+        other.generator.bit_generator.state = one.generator.bit_generator.state
         for _ in range(10):
             left, right = one.sample(32, 0), other.sample(32, 0)
             assert left.observation.tobytes() == right.observation.tobytes()
@@ -148,7 +149,7 @@ def test_an_episode_that_a_resume_breaks_off_gets_no_goals_of_the_next() -> None
     memory = memory_of(env, "future")
     story, yes = played(env, memory, 4), np.ones(1, np.bool_)
     assert not any(now["over"][0] for now in story), "the episode goes on"
-    lost, fresh = memory._transitions._current, env.reset()
+    lost, fresh = story[-1]["next"], env.reset()
     nothing = Step(fresh, lost, np.zeros(1, np.float32), ~yes, yes, yes, void=True)
     memory.add(lost, np.zeros((1, 2), np.float32), nothing)
     later = []

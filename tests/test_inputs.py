@@ -26,10 +26,13 @@ from labrl.config.compose import compose, resolve
 from labrl.envs.make import describe, make_env
 from labrl.envs.screen import WatchedGymnasium
 from labrl.memory.replay import Replay
-from labrl.networks.inputs import Inputs, SideBySide, build_torso, check_reads
+from labrl.networks.building import build_torso, check_reads
+from labrl.networks.inputs import Inputs
+from labrl.networks.preprocessing import SideBySide
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import NatureCNN
 from labrl.observations import array_dtype, example, flat_space, not_finite
+from labrl.seeding import episode_seed
 from labrl.step import Step
 from labrl.storage.tree import flatten, restore
 from labrl.workspace import Workspace
@@ -82,7 +85,7 @@ def test_each_input_is_what_the_environment_gave(style: str, picture: str, vecto
         seen = env.reset()
         assert seen.dtype[picture].base == np.uint8
         assert seen.dtype[mark].base == np.float32
-        (pixels, numbers), over = parts(alone.reset(seed=int(env._episode_seed[0]))[0]), False
+        (pixels, numbers), over = parts(alone.reset(seed=episode_seed(3, 0, 0))[0]), False
         while not over:
             np.testing.assert_array_equal(seen[picture][0], pixels)
             np.testing.assert_array_equal(seen[mark][0], numbers.astype(np.float32))
@@ -181,7 +184,7 @@ def test_numbers_are_read_beside_pictures_of_any_number_of_bytes(count: int) -> 
     rows = torch.as_tensor(torso.layout(seen))  # type: ignore[operator]
     assert torso(rows).shape == (count, 64)
     joined = []
-    torso.joint.register_forward_hook(lambda module, inputs, output: joined.append(inputs[0]))  # type: ignore[union-attr]
+    torso[0].joint.register_forward_hook(lambda module, inputs, output: joined.append(inputs[0]))  # type: ignore[union-attr]
     torso(rows)
     np.testing.assert_array_equal(joined[0][:, -2:].detach().numpy(), seen["mark"])
 
@@ -316,7 +319,8 @@ def test_what_was_learned_and_recorded_is_shown_again(
     run = tmp_path / "run"
     assert main([*words("ppo"), "meta.rigorous_eval=1", f"hydra.run.dir={run}"]) == 0
     assert (
-        "policy_torso.images.picture_torso.first.weight" in (run / "session_0" / "networks.txt").read_text()
+        "policy_torso.0.images.picture_torso.0.first.weight"
+        in (run / "session_0" / "networks.txt").read_text()
     )
     assert main([f"+enjoy={run}", "episodes=2", "videos=1"]) == 0
     assert replay([str(run), "episode=last"]) == 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from replay_actor_critic_cases import build, config_of, play
 
+from labrl.agents.agent import Observation
 from labrl.step import Episode, Step
 
 LEARNING = ("agent.batch_size=64", "agent.learning_starts=400", "agent.updates_per_frame=0.25", "~agent.lr")
@@ -85,7 +86,7 @@ def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
     player, clock, _ = build(config_of(agent, *words), ACTION, Regulator.SPACE, num_envs=8)
     play(player, clock, Regulator(8), 450)
     x = np.linspace(-0.8, 0.8, 9, dtype=np.float32)[:, None]
-    action = player.evaluation_action(x, np.random.default_rng(0))
+    action = player.evaluation_action(Observation(x), np.random.default_rng(0))
     assert float((action * x).sum() / (x * x).sum()) == pytest.approx(-Regulator.best_gain(), abs=0.2)
 
 
@@ -95,7 +96,7 @@ def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entrop
     player, clock, _ = build(config_of("sac", *words), ACTION, Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 450)
     look = np.ones((4000, 1), np.float32)
-    actions = player._explore(player._outputs(look))
+    actions = player.act(Observation(look)) / 2
     assert actions.mean() == pytest.approx(0.3, abs=0.05)
     assert actions.std() == pytest.approx(0.1, abs=0.03)
 
@@ -107,7 +108,7 @@ def test_a_fixed_temperature_gives_the_best_probabilities_of_choices(agent: str)
     words += ["agent.target.tau=0.05"] if agent == "sac" else ["agent.policy_delay=1"]
     player, clock, _ = build(config_of(agent, *words), gym.spaces.Discrete(3), Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 550)
-    drawn = player._explore(player._outputs(np.ones((4000, 1), np.float32)))
+    drawn = player.act(Observation(np.ones((4000, 1), np.float32)))
     best = np.exp(np.arange(3) / 0.8)
     np.testing.assert_allclose(np.bincount(drawn, minlength=3) / 4000, best / best.sum(), atol=0.05)
 
@@ -119,10 +120,10 @@ def test_the_temperature_brings_the_entropy_to_its_target(kind: str) -> None:
     player, clock, _ = build(config_of("sac", *words), action, Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 500)
     assert player.metrics()["entropy"] == pytest.approx(target, abs=0.15)
-    assert 0 < player.temperature != 1
+    assert 0 < player.metrics()["temperature"] != 1
     if kind == "choice":
         # Of probabilities proportional to exp(r / alpha), the entropy tells alpha.
-        p = np.exp(np.arange(3) / player.temperature)
+        p = np.exp(np.arange(3) / player.metrics()["temperature"])
         p /= p.sum()
         assert -(p * np.log(p)).sum() == pytest.approx(target, abs=0.15)
         assert math.isclose(p.sum(), 1)

@@ -18,8 +18,9 @@ from refusals import refused
 
 import labrl
 from labrl.agents.action_spaces import ACTS_IN, MASKLESS
-from labrl.agents.agent import heeded, heeds_masks
-from labrl.agents.exploration import EpsilonGreedy, EpsilonGreedyConfig, uniform_valid
+from labrl.agents.agent import Observation
+from labrl.agents.parts.action_values import ExpectedValue
+from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, uniform_valid
 from labrl.agents.random import uniform_actions
 from labrl.config.component import Component
 from labrl.envs.make import describe, gives_masks, make_env
@@ -276,28 +277,32 @@ def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_targets_of_q_learning_never_look_at_an_invalid_action(double: bool) -> None:
+def test_targets_of_q_learning_never_look_at_an_invalid_action(
+    double: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learning = ["agent.batch_size=1", "agent.learning_starts=0", "agent.memory.capacity=16", "agent.lr=0"]
     plain = ["agent.network.torso.mlp.hidden=[8]", "agent.gamma=0.9", f"agent.double={double}"]
-    action = gym.spaces.Discrete(3)
-    agent, _, _ = build("dqn", *learning, *plain, action=action, num_envs=1, masked=True)
+    often, action = "agent.updates_per_frame=20", gym.spaces.Discrete(3)
+    agent, clock, _ = build("dqn", *learning, *plain, often, action=action, num_envs=1, masked=True)
     valid = np.array([[True, True, False]])
     observation = np.ones((1, 3), np.float32)
-    q = agent._values(observation, None)[0]
-    q_min = int(q.argmin())
-    following = np.arange(3)[None] == q_min  # the worst one is the only valid one
-    targets = []
-    find = agent._value.target
-    agent._value.target = lambda *given: targets.append(find(*given)) or targets[-1]
-    agent.act(observation, valid)
-    agent.observe(step_of(following, following, terminated=False))
-    agent._gradient(agent._experience.memory.sample(1, 0))
-    assert float(targets[0]) == pytest.approx(1 + 0.9 * q[q_min], abs=1e-5)
-    agent.act(observation, following)
-    agent.observe(step_of(valid, np.zeros((1, 3), np.bool_), terminated=True))
-    for _ in range(8):
-        agent._gradient(agent._experience.memory.sample(1, 0))
-    assert all(torch.isfinite(target).all() for target in targets)
+    with torch.no_grad():
+        q = agent.modules()["q_network"](torch.from_numpy(observation)).outputs[0, :, 0]
+    following = np.arange(3)[None] == int(q.argmin())  # the worst one is the only valid one
+    targets, find = [], ExpectedValue.target
+    monkeypatch.setattr(ExpectedValue, "target", lambda *given: targets.append(find(*given)) or targets[-1])
+    for mask, next_mask, terminated in (
+        (valid, following, False),
+        (following, np.zeros((1, 3), np.bool_), True),
+        (valid, following, False),
+    ):
+        agent.act(Observation(observation, mask))
+        agent.observe(step_of(next_mask, next_mask, terminated))
+        updates = agent.learn()
+        clock.tick(1)
+    assert updates == 20
+    found = sorted({round(float(target), 4) for target in targets})
+    assert found == pytest.approx(sorted([1.0, 1 + 0.9 * float(q.min())]), abs=1e-3)
 
 
 def test_a_masked_policy_is_updated_on_the_masked_probabilities() -> None:
@@ -308,7 +313,7 @@ def test_a_masked_policy_is_updated_on_the_masked_probabilities() -> None:
     mask[:, 0] = True
     for _ in range(4):
         observation = rng.normal(size=(2, 3)).astype(np.float32)
-        agent.act(observation, mask)
+        agent.act(Observation(observation, mask))
         no = np.zeros(2, np.bool_)
         following = rng.random((2, 3)) < 0.5
         following[:, 1] = True
@@ -361,13 +366,5 @@ def test_the_list_of_agents_without_masks_is_true() -> None:
     choosers = {agent for agent, kinds in ACTS_IN.items() if "Discrete" in kinds}
     atoms = ["agent.value.v_min=-1", "agent.value.v_max=1"]
     words = {"c51": atoms, "rainbow": atoms}
-    without = {a for a in choosers if not heeds_masks(config_of(a, *words.get(a, [])).agent.load())}
+    without = {a for a in choosers if not config_of(a, *words.get(a, [])).agent.load().TRAITS.masks}
     assert without == set(MASKLESS)
-    assert heeds_masks(lambda config, **runtime: None)
-
-
-def test_an_agent_that_takes_no_masks_plays_without() -> None:
-    mask = np.ones((1, 2), np.bool_)
-    assert heeded(lambda observation: observation, mask) == {}
-    assert list(heeded(lambda observation, mask=None: observation, mask)) == ["mask"]
-    assert heeded(lambda observation, mask=None: observation, None) == {}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labrl.memory.stacks import pack_stacks, unpack_stacks
+from labrl.memory.rollout import pack_stacks, unpack_stacks
 
 
 def stacks(steps: int, envs: int, begins: np.ndarray, seed: int) -> np.ndarray:

@@ -25,9 +25,8 @@ from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
 from labrl.lab.trial import check
-from labrl.memory.offline import OfflineData, Wanted
-from labrl.memory.piece import Piece
-from labrl.networks.box_actions import BoxActions
+from labrl.memory.offline import OfflineData, Piece, PieceReplay, Wanted
+from labrl.networks.distributions import BoxActions
 from labrl.offline.minari import stored_actions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
 
@@ -83,7 +82,8 @@ def test_episodes_keep_their_ends_and_windows_stay_in_them(n_step: int) -> None:
 
 @pytest.mark.parametrize(("space", "jumps"), [(VECTOR, 0), (STACK, 0.2)], ids=["vector", "stack"])
 def test_pieces_are_stored_as_step_by_step(space: gym.Space, jumps: float) -> None:
-    memory, naive = uniform(space, 1, 3, capacity=400, newest_share=1), NaiveReplay(space, 1, 400, 3)
+    memory = uniform(space, 1, 3, capacity=400, newest_share=1, cls=PieceReplay)
+    naive = NaiveReplay(space, 1, 400, 3)
     steps = list(World(space, 1, seed=4, jumps=jumps).steps(200))
     for given in steps:
         naive.add(*given)

@@ -13,7 +13,7 @@ from refusals import refused
 from torch import nn
 
 from labrl.config.compose import compose, resolve
-from labrl.networks.optimizers import (
+from labrl.learning.optimizers import (
     Adam,
     ByName,
     Optimizer,
@@ -33,12 +33,17 @@ LEARNING_RATES = (0.1, 0.05, 0.0, 0.2)
 
 
 def pieces() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.linspace(-1, 1, size)) for size in (3, 5)]
+    """Pieces as flat parameters have them: each has a gradient, which is only written to."""
+    parameters = [nn.Parameter(torch.linspace(-1, 1, size)) for size in (3, 5)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter.data)
+    return parameters
 
 
 def slope(parameters: list[nn.Parameter], step: int) -> None:
     for parameter in parameters:
-        parameter.grad = torch.sin(3 * parameter.detach() + step)
+        assert parameter.grad is not None
+        parameter.grad.copy_(torch.sin(3 * parameter.detach() + step))
 
 
 def assert_follows(

@@ -18,12 +18,20 @@ DQN = ["agent=dqn", "env=cartpole", "env.max_frame=2000"]
 
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "exploration": (
+        [*DQN, "~agent.exploration", "+agent.exploration={_target_: own_parts.RaisingExploration}"],
+        ["agent.exploration", "own_parts.RaisingExploration", "no licence"],
+    ),
+    "exploration of no such class": (
         [*DQN, "~agent.exploration", f"+agent.exploration={RAISES}"],
-        ["agent.exploration", "own_parts.Raises", "no licence"],
+        ["agent.exploration", "own_parts.Raises", "labrl.agents.parts.exploration.Exploration"],
     ),
     "memory": (
+        [*DQN, "agent.memory._target_=own_parts.RaisesReplay"],
+        ["agent.memory", "own_parts.RaisesReplay", "no licence"],
+    ),
+    "memory that is none": (
         [*DQN, "~agent.memory", f"+agent.memory={RAISES}"],
-        ["agent.memory", "own_parts.Raises", "no licence"],
+        ["agent.memory", "own_parts.Raises", "labrl.memory.replay.Replay"],
     ),
     "value": (
         [*DQN, "~agent.value", f"+agent.value={RAISES}"],
@@ -42,12 +50,20 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["transforms.mine", "own_parts.Raises", "no licence"],
     ),
     "agent": (
-        ["env=cartpole", "agent=random", "agent._target_=own_parts.Raises"],
-        ["agent", "own_parts.Raises", "no licence"],
+        ["env=cartpole", "agent=random", "agent._target_=own_parts.RaisingAgent"],
+        ["agent", "own_parts.RaisingAgent", "no licence"],
     ),
     "agent that is none": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.Empty"],
-        ["agent._target_", "own_parts.Empty", "act, observe", "labrl.agents.agent.Agent"],
+        ["agent._target_", "own_parts.Empty", "act", "observe", "labrl.agents.agent.Agent"],
+    ),
+    "agent of no such class": (
+        ["env=cartpole", "agent=random", "agent._target_=own_parts.NoAgent"],
+        ["agent._target_", "own_parts.NoAgent", "labrl.agents.agent.Agent"],
+    ),
+    "function that makes no agent": (
+        ["env=cartpole", "agent=random", "agent._target_=own_parts.no_agent"],
+        ["agent._target_", "own_parts.no_agent", "labrl.agents.agent.Agent"],
     ),
     "agent that refuses": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.Refuses"],

@@ -17,9 +17,9 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.networks.building import built
-from labrl.networks.compute import Compute
-from labrl.networks.inputs import Habits, build_torso, num_features
+from labrl.learning.compute import Compute
+from labrl.learning.initialization import build_networks
+from labrl.networks.building import build_torso
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
@@ -96,13 +96,13 @@ class NoModule:
         pass
 
 
-def own(**settings: object) -> nn.Module:
+def own(**settings: object) -> Any:
     torso = Component.parse({"_target_": "test_own_torso.Own", **settings}, TORSO)
     return build_torso(torso, spaces.Box(-1, 1, (3,), np.float64))
 
 
 def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
-    assert num_features(own(shape=[-1, 6]), spaces.Box(-1, 1, (3,), np.float64)) == 6
+    assert own(shape=[-1, 6]).num_features == 6
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
 )
 def test_features_that_no_layer_can_follow_are_refused(settings: dict, named: list[str]) -> None:
     with refused("target", TORSO, "Own", *named):
-        num_features(own(**settings), spaces.Box(-1, 1, (3,), np.float64))
+        own(**settings)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_is_no_torso_is_refused_by_its_name(target: str, named: str) -> Non
 def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, named: str) -> None:
     torso = Component.parse({"_target_": f"test_own_torso.{kind}", "shape": [-1, 6]}, TORSO)
     with refused("target", TORSO, kind, named):
-        num_features(build_torso(torso, SEEN), SEEN)
+        build_torso(torso, SEEN)
 
 
 def test_an_argument_that_nobody_gives_is_told() -> None:
@@ -151,7 +151,7 @@ def test_weights_that_wait_for_the_first_observation_have_seen_one() -> None:
 def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> None:
     make = lambda: (Holding(SEEN, layer, options),)  # noqa: E731
     compute = Compute(torch.device("cpu"), torch.float32, 1)
-    built(make, 0, Spaces(SEEN, gym.spaces.Discrete(2), 1), compute, whole_minibatches)
+    build_networks(make, 0, Spaces(SEEN, gym.spaces.Discrete(2), 1), compute, whole_minibatches)
 
 
 @pytest.mark.parametrize(
@@ -201,12 +201,17 @@ def test_a_forward_pass_that_leaves_something_behind_is_refused(
 
 
 def test_what_a_forward_pass_would_have_kept_is_not_there_after_the_first_look() -> None:
-    torso = Habitual(SEEN, "counts")
-    assert num_features(torso, SEEN) == 6
-    assert torso.habits == Habits(draws=False, changes=("seen",))
-    assert float(torso.seen) == 0  # type: ignore[arg-type]
+    counting, drawing = (
+        Component.parse({"_target_": "test_own_torso.Habitual", "habit": habit}, TORSO)
+        for habit in ("counts", "draws")
+    )
+    torso = build_torso(counting, SEEN)
+    assert torso.num_features == 6
+    assert torso.changes == ("seen",)
+    assert float(torso.seen) == 0
     before = torch.get_rng_state()
-    assert num_features(Habitual(SEEN, "draws"), SEEN) == 6
+    with refused("unsupported", TORSO, "Habitual"):
+        build_torso(drawing, SEEN)
     drawn = torch.get_rng_state()
     torch.set_rng_state(before)
     Habitual(SEEN, "draws")

@@ -12,16 +12,15 @@ import on_policy_cases
 import pytest
 import torch
 from dqn_cases import weights_of
+from on_policy_cases import network_of, rollouts
 from options import options
 from refusals import refused
 
-from labrl.agents.batch import Batch
-from labrl.agents.errors import NonFiniteError
+from labrl.agents.agent import NonFiniteError, Observation
 from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
-from labrl.memory.rollout import Rollout
+from labrl.learning.compute import Compute
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.schedules import LinearSchedule
 from labrl.seeding import Streams
@@ -60,7 +59,7 @@ def play(agent: PPO, clock: Clock, space: gym.Space, steps: int, seed: int = 0) 
 
     observation, updates = look(), 0
     for _ in range(steps):
-        action = agent.act(observation)
+        action = agent.act(Observation(observation))
         terminated, truncated = rng.random(4) < 0.1, rng.random(4) < 0.1
         over = terminated | truncated
         following = look()
@@ -71,22 +70,6 @@ def play(agent: PPO, clock: Clock, space: gym.Space, steps: int, seed: int = 0) 
         clock.tick(4)
         observation = look()
     return updates
-
-
-def spy_on_batches(agent: PPO) -> dict[str, torch.Tensor]:
-    """A dict that is filled with each batch that the agent learns from."""
-    seen: dict[str, torch.Tensor] = {}
-    prepare = agent._prepare
-
-    def spy(rollout: Rollout) -> Batch:
-        batch = prepare(rollout)
-        names = ("advantage", "target", "value", "log_prob")
-        seen.update(zip(names, batch.columns.unbind(1), strict=True))
-        seen.update(observation=batch.observation, action=batch.action)
-        return batch
-
-    agent._prepare = spy  # type: ignore[method-assign]
-    return seen
 
 
 def test_surrogate_is_pessimistic() -> None:
@@ -108,7 +91,9 @@ def test_value_loss_by_hand() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "continuous"])
-def test_an_update_is_adam_on_the_gradient_of_equation_9(shared: bool, action: gym.Space) -> None:
+def test_an_update_is_adam_on_the_gradient_of_equation_9(
+    shared: bool, action: gym.Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One rollout, one epoch, one minibatch: the new weights computed here from the paper alone."""
     config = dataclasses.replace(
         CONFIG,
@@ -121,62 +106,64 @@ def test_an_update_is_adam_on_the_gradient_of_equation_9(shared: bool, action: g
     )
     agent, clock = build(config, action=action)
     play(agent, clock, VECTOR, 7)
-    reference = copy.deepcopy(agent.network)
-    seen = spy_on_batches(agent)
+    reference = copy.deepcopy(network_of(agent))
+    batches = rollouts(monkeypatch)
     assert play(agent, clock, VECTOR, 1) == 1
+    (seen,) = batches
 
-    parameters, value = reference(seen["observation"])
+    parameters, value, _ = reference(seen.observation)
     if action is DISCRETE:
         policy = torch.distributions.Categorical(logits=parameters)
-        log_prob, entropy = policy.log_prob(seen["action"]), policy.entropy()
+        log_prob, entropy = policy.log_prob(seen.action), policy.entropy()
     else:
         normal = torch.distributions.Normal(parameters[:, :2], parameters[:, 2:].exp())
-        log_prob, entropy = normal.log_prob(seen["action"]).sum(1), normal.entropy().sum(1)
-    ratio = (log_prob - seen["log_prob"]).exp()
-    advantage = (seen["advantage"] - seen["advantage"].mean()) / (seen["advantage"].std() + 1e-8)
+        log_prob, entropy = normal.log_prob(seen.action).sum(1), normal.entropy().sum(1)
+    ratio = (log_prob - seen.log_prob).exp()
+    advantage = (seen.advantage - seen.advantage.mean()) / (seen.advantage.std() + 1e-8)
     surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    loss = -surrogate + 0.5 * 0.5 * (value - seen["target"]).square().mean() - 0.02 * entropy.mean()
+    loss = -surrogate + 0.5 * 0.5 * (value - seen.value_target).square().mean() - 0.02 * entropy.mean()
     optimizer = torch.optim.Adam(reference.parameters(), lr=1e-3, eps=1e-5)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.3)
     optimizer.step()
-    for ours, expected in zip(agent.network.parameters(), reference.parameters(), strict=True):
+    for ours, expected in zip(network_of(agent).parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_stored_log_probabilities_are_those_of_the_policy_that_acted() -> None:
+def test_stored_log_probabilities_are_those_of_the_policy_that_acted(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = build()
     play(agent, clock, VECTOR, 7)
-    network, seen = copy.deepcopy(agent.network), spy_on_batches(agent)
+    network, batches = copy.deepcopy(network_of(agent)), rollouts(monkeypatch)
     play(agent, clock, VECTOR, 1)
+    (seen,) = batches
     with torch.no_grad():
-        policy = torch.distributions.Categorical(logits=network.policy(seen["observation"]))
-    torch.testing.assert_close(seen["log_prob"], policy.log_prob(seen["action"]), rtol=1e-4, atol=1e-5)
+        policy = torch.distributions.Categorical(logits=network(seen.observation).parameters)
+    torch.testing.assert_close(seen.log_prob, policy.log_prob(seen.action), rtol=1e-4, atol=1e-5)
 
 
-def test_truncation_bootstraps_from_the_true_final_observation() -> None:
+def test_truncation_bootstraps_from_the_true_final_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, _ = build(dataclasses.replace(CONFIG, horizon=2, batch_size=8, gae_lambda=0.0, gamma=0.5))
     first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
-    seen = spy_on_batches(agent)
-    values = {}
+    batches, values = rollouts(monkeypatch), {}
     for name, observation in (("first", first), ("final", final), ("reset", reset)):
         with torch.no_grad():
-            values[name] = float(agent.network.value(torch.from_numpy(observation))[0])
+            values[name] = float(network_of(agent)(torch.from_numpy(observation)).value[0])
     no, reward = np.zeros(4, bool), np.ones(4, np.float32)
     truncated = np.array([True, False, False, True])
     terminated = np.array([False, True, False, False])
     over = truncated | terminated
     following = np.where(over[:, None], reset, final)
     episodes = [Episode(i, 0, 0, 1.0, 1, True) for i in (0, 1, 3)]
-    agent.act(first)
+    agent.act(Observation(first))
     agent.observe(Step(following, final, reward, terminated, truncated, over, episodes))
-    agent.act(following)
+    agent.act(Observation(following))
     agent.observe(Step(following, following, reward, no, no, no))
     agent.learn()
+    (seen,) = batches
     expected = {0: values["final"], 1: 0.0, 2: values["final"], 3: values["final"]}
     for env, bootstrap in expected.items():
-        assert float(seen["advantage"][env]) == pytest.approx(1 + 0.5 * bootstrap - values["first"], abs=1e-5)
+        assert float(seen.advantage[env]) == pytest.approx(1 + 0.5 * bootstrap - values["first"], abs=1e-5)
 
 
 @pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
@@ -185,7 +172,7 @@ def test_two_runs_are_equal_bit_for_bit(space: gym.Space) -> None:
     for _ in range(2):
         agent, clock = build(observation=space, num_threads=2)
         assert play(agent, clock, space, 16) == 8
-        vectors.append(weights_of(agent.network))
+        vectors.append(weights_of(network_of(agent)))
         agent.close()
     assert torch.equal(*vectors)
 
@@ -205,7 +192,7 @@ def test_a_restored_agent_has_the_same_future(steps: int, space: gym.Space) -> N
     streams.load_state_dict(drawn)
     clock.tick(4 * steps)
     play(restored, clock, space, 10, seed=1)
-    assert torch.equal(weights_of(unbroken.network), weights_of(restored.network))
+    assert torch.equal(weights_of(network_of(unbroken)), weights_of(network_of(restored)))
     assert unbroken.metrics() == pytest.approx(restored.metrics(), nan_ok=True)
 
 
@@ -247,19 +234,19 @@ def test_evaluation_leaves_training_untouched() -> None:
     plain, clock = build()
     play(plain, clock, VECTOR, 8)
     disturbed, clock = build()
-    disturbed.evaluation_action(np.zeros((9, 3), np.float32), np.random.default_rng(0))
+    disturbed.evaluation_action(Observation(np.zeros((9, 3), np.float32)), np.random.default_rng(0))
     play(disturbed, clock, VECTOR, 8)
-    assert torch.equal(weights_of(plain.network), weights_of(disturbed.network))
+    assert torch.equal(weights_of(network_of(plain)), weights_of(network_of(disturbed)))
 
 
 def test_bfloat16_learns_nearly_what_float32_does() -> None:
     vectors = []
     for precision in ("fp32", "bf16"):
         agent, clock = build(observation=IMAGE, precision=precision)
-        before = weights_of(agent.network)
+        before = weights_of(network_of(agent))
         play(agent, clock, IMAGE, 8)
-        vectors.append(weights_of(agent.network) - before)
-        assert weights_of(agent.network).dtype == torch.float32
+        vectors.append(weights_of(network_of(agent)) - before)
+        assert weights_of(network_of(agent)).dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(*vectors, dim=0) > 0.5
 
 
@@ -268,10 +255,11 @@ def test_pixels_are_scaled_and_read_in_any_layout(layout: tuple[int, ...]) -> No
     space = gym.spaces.Box(0, 255, layout, np.uint8)
     network = ActorCritic(NETWORK, Spaces(space, DISCRETE, 1), 3, None)
     images = np.random.default_rng(0).integers(0, 256, (5, *layout)).astype(np.uint8)
-    cnn = network.policy_torso
+    (cnn,) = network.policy_torso
     channels_first = images if layout[0] == 2 else images.transpose(0, 3, 1, 2)
     pixels = torch.from_numpy(channels_first / 255).float()
-    expected = cnn.linear(cnn.convolutions(cnn.first(pixels)))
+    maps = torch.nn.functional.conv2d(pixels, cnn.first.weight, cnn.first.bias, cnn.first.stride)
+    expected = cnn.linear(cnn.convolutions(maps))
     torch.testing.assert_close(network.policy_torso(torch.from_numpy(network.layout(images))), expected)
 
 
@@ -318,7 +306,7 @@ def test_policy_and_values_of_images_have_all_digits_of_their_last_layer() -> No
     images = torch.from_numpy(network.layout(np.stack([IMAGE.sample() for _ in range(64)])))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         features = network.policy_torso(images)
-        parameters, value = network(images)
+        parameters, value, _ = network(images)
     assert features.dtype == torch.bfloat16
     with torch.no_grad():
         torch.testing.assert_close(parameters, network.policy_head(features.float()))

@@ -41,17 +41,19 @@ def noise_of(net: QNetwork, *rows: int, seed: int = 0) -> torch.Tensor:
 def test_outputs_for_each_action(space: gym.Space, changes: dict[str, Any]) -> None:
     net = network(space, **changes)
     inputs = torch.from_numpy(net.layout(np.stack([space.sample() for _ in range(5)])))
-    assert net(inputs).shape == (5, 4, 3)
-    assert net(inputs).dtype == torch.float32
+    assert net(inputs).outputs.shape == (5, 4, 3)
+    assert net(inputs).outputs.dtype == torch.float32
 
 
 def test_dueling_is_value_plus_what_an_action_is_better_than_the_mean() -> None:
     net, inputs = network(dueling=True, head=[8]), torch.randn(5, 3)
     assert net.value is not None
     value = net.value(net.torso(inputs), None)
-    torch.testing.assert_close(net(inputs).mean(1), value)
+    torch.testing.assert_close(net(inputs).outputs.mean(1), value)
     advantage = net.advantage(net.torso(inputs), None).view(5, 4, 3)
-    torch.testing.assert_close(net(inputs)[:, 1] - net(inputs)[:, 0], advantage[:, 1] - advantage[:, 0])
+    torch.testing.assert_close(
+        net(inputs).outputs[:, 1] - net(inputs).outputs[:, 0], advantage[:, 1] - advantage[:, 0]
+    )
 
 
 def test_noisy_layer_is_the_papers_sum_of_means_and_scaled_outer_products() -> None:
@@ -75,11 +77,11 @@ def test_factor_noise_is_the_signed_root_of_a_normal() -> None:
 def test_one_noise_for_all_rows_or_one_for_each() -> None:
     net, inputs = network(dueling=True, head=[8], noisy=0.5), torch.randn(1, 3).repeat(4, 1)
     one, each = noise_of(net), noise_of(net, 4)
-    same = net(inputs, one)
+    same = net(inputs, noise=one).outputs
     torch.testing.assert_close(same, same[:1].repeat(4, 1, 1))
-    different = net(inputs, each)
+    different = net(inputs, noise=each).outputs
     for row in range(4):
-        torch.testing.assert_close(different[row], net(inputs, each[row])[row])
+        torch.testing.assert_close(different[row], net(inputs, noise=each[row]).outputs[row])
     assert not torch.equal(different[0], different[1])
 
 
@@ -87,38 +89,38 @@ def test_every_layer_of_both_streams_has_noise_of_its_own() -> None:
     net, inputs = network(dueling=True, head=[8], noisy=0.5), torch.randn(2, 3)
     assert net.num_noise == (16 + 8) + (8 + 4 * 3) + (16 + 8) + (8 + 3)
     noise = noise_of(net)
-    reference = net(inputs, noise)
+    reference = net(inputs, noise=noise).outputs
     for place in range(0, net.num_noise, 7):
         changed = noise.clone()
         changed[place] += 1
-        assert not torch.equal(net(inputs, changed), reference), place
+        assert not torch.equal(net(inputs, noise=changed).outputs, reference), place
 
 
 def test_without_noise_a_noisy_network_is_its_mean() -> None:
     net, inputs = network(noisy=0.5, head=[8]), torch.randn(2, 3)
-    before = net(inputs)
+    before = net(inputs).outputs
     for layer in net.advantage.layers:
         layer.weight_sigma.data.zero_()  # type: ignore[union-attr, operator]
         layer.bias_sigma.data.zero_()  # type: ignore[union-attr, operator]
-    torch.testing.assert_close(net(inputs), before)
-    torch.testing.assert_close(net(inputs, noise_of(net)), before)
+    torch.testing.assert_close(net(inputs).outputs, before)
+    torch.testing.assert_close(net(inputs, noise=noise_of(net)).outputs, before)
 
 
 def test_a_copy_has_layers_of_its_own() -> None:
     net, inputs = network(dueling=True, head=[8]), torch.randn(2, 3)
     twin = copy.deepcopy(net)
-    before = net(inputs)
+    before = net(inputs).outputs
     for parameter in twin.parameters():
         parameter.data.zero_()
-    torch.testing.assert_close(net(inputs), before)
-    assert not twin(inputs).any()
+    torch.testing.assert_close(net(inputs).outputs, before)
+    assert not twin(inputs).outputs.any()
 
 
 def test_the_last_layer_keeps_all_digits_under_bfloat16() -> None:
     net, inputs = network(head=[8]), torch.randn(64, 3)
     net.advantage.layers[-1].bias.data.fill_(100.0)  # type: ignore[union-attr, operator]
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = net(inputs)
+        outputs = net(inputs).outputs
     # bfloat16 has steps of a half at 100
     assert len(outputs[:, 0, 0].unique()) > 40
-    torch.testing.assert_close(outputs, net(inputs), atol=0.1, rtol=0)
+    torch.testing.assert_close(outputs, net(inputs).outputs, atol=0.1, rtol=0)

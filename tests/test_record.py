@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 from refusals import damaged
 
 import labrl
-from labrl.envs.actions import ActionRecord
+from labrl.envs.vector import ActionRecord
 from labrl.lab.replay import check
 from labrl.storage.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
 

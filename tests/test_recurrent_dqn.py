@@ -9,13 +9,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise, gradient_of, weights_of
-from on_policy_cases import assert_same_future, build, config_of, kept_from, noise, play
+from dqn_cases import Noise, gradient_of, memories, minibatches, weights_of
+from on_policy_cases import assert_same_future, build, config_of, noise, play
 from recurrent_cases import Corridor, Recorded, remembered
 from refusals import refused
 
-from labrl.agents.recurrent_dqn import RecurrentDQN
-from labrl.networks.compute import Compute
+from labrl.agents.agent import Observation
+from labrl.agents.dqn import DQN
+from labrl.agents.parts.action_values import ValuePolicy
+from labrl.learning.compute import Compute
 
 TINY = ("agent.network.torso.torso.mlp.hidden=[8]", "agent.network.torso.hidden_size=6")
 MEMORY = ("agent.memory.sequence_length=7", "agent.memory.burn_in=3", "agent.memory.capacity=400")
@@ -32,24 +34,29 @@ def walked(network: Any, world: Recorded, env: int, first: int, count: int, stat
     for k in range(count):
         state = state.detach() if k == detached else state
         seen, step = world.seen[first + k][env : env + 1], world.steps[first + k]
-        output, state = network.unroll(torch.from_numpy(seen), state)
+        output, state = network(torch.from_numpy(seen), state)
         values.append(output[0, :, 0])
         following = torch.from_numpy(step.next_observation[env : env + 1])
-        led_to.append(network.unroll(following, state)[0][0, :, 0])
+        led_to.append(network(following, state)[0][0, :, 0])
         state = state * (not step.episode_over[env])
     return torch.stack(values), torch.stack(led_to)
 
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("network", ["gru", "lstm"])
-def test_a_gradient_is_the_one_of_stepping_through_each_sequence(network: str, double: bool) -> None:
+def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
+    network: str, double: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [f"agent/network={network}", f"agent.double={double}", "agent.max_grad_norm=null"]
-    agent, clock, _ = build("recurrent_dqn", *words, *TINY, *MEMORY, *WHEN, "agent.gamma=0.9")
+    words += [*TINY, *MEMORY, *WHEN, "agent.gamma=0.9", "agent.target.every=1000000"]
+    agent, clock, _ = build("recurrent_dqn", *words)
+    learning, copied = agent.modules().values()
+    generator = torch.manual_seed(0)
     with torch.no_grad():  # so that both networks differ
-        agent.target.weights += 0.3 * torch.randn(agent.target.weights.shape, generator=torch.manual_seed(0))
-    acting, target = copy.deepcopy(agent.network), copy.deepcopy(agent.target.network)
-    world, samples = Recorded(noise(seed=3)), kept_from(agent._experience, "sample")
-    agent.target.frames_passed = lambda *_: None
+        for parameter in copied.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    acting, target = copy.deepcopy(learning), copy.deepcopy(copied)
+    world, samples = Recorded(noise(seed=3)), minibatches(monkeypatch)
     while not play(agent, clock, world, 1):
         pass
     (sample,) = samples
@@ -57,7 +64,7 @@ def test_a_gradient_is_the_one_of_stepping_through_each_sequence(network: str, d
         state, states = torch.zeros(4, acting.state_size), []
         for seen, step in zip(world.seen, world.steps, strict=True):
             states.append(state)
-            state = acting.unroll(torch.from_numpy(seen), state)[1]
+            state = acting(torch.from_numpy(seen), state)[1]
             state = state * ~torch.from_numpy(step.episode_over[:, None])
     outputs, targets = [], []
     for index in sample.index:
@@ -78,9 +85,8 @@ def test_a_gradient_is_the_one_of_stepping_through_each_sequence(network: str, d
             best = int((own if double else delayed)[t + k].argmax())
             rest = 0.0 if step.terminated[env] else 0.9 ** (k + 1) * float(delayed[t + k, best])
             targets.append(total + rest)
-    losses, _ = agent._value.loss(torch.stack(outputs)[:, None], torch.tensor(targets)[:, None])
-    losses.mean().backward()
-    for ours, expected in zip(agent.network.parameters(), acting.parameters(), strict=True):
+    torch.nn.functional.huber_loss(torch.stack(outputs), torch.tensor(targets)).backward()
+    for ours, expected in zip(learning.parameters(), acting.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
@@ -93,7 +99,7 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
         world = Noise(IMAGE, 4)
         while not play(agent, clock, world, 1):
             pass
-        gradients.append(gradient_of(agent.network))
+        gradients.append(gradient_of(agent.modules()["q_network"]))
         agent.close()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
@@ -101,9 +107,9 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
 
 def test_ranks_have_whole_sequences() -> None:
     config = config_of("recurrent_dqn", *MEMORY[:2], "agent.batch_size=16").agent.config
-    assert RecurrentDQN.share(config, 4).batch_size == 4
+    assert DQN.for_rank(config, 4).batch_size == 4
     with refused("range", "agent.batch_size", "16", "agent.batch_size=24"):
-        RecurrentDQN.share(config, 3)
+        DQN.for_rank(config, 3)
 
 
 @pytest.mark.parametrize("steps", [5, 30])
@@ -113,35 +119,44 @@ def test_a_restored_agent_has_the_same_future(steps: int) -> None:
     assert_same_future(lambda: build("recurrent_dqn", *make), noise(), steps)
 
 
-def test_evaluation_carries_a_state_of_its_own() -> None:
+def test_evaluation_carries_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, values = [], ValuePolicy.values
+
+    def spy(self: ValuePolicy, *given: Any) -> Any:
+        states.append(values(self, *given)[1])
+        return values(self, *given)
+
+    monkeypatch.setattr(ValuePolicy, "values", spy)
     plain, clock, _ = build("recurrent_dqn", *TINY, *MEMORY, *WHEN)
     play(plain, clock, noise(), 18)
     disturbed, clock, _ = build("recurrent_dqn", *TINY, *MEMORY, *WHEN)
     world, seen = noise(), np.ones((9, 3), np.float32)
     play(disturbed, clock, world, 7)
-    disturbed.evaluation_action(seen, np.random.default_rng(0), start=np.ones(9, np.bool_))
-    once = disturbed._evaluation_state
-    disturbed.greedy_action(seen, start=np.arange(9) < 3)
-    twice = disturbed._evaluation_state
+    disturbed.evaluation_action(Observation(seen, start=np.ones(9, np.bool_)), np.random.default_rng(0))
+    disturbed.greedy_action(Observation(seen, start=np.arange(9) < 3))
+    once, twice = states
     np.testing.assert_allclose(twice[:3], once[:3], rtol=1e-5, atol=1e-6)
     assert not np.allclose(twice[3:], once[3:])
     play(disturbed, clock, world, 11)
-    assert torch.equal(weights_of(plain.network), weights_of(disturbed.network))
+    plain_network, network = (agent.modules()["q_network"] for agent in (plain, disturbed))
+    assert torch.equal(weights_of(plain_network), weights_of(network))
 
 
-def test_a_learner_that_adopts_what_a_copy_did_keeps_the_copy_s_states() -> None:
-    words = (*TINY, *MEMORY, *WHEN)
+def test_a_learner_that_adopts_what_a_copy_did_keeps_the_copy_s_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words, made = (*TINY, *MEMORY, *WHEN), memories(monkeypatch)
     actor, clock, _ = build("recurrent_dqn", *words)
     learner, _, _ = build("recurrent_dqn", *words)
     world = noise()
     for _ in range(14):
         seen = world.observation
-        step = world.step(actor.act(seen))
-        learner.adopt(seen, actor.decision())
+        step = world.step(actor.act(Observation(seen)))
+        learner.adopt(Observation(seen), actor.decision())
         for agent in (actor, learner):
             agent.observe(step)
         clock.tick(4)
-    samples = [agent._experience.memory.sample(16, 0) for agent in (actor, learner)]
+    samples = [memory.sample(16, 0) for memory in made]
     assert samples[0].state.any()
     np.testing.assert_array_equal(samples[0].state, samples[1].state)
 

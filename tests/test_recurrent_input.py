@@ -10,29 +10,29 @@ from labrl.errors import Code
 from labrl.lab.trial import check
 
 CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
-    "a network with a memory for an agent without one": (
-        ["agent=ppo", "agent/network=gru"],
-        "agent.network.torso",
-        "unsupported",
-        ["agent=recurrent_ppo"],
-    ),
-    "the same for one that replays single steps": (
+    "a network with a memory for an agent that replays single steps": (
         ["agent=sac", "env=pendulum", "agent/network=lstm"],
         "agent.network.torso",
         "unsupported",
         ["agent=recurrent_ppo"],
     ),
-    "an agent with a memory, and a network without": (
+    "a sequence for a network without a memory": (
         ["agent=recurrent_ppo", "agent/network=mlp"],
-        "agent.network.torso",
-        "unsupported",
-        ["agent/network=gru", "agent=ppo"],
+        "agent.sequence_length",
+        "contradiction",
+        ["agent.sequence_length=null", "agent/network=gru"],
     ),
-    "a sequence for an agent that has none": (
+    "the same for an agent that is plain by default": (
         ["agent=ppo", "agent.sequence_length=8"],
         "agent.sequence_length",
-        "unknown-key",
-        [],
+        "contradiction",
+        ["agent.sequence_length=null", "agent/network=gru"],
+    ),
+    "minibatches of parts of whole rollouts": (
+        ["agent=ppo", "agent/network=gru", "agent.horizon=64", "agent.batch_size=32"],
+        "agent.batch_size",
+        "contradiction",
+        ["agent.horizon=64", "32", "agent.sequence_length"],
     ),
     "a memory that torch does not have": (
         ["agent=recurrent_ppo", "agent.network.torso.kind=rnn"],
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
     ),
     "a network without a memory for DQN with one": (
         ["agent=recurrent_dqn", "agent/network=wide"],
-        "agent.network.torso",
+        "agent.memory",
         "unsupported",
         ["agent/network=gru"],
     ),
@@ -133,3 +133,25 @@ def test_it_is_refused_with_the_way_out(
 ) -> None:
     with refused(code, key, *named):
         check(resolve(compose(words)))
+
+
+ALLOWED = {
+    "PPO with a recurrent network learns from whole rollouts": [
+        "agent=ppo",
+        "agent/network=gru",
+        "agent.horizon=64",
+        "agent.batch_size=64",
+    ],
+    "PPO with a recurrent network and a sequence": [
+        "agent=ppo",
+        "agent/network=lstm",
+        "agent.sequence_length=16",
+    ],
+    "A2C with a recurrent network": ["agent=a2c", "agent/network=gru"],
+    "recurrent A2C with a plain network": ["agent=recurrent_a2c", "agent/network=mlp"],
+}
+
+
+@pytest.mark.parametrize("words", ALLOWED.values(), ids=ALLOWED)
+def test_on_policy_agents_take_networks_with_and_without_a_memory(words: list[str]) -> None:
+    check(resolve(compose(words)))

@@ -12,7 +12,7 @@ from options import component
 from torch import Tensor
 
 from labrl.config.component import Component
-from labrl.networks.gradient import FlatParameters
+from labrl.learning.flat import FlatParameters
 from labrl.networks.recurrent import Pieces, Recurrent, RecurrentConfig
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
@@ -44,7 +44,7 @@ def stepped(net: Recurrent, seen: Tensor, state: Tensor, start: np.ndarray) -> t
     features = []
     for t in range(seen.shape[1]):
         state = state * ~torch.from_numpy(start[:, t : t + 1])
-        output, state = net.unroll(seen[:, t], state)
+        output, state = net(seen[:, t], state)
         features.append(output)
     return torch.stack(features, dim=1), state
 
@@ -52,7 +52,7 @@ def stepped(net: Recurrent, seen: Tensor, state: Tensor, start: np.ndarray) -> t
 def unrolled(net: Recurrent, seen: Tensor, state: Tensor, start: np.ndarray) -> tuple[Tensor, Tensor]:
     """All at once: features [sequences, length, n], and the state after the last steps."""
     pieces = Pieces.of(start)
-    features, after = net.unroll(seen.flatten(0, 1), pieces.states(state), pieces.lengths)
+    features, after = net(seen.flatten(0, 1), pieces.states(state), pieces.lengths)
     last = [*(pieces.first[1:] - 1), len(pieces.lengths) - 1]
     return features.view(*seen.shape[:2], -1), after[last]
 
@@ -97,7 +97,7 @@ def test_an_episode_does_not_know_what_was_before_it(kind: str) -> None:
     ours, others = (unrolled(net, seen, zeros, start)[0] for seen in (one, other))
     assert not torch.allclose(ours[:, :3], others[:, :3])
     torch.testing.assert_close(ours[:, 3:], others[:, 3:])
-    torch.testing.assert_close(ours[:, 3], net(one[:, 3]))
+    torch.testing.assert_close(ours[:, 3], net(one[:, 3])[0])
 
 
 def test_the_first_layer_of_an_lstm_is_torch_s_own_cell() -> None:
@@ -105,7 +105,7 @@ def test_the_first_layer_of_an_lstm_is_torch_s_own_cell() -> None:
     cell = torch.nn.LSTMCell(8, 5)
     cell.load_state_dict({name.removesuffix("_l0"): value for name, value in net.core.state_dict().items()})
     carried = torch.randn(3, 5), torch.randn(3, 5)
-    features, state = net.unroll(seen[:, 0], torch.cat(carried, dim=1))
+    features, state = net(seen[:, 0], torch.cat(carried, dim=1))
     output, inner = cell(net.torso(seen[:, 0]), carried)
     torch.testing.assert_close(features, output)
     torch.testing.assert_close(state, torch.cat([output, inner], dim=1))

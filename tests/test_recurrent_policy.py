@@ -9,11 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import gradient_of, weights_of
-from on_policy_cases import BOX, assert_same_future, build, kept_from, noise, play
+from dqn_cases import gradient_of, minibatches, weights_of
+from on_policy_cases import BOX, assert_same_future, build, network_of, noise, play, rollouts
 from recurrent_cases import Corridor, Recorded, remembered
 
-from labrl.networks.compute import Compute
+from labrl.agents.agent import Observation
+from labrl.learning.compute import Compute
 from labrl.step import Step
 
 TINY = ("agent.network.torso.torso.mlp.hidden=[8]", "agent.network.torso.hidden_size=6")
@@ -32,10 +33,10 @@ def stepwise(network: Any, world: Recorded) -> dict[str, torch.Tensor]:
     kept: dict[str, list[torch.Tensor]] = {"parameters": [], "value": [], "next_value": [], "state": []}
     for observation, step in zip(world.seen, world.steps, strict=True):
         kept["state"].append(state)
-        parameters, value, state = network.unroll(torch.from_numpy(observation), state)
+        parameters, value, state = network(torch.from_numpy(observation), state)
         kept["parameters"].append(parameters)
         kept["value"].append(value)
-        led_to = network.unroll(torch.from_numpy(step.next_observation), state)[1]
+        led_to = network(torch.from_numpy(step.next_observation), state)[1]
         kept["next_value"].append(led_to * ~torch.from_numpy(step.terminated))
         state = state * ~torch.from_numpy(step.episode_over[:, None])
     return {name: torch.stack(values) for name, values in kept.items()}
@@ -56,7 +57,7 @@ def reference(
     outputs: dict[str, list[torch.Tensor]] = {"parameters": [], "value": []}
     for t, (observation, step) in enumerate(zip(world.seen, world.steps, strict=True)):
         state = then["state"][t] if t % length == 0 else state  # noqa: F821
-        parameters, value, state = network.unroll(torch.from_numpy(observation), state)
+        parameters, value, state = network(torch.from_numpy(observation), state)
         outputs["parameters"].append(parameters)
         outputs["value"].append(value)
         state = state * ~torch.from_numpy(step.episode_over[:, None])
@@ -88,7 +89,7 @@ def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
     world = Recorded(noise())
     assert play(agent, clock, world, 12) == 1
     before, _, _ = build(agent_name, *options, *TINY, *words)
-    expected = reference(before.network, world, length, 0.99, lam)
+    network, expected = network_of(before), reference(network_of(before), world, length, 0.99, lam)
     policy = torch.distributions.Categorical(logits=expected["parameters"])
     log_prob = policy.log_prob(torch.from_numpy(np.stack(world.actions)))
     advantage = expected["advantage"]
@@ -99,59 +100,60 @@ def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
         -(log_prob * advantage).mean() + 0.5 * 0.5 * (expected["value"] - expected["target"]).square().mean()
     )
     (loss - 0.02 * policy.entropy().mean()).backward()
-    for ours, parameter in zip(agent.network.parameters(), before.network.parameters(), strict=True):
+    for ours, parameter in zip(network_of(agent).parameters(), network.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, parameter.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_the_state_goes_on_from_rollout_to_rollout() -> None:
+def test_the_state_goes_on_from_rollout_to_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("recurrent_ppo", *TINY, *PPO, "agent.lr=0")
-    batches, world, prepare = [], Recorded(noise()), agent._prepare
-
-    def spy(rollout: Any) -> Any:
-        batches.append(copy.deepcopy(prepare(rollout)))  # the arrays are filled again
-        return batches[-1]
-
-    agent._prepare = spy
+    batches, world = rollouts(monkeypatch), Recorded(noise())
     play(agent, clock, world, 24)
+    assert len(batches) == 2
     with torch.no_grad():
-        expected = stepwise(agent.network, world)
+        expected = stepwise(network_of(agent), world)
     for number, batch in enumerate(batches):
         begins = expected["state"][12 * number : 12 * (number + 1) : 4]  # [3, num_envs, state_size]
-        torch.testing.assert_close(batch.sequences.state, begins.flatten(0, 1))
+        torch.testing.assert_close(batch.state, begins.flatten(0, 1))
         value = expected["value"][12 * number : 12 * (number + 1)].view(3, 4, 4).transpose(1, 2)
-        torch.testing.assert_close(batch.columns[:, 2], value.flatten(), rtol=1e-4, atol=1e-5)
-    assert batches[1].sequences.state[:4].count_nonzero()
+        torch.testing.assert_close(batch.value, value.flatten(), rtol=1e-4, atol=1e-5)
+    assert batches[1].state[:4].count_nonzero()
 
 
-def test_truncation_bootstraps_from_the_true_final_observation_and_what_was_remembered_there() -> None:
+def test_truncation_bootstraps_from_the_true_final_observation_and_what_was_remembered_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     words = ("agent.horizon=2", "agent.sequence_length=2", "agent.batch_size=8", "agent.gae_lambda=0")
     agent, _, _ = build("recurrent_ppo", *TINY, *words, "agent.gamma=0.5")
-    batches = kept_from(agent, "_prepare")
+    batches = rollouts(monkeypatch)
     first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
     truncated, no = np.array([True, False, False, False]), np.zeros(4, np.bool_)
     reward = np.ones(4, np.float32)
     following = np.where(truncated[:, None], reset, final)
-    network = copy.deepcopy(agent.network)
-    agent.act(first)
+    network = copy.deepcopy(network_of(agent))
+    agent.act(Observation(first))
     agent.observe(Step(following, final, reward, no, truncated, truncated))
-    agent.act(following)
+    agent.act(Observation(following))
     agent.observe(Step(following, following, reward, no, no, no))
     agent.learn()
     with torch.no_grad():
         fresh = torch.zeros(1, network.state_size)
-        _, value, state = network.unroll(torch.from_numpy(first[:1]), fresh)
-        remembering = network.unroll(torch.from_numpy(final[:1]), state)[1]
-        forgetful = network.unroll(torch.from_numpy(final[:1]), fresh)[1]
+        _, value, state = network(torch.from_numpy(first[:1]), fresh)
+        remembering = network(torch.from_numpy(final[:1]), state)[1]
+        forgetful = network(torch.from_numpy(final[:1]), fresh)[1]
     assert abs(float(remembering - forgetful)) > 1e-3
     # Sequence after sequence: the first step of every environment is every second row.
-    advantage = batches[0].columns[::2, 0]
+    advantage = batches[0].advantage[::2]
     torch.testing.assert_close(advantage, (1 + 0.5 * remembering - value).expand(4), rtol=1e-4, atol=1e-5)
 
 
-def test_minibatches_are_of_whole_sequences_and_each_is_taken_once_an_epoch() -> None:
+def test_minibatches_are_of_whole_sequences_and_each_is_taken_once_an_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     agent, clock, _ = build("recurrent_ppo", *TINY, *PPO[:2], "agent.batch_size=16", "agent.epochs=2")
-    orders = kept_from(agent, "_order")
+    parts = minibatches(monkeypatch)
     assert play(agent, clock, noise(), 12) == 6
+    assert [len(part) for part in parts] == [4] * 6
+    orders = [torch.cat([part.rows for part in epoch]) for epoch in (parts[:3], parts[3:])]
     for order in orders:
         sequences = order.view(-1, 4)
         assert (sequences - sequences[:, :1] == torch.arange(4)).all()
@@ -166,21 +168,27 @@ def test_evaluation_carries_a_state_of_its_own() -> None:
     world, seen, rng = noise(), np.ones((9, 3), np.float32), np.random.default_rng(0)
     play(disturbed, clock, world, 7)
     begin, go_on = np.ones(9, np.bool_), np.zeros(9, np.bool_)
-    disturbed.evaluation_action(seen, rng, start=begin)
-    disturbed.greedy_action(seen, start=go_on)
+    disturbed.evaluation_action(Observation(seen, start=begin), rng)
+    disturbed.greedy_action(Observation(seen, start=go_on))
     play(disturbed, clock, world, 11)
-    assert torch.equal(weights_of(plain.network), weights_of(disturbed.network))
+    assert torch.equal(weights_of(network_of(plain)), weights_of(network_of(disturbed)))
 
-    agent, network = disturbed, disturbed.network
-    once = network.unroll(torch.from_numpy(seen), torch.zeros(9, network.state_size))[2].detach()
-    twice = network.unroll(torch.from_numpy(seen), once)[2].detach().numpy()
-    agent.greedy_action(seen, start=begin)
-    agent.greedy_action(seen, start=go_on)
-    np.testing.assert_allclose(agent._evaluation_state, twice, rtol=1e-5, atol=1e-6)
+    agent, network = disturbed, network_of(disturbed)
+    looks, state, expected = torch.from_numpy(seen), torch.zeros(9, network.state_size), []
+    with torch.no_grad():
+        for _ in range(3):  # what is drawn by at the first, second and third look
+            parameters, _, state = network(looks, state)
+            expected.append(parameters.softmax(1).numpy())
+    assert not np.allclose(expected[0], expected[2])
     partly = np.arange(9) < 3
-    agent.greedy_action(seen, start=partly)
-    np.testing.assert_allclose(agent._evaluation_state[:3], once.numpy()[:3], rtol=1e-5, atol=1e-6)
-    assert not np.allclose(agent._evaluation_state[3:], once.numpy()[3:])
+    shown = [
+        next(iter(agent.policy_numbers(Observation(seen, start=start)).values()))
+        for start in (begin, go_on, partly)
+    ]
+    np.testing.assert_allclose(shown[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(shown[1], expected[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(shown[2][:3], expected[0][:3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(shown[2][3:], expected[2][3:], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +198,49 @@ def test_evaluation_carries_a_state_of_its_own() -> None:
 )
 def test_a_restored_agent_has_the_same_future(agent: str, words: tuple[str, ...], steps: int) -> None:
     assert_same_future(lambda: build(agent, "agent/network=lstm", *TINY, *words), noise(), steps)
+
+
+@pytest.mark.parametrize(
+    ("agent", "network", "words"),
+    [("ppo", "gru", PPO), ("a2c", "lstm", (*A2C, "agent.gae_lambda=0.8"))],
+    ids=["ppo", "a2c"],
+)
+def test_the_plain_agent_with_a_recurrent_network_is_the_recurrent_one(
+    agent: str, network: str, words: tuple[str, ...]
+) -> None:
+    learned = []
+    for name in (agent, f"recurrent_{agent}"):
+        same = ("agent/optimizer=adam", "agent.lr=1e-3", f"agent/network={network}")
+        made, clock, _ = build(name, *same, *TINY, *words)
+        assert play(made, clock, noise(), 24) == 2
+        learned.append(weights_of(network_of(made)))
+    assert torch.equal(*learned)
+
+
+def test_without_a_sequence_length_gradients_reach_back_through_the_whole_rollout() -> None:
+    learned = []
+    for length in ("null", "12", "4"):
+        words = (
+            "agent.horizon=12",
+            f"agent.sequence_length={length}",
+            "agent.batch_size=48",
+            "agent.epochs=1",
+        )
+        agent, clock, _ = build("recurrent_ppo", *TINY, *words)
+        assert play(agent, clock, noise(), 12) == 1
+        learned.append(weights_of(network_of(agent)))
+    assert torch.equal(learned[0], learned[1])
+    assert not torch.equal(learned[0], learned[2])
+
+
+def test_recurrent_a2c_with_a_plain_network_is_a2c() -> None:
+    learned = []
+    for name in ("recurrent_a2c", "a2c"):
+        same = ("agent/network=mlp", "agent/optimizer=adam", "agent.lr=1e-3", "agent.gae_lambda=0.8", *A2C)
+        agent, clock, _ = build(name, *same)
+        assert play(agent, clock, noise(), 24) == 2
+        learned.append(weights_of(network_of(agent)))
+    assert torch.equal(*learned)
 
 
 @pytest.mark.parametrize("agent", ["recurrent_ppo", "recurrent_a2c"])
@@ -211,7 +262,7 @@ def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
         agent, clock, _ = build("recurrent_ppo", *small, *words, observation=IMAGE, compute=fp32(threads))
         world = type(noise())(IMAGE, 4)
         assert play(agent, clock, world, 8) == 1
-        gradients.append(gradient_of(agent.network))
+        gradients.append(gradient_of(network_of(agent)))
         agent.close()
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)

@@ -9,11 +9,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from on_policy_cases import CHOICES, SWITCHES, assert_same_future, build, kept_from, noise, play
+from on_policy_cases import CHOICES, SWITCHES, assert_same_future, build, network_of, noise, play, rollouts
 from refusals import refused
 from test_a2c import Recorded
 
 import labrl
+from labrl.agents.agent import Observation
 from labrl.agents.reinforce import Reinforce
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
@@ -42,18 +43,20 @@ class Bandit:
 
 
 @pytest.mark.parametrize("baseline", ["none", "mean", "value"])
-def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(baseline: str) -> None:
+def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(
+    baseline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [*BASELINES[baseline], "agent.normalize_advantage=false", "agent.gamma=0.9"]
     words += ["agent.max_grad_norm=null", "agent.entropy_coef=0.01", "agent.network.shared=false"]
     agent, clock, _ = build("reinforce", *words, "agent.episodes=5", num_envs=1)
-    world, batches, network = Recorded(noise(1)), kept_from(agent, "_prepare"), copy.deepcopy(agent.network)
+    world, batches, network = Recorded(noise(1)), rollouts(monkeypatch), copy.deepcopy(network_of(agent))
     while not play(agent, clock, world, 1):
         pass
     target, following = [], torch.zeros(1)
     for step in reversed(world.steps):
         with torch.no_grad():
             final = (
-                network.value(torch.from_numpy(step.next_observation))
+                network(torch.from_numpy(step.next_observation)).value
                 if network.has_value
                 else torch.zeros(1)
             )
@@ -63,27 +66,27 @@ def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(baseline: st
         target.append(following)
     wanted = torch.cat(target[::-1])
     observation = torch.from_numpy(np.concatenate(world.seen))
-    parameters, value = network(observation)
+    parameters, value, _ = network(observation)
     policy = torch.distributions.Categorical(logits=parameters)
     advantage = wanted - (wanted.mean() if baseline == "mean" else value.detach())
     loss = -(advantage * policy.log_prob(batches[0].action)).mean() - 0.01 * policy.entropy().mean()
     if baseline == "value":
         loss = loss + 0.5 * 0.5 * (wanted - value).square().mean()
     loss.backward()
-    for ours, expected in zip(agent.network.parameters(), network.parameters(), strict=True):
+    for ours, expected in zip(network_of(agent).parameters(), network.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_an_episode_under_way_is_learned_from_when_it_has_ended() -> None:
+def test_an_episode_under_way_is_learned_from_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("reinforce", "agent.episodes=3")
-    world, batches = Recorded(noise()), kept_from(agent, "_prepare")
+    world, batches = Recorded(noise()), rollouts(monkeypatch)
     play(agent, clock, world, 120)
     rows = sum(len(batch.action) for batch in batches)
     ended = np.stack([step.terminated | step.episode_over for step in world.steps])
     last = [int(np.flatnonzero(ended[:, env])[-1]) + 1 for env in range(4)]
-    under_way = agent._rollout._end  # of episodes that have ended since the last update
+    held = agent.state_dict()["rollout"]  # with the episodes that have ended since the last update
     assert rows <= sum(last)
-    assert rows + int((under_way - agent._rollout._first).sum()) == sum(last)
+    assert rows + int((held["end"] - held["first"]).sum()) == sum(last)
     seen = torch.cat([batch.observation for batch in batches])
     assert len(torch.unique(seen, dim=0)) == rows, "no step is learned from twice"
 
@@ -96,7 +99,7 @@ def test_it_finds_the_best_arm() -> None:
         )
         play(agent, clock, Bandit(lambda arm: float(arm == 2), 8), 100)
         with torch.no_grad():
-            assert float(agent.network.policy(torch.ones(1, 1)).softmax(1)[0, 2]) > 0.8
+            assert float(network_of(agent)(torch.ones(1, 1)).parameters.softmax(1)[0, 2]) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_several_choices_at_once_are_learned_each(
     }[agent_name]
     agent, clock, _ = build(agent_name, *words, observation=ONE, action=action, num_envs=8)
     play(agent, clock, Bandit(lambda tried: float((tried == best).mean()), 8), 200)
-    chosen = agent.greedy_action(np.ones((1, 1), np.float32))
+    chosen = agent.greedy_action(Observation(np.ones((1, 1), np.float32)))
     assert action.contains(chosen[0])
     np.testing.assert_array_equal(chosen[0], best)
 
@@ -134,7 +137,7 @@ def test_continuous_actions_are_learned_within_any_bounds(agent_name: str, bound
         agent_name, *words, f"agent.action_bounds={bounds}", observation=ONE, action=space, num_envs=8
     )
     play(agent, clock, Bandit(lambda a: -abs(float(a[0]) - 2.5), 8), 240)
-    chosen = agent.greedy_action(np.ones((1, 1), np.float32))
+    chosen = agent.greedy_action(Observation(np.ones((1, 1), np.float32)))
     assert space.contains(chosen[0])
     assert float(chosen[0, 0]) == pytest.approx(2.5, abs=1)
 
@@ -148,7 +151,7 @@ def test_a_restored_agent_has_the_same_future(steps: int, baseline: str) -> None
 def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("labrl.memory.episodes.memory_available", lambda: 1000)
+    monkeypatch.setattr("labrl.memory.rollout.memory_available", lambda: 1000)
     words = [
         "agent=reinforce",
         "env=cartpole",

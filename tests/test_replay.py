@@ -11,6 +11,7 @@ import pytest
 from env_cases import atari, play, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from options import options
 from replay_cases import (
     NUMBER,
@@ -222,6 +223,30 @@ def test_actions_of_any_shape_and_long_floats_are_kept_as_the_learner_needs_them
     sample = everything(memory)
     np.testing.assert_array_equal(sample.action, [action[0]] * 2)
     assert sample.action.dtype == sample.observation.dtype == np.float32
+
+
+class Recent(Replay):
+    """Draws the newest half of what each environment has, the newest twice as heavy."""
+
+    def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        env = self.generator.integers(0, self.num_envs, count)
+        first = (self.oldest[env] + self.complete[env]) // 2
+        return env, self.generator.integers(first, self.complete[env])
+
+    def weights(self, env: NDArray[np.int64], step: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
+        return np.where(step == self.complete[env] - 1, 1, 0.5).astype(np.float32)
+
+
+def test_a_memory_of_ones_own_says_what_is_drawn_and_with_what_weight() -> None:
+    memory, naive = uniform(VECTOR, 2, capacity=40, cls=Recent), NaiveReplay(VECTOR, 2, 40, 1)
+    for observation, action, step in World(VECTOR, 2, 0).steps(30):
+        memory.add(observation, action, step)
+        naive.add(observation, action, step)
+    sample = memory.sample(200, 0)
+    steps, envs = np.divmod(sample.index, 2)
+    assert_all_as_seen(sample, naive, list(zip(steps.tolist(), envs.tolist(), strict=True)))
+    assert set(steps) == set(range(20, 30))
+    np.testing.assert_array_equal(sample.weight, np.where(steps == 29, 1, 0.5))
 
 
 def test_a_sample_does_not_change_with_the_memory() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -25,8 +27,8 @@ from replay_actor_critic_cases import (
 )
 from torch import Tensor
 
-from labrl.agents.errors import NonFiniteError
-from labrl.agents.replay_actor_critic import Batch
+from labrl.agents.agent import NonFiniteError, Observation
+from labrl.agents.parts.experience import Transitions
 from labrl.networks.critics import Critics
 from labrl.networks.spaces import Spaces
 
@@ -74,7 +76,7 @@ def mean_entropy(policy: Any, observation: Tensor, noise: Tensor) -> float:
     return float(-gaussian(outputs, noise)[1].detach().mean())
 
 
-def taken(critics: Critics, batch: Batch) -> Tensor:
+def taken(critics: Critics, batch: Transitions) -> Tensor:
     values = critics(batch.observation, batch.action)
     if values.dim() == 3:
         return torch.stack([value[torch.arange(len(value)), batch.action] for value in values])
@@ -105,7 +107,7 @@ def test_an_update_of_sac_is_the_papers(action: gym.Space) -> None:
         batch = made_up(action, seed=update)
         noise = torch.randn((2, 16, 2), generator=noises) if action is BOX else torch.empty((2, 16, 0))
         alpha = float(log_alpha.detach().exp())
-        agent._learn_from(batch, update)
+        errors = agent.update(batch)
 
         with torch.no_grad():
             value = softly(policy, target, batch.next_observation, noise[0], alpha)
@@ -124,10 +126,10 @@ def test_an_update_of_sac_is_the_papers(action: gym.Space) -> None:
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), critics.parameters(), strict=True):
                 slow.lerp_(fast, TAU)
-        torch.testing.assert_close(agent._errors, error.detach().abs().mean(0), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(errors, error.detach().abs().mean(0), rtol=1e-3, atol=1e-4)
     for name, module in agent.modules().items():
         assert_same(module, nets[name])
-    assert agent.temperature == pytest.approx(float(log_alpha.detach().exp()), rel=1e-5)
+    assert agent.metrics()["temperature"] == pytest.approx(float(log_alpha.detach().exp()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
@@ -143,7 +145,7 @@ def test_an_update_of_td3_and_ddpg_is_the_papers(name: str) -> None:
     noises = copy.deepcopy(streams.torch("noise"))
     for update in (1, 2, 3):
         batch = made_up(BOX, seed=update)
-        agent._learn_from(batch, update)
+        agent.update(batch)
         with torch.no_grad():
             action = torch.tanh(slow_policy(batch.next_observation))
             if name == "td3":
@@ -177,7 +179,7 @@ def test_crossqs_critics_see_both_halves_in_one_pass_and_are_their_own_target(ac
     critics, policy = (copy.deepcopy(agent.modules()[name]) for name in ("critics", "policy"))
     batch, optimizer = made_up(action), torch.optim.Adam(critics.parameters(), lr=LR, betas=(0.5, 0.999))
     noise = torch.randn((2, 16, 2), generator=copy.deepcopy(streams.torch("noise")))
-    agent._learn_from(batch, 1)
+    agent.update(batch)
     with torch.no_grad():
         outputs = policy(batch.next_observation)
         if action is BOX:
@@ -199,7 +201,8 @@ def test_crossqs_critics_see_both_halves_in_one_pass_and_are_their_own_target(ac
     assert_same(agent.modules()["policy"], policy)  # every third update only
     for own, other in zip(agent.modules()["critics"].buffers(), critics.buffers(), strict=True):
         torch.testing.assert_close(own, other)
-    agent._learn_from(batch, 3)
+    for _ in range(2):
+        agent.update(batch)
     with pytest.raises(AssertionError):
         assert_same(agent.modules()["policy"], policy)
 
@@ -207,13 +210,17 @@ def test_crossqs_critics_see_both_halves_in_one_pass_and_are_their_own_target(ac
 def test_crossqs_policy_learns_by_values_that_the_minibatch_does_not_change() -> None:
     agent, clock, _ = build(config_of("crossq"))
     play(agent, clock, World(VECTOR, 4), 30)
-    before = copy.deepcopy(agent.modules()["critics"].state_dict())
-    agent._policy_gradient(made_up(BOX), torch.zeros((16, 2)), 1.0)
-    after = agent.modules()["critics"].state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not agent._judges.training
-    for own, shared in zip(agent._judges.buffers(), agent.modules()["critics"].buffers(), strict=True):
-        assert own.data_ptr() == shared.data_ptr()
+    policy, critics = agent.modules()["policy"], agent.modules()["critics"]
+    before = copy.deepcopy(critics)
+    noise = torch.zeros((16, 2))
+    batch = replace(made_up(BOX), noise=noise)
+    loss, _ = agent.policy_loss(policy, batch)
+    loss.backward()
+    after = critics.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.state_dict().items())
+    with torch.no_grad():
+        value = softly(policy, before.eval(), batch.observation, noise, agent.metrics()["temperature"])
+    torch.testing.assert_close(loss.detach(), -value.mean())
 
 
 @pytest.mark.parametrize(("name", "action"), KINDS)
@@ -257,14 +264,16 @@ def test_actions_fill_the_box_and_stay_inside(name: str) -> None:
     """At random, exploring and at their best; what is learned from lies in (-1, 1)."""
     agent, clock, _ = build(config_of(name))
     disturb(agent)
-    agent._policy.weights.data.mul_(100)  # far into the tails of tanh
+    with torch.no_grad():
+        for weight in agent.modules()["policy"].parameters():
+            weight.mul_(100)  # far into the tails of tanh
     look = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     kinds = []
     for frame in (0, 10_000):
         clock.tick(frame)
-        kinds.append(np.concatenate([agent.act(look) for _ in range(200)]))
-        assert np.abs(agent._action).max() <= 1
-    kinds.append(agent.evaluation_action(look, np.random.default_rng(0)))
+        kinds.append(np.concatenate([agent.act(Observation(look)) for _ in range(200)]))
+        assert np.abs(agent.decision()["action"]).max() <= 1
+    kinds.append(agent.evaluation_action(Observation(look), np.random.default_rng(0)))
     for actions in kinds:
         assert actions.dtype == np.float32
         assert all(BOX.contains(action) for action in actions)
@@ -273,32 +282,39 @@ def test_actions_fill_the_box_and_stay_inside(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("td3", BOX)])
 def test_two_workers_find_the_gradient_of_one_on_images(name: str, action: gym.Space) -> None:
-    gradients = []
+    gradients: list[list[Tensor]] = []
+    IMAGE.seed(0)
+    looks = np.stack([IMAGE.sample() for _ in range(32)])
+    words = [*SMALL_CNN, *(["agent.policy_delay=1"] if name == "td3" else [])]
     for num_threads in (1, 2):
-        agent, clock, _ = build(config_of(name, *SMALL_CNN), action, IMAGE, num_threads=num_threads)
-        assert agent._critics._workers.num_workers == num_threads
-        play(agent, clock, World(IMAGE, 4), 10)
-        batch = agent._batch(agent._experience.sample())
-        noise = torch.ones((16, 2))
-        agent._critic_gradient(batch, noise, *([0.5] if name == "sac" else []))
-        agent._policy_gradient(*((batch, noise, 0.5) if name == "sac" else (batch,)))
-        gradients.append(torch.cat([agent._critics.weights.grad, agent._policy.weights.grad, agent._errors]))
+        agent, _, _ = build(config_of(name, *words), action, IMAGE, num_threads=num_threads)
+        nets = agent.modules()
+        seen = torch.from_numpy(nets["policy"].layout(looks))
+        batch = replace(made_up(action), observation=seen[:16], next_observation=seen[16:])
+        errors = agent.update(batch)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
+        assert bool(threads) == (num_threads > 1)
+        weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]
+        gradients.append([errors, *(weight.grad for weight in weights)])
         agent.close()
-    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 def test_two_threads_inside_large_products_repeat_to_the_bit_and_leave_the_number_of_threads() -> None:
-    words = ("agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=256")
-    weights, before = [], torch.get_num_threads()
-    for _ in range(2):
+    large = ("agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=256")
+    before, weights = torch.get_num_threads(), []
+    for words, inside in ((large, 2), (large, 2), ((), before)):
         agent, clock, _ = build(config_of("sac", *words), num_threads=2)
-        assert agent._large
+        critics = agent.modules()["critics"]
+        seen: set[int] = set()
+        handle = critics.register_forward_hook(lambda *_, seen=seen: seen.add(torch.get_num_threads()))
         assert play(agent, clock, World(VECTOR, 4), 75) > 10
-        weights.append(agent._critics.weights.detach().clone())
+        assert seen == {inside}
         assert torch.get_num_threads() == before
-    assert torch.equal(*weights)
-    small, _, _ = build(config_of("sac"), num_threads=2)
-    assert not small._large
+        handle.remove()
+        weights.append(torch.cat([weight.detach().flatten() for weight in critics.parameters()]))
+    assert torch.equal(*weights[:2])
 
 
 def test_critics_side_by_side_are_the_perceptrons_that_they_are_made_of() -> None:
@@ -351,11 +367,11 @@ def test_the_first_actions_are_by_chance_or_by_the_policy() -> None:
     look = np.zeros((4, 3), np.float32)
     by_chance, _, streams = build(config_of("td3"))
     expected = streams.numpy("policy").bit_generator.state
-    by_chance.act(look)
+    by_chance.act(Observation(look))
     assert streams.numpy("policy").bit_generator.state != expected
     by_policy, _, _ = build(config_of("td3", "agent.warmup_actions=policy", "agent.noise.std=0.0"))
-    best = by_policy.evaluation_action(look, np.random.default_rng(0))
-    np.testing.assert_array_equal(by_policy.act(look), best)
+    best = by_policy.evaluation_action(Observation(look), np.random.default_rng(0))
+    np.testing.assert_array_equal(by_policy.act(Observation(look)), best)
 
 
 def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
@@ -378,4 +394,4 @@ def test_schedules_follow_the_clock() -> None:
 def test_a_fixed_temperature_is_not_learned() -> None:
     agent, clock, _ = build(config_of("sac", "agent.temperature=0.3"))
     play(agent, clock, World(VECTOR, 4), 20)
-    assert agent.temperature == 0.3
+    assert agent.metrics()["temperature"] == 0.3

@@ -115,7 +115,7 @@ def test_it_goes_through_a_checkpoint_on_the_disk(build: Any, storage: str, tmp_
     run(first, steps[:50])
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=1)
     store.save(50, first.state_dict())
-    generator = first._generator.bit_generator.state
+    generator = first.generator.bit_generator.state
     future = run(first, steps[50:])
     second = build(STACK, 2, 2, **options)
     loaded = store.latest()
@@ -148,7 +148,7 @@ def test_a_state_has_nothing_else_of_the_process_between_its_numbers() -> None:
     """A copy of rows left the bytes between their fields as it found them: equal runs had unequal ones."""
     memory = uniform(VECTOR, 2, capacity=400)
     run(memory, list(World(VECTOR, 2, 0).steps(50)))
-    rows = memory._transitions._rows
+    rows = memory.rows
     kept = rows.view(np.uint8)[:, : 50 * rows.itemsize]
     used = sum(kind.itemsize for kind, *_ in rows.dtype.fields.values())
     assert used < rows.itemsize, "there are bytes between fields"

@@ -10,13 +10,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Chain
+from dqn_cases import Chain, minibatches
 from numpy.typing import NDArray
 from on_policy_cases import BOX, DISCRETE, VECTOR, assert_same_future, build, config_of, noise, play
 from refusals import refused
 from test_a2c import Recorded
 
-from labrl.agents.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
+from labrl.agents.agent import Observation
+from labrl.agents.parts.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
 from labrl.agents.sarsa import Sarsa
 from labrl.networks.spaces import Spaces
 
@@ -35,31 +36,29 @@ def values_of_policy(left: float) -> NDArray:
 
 
 @pytest.mark.parametrize("expected", [False, True])
-def test_targets_are_lambda_returns_with_the_actions_that_were_taken(expected: bool) -> None:
+def test_targets_are_lambda_returns_with_the_actions_that_were_taken(
+    expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.gamma=0.9", f"agent.expected={expected}"]
     agent, clock, _ = build("sarsa", *words, SMALL, "agent.exploration.epsilon=0.5", num_envs=1)
-    agent._rollout = agent._new_rollout(np.zeros((1, 3), np.float32))
-    world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.network)
-    play(agent, clock, world, 5)
+    world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.modules()["q_network"])
     taken: list[int] = []
     act = agent.act
     agent.act = lambda seen: taken.append(act(seen)) or taken[-1]  # type: ignore[func-returns-value]
-    targets: list[NDArray] = []
-    find = agent._targets
-    agent._targets = lambda rollout: targets.append(find(rollout)) or targets[-1]
-    play(agent, clock, world, 1)
-    actions = agent._rollout["action"][:, 0]
-    play(agent, clock, world, 1)
+    seen = minibatches(monkeypatch)
+    play(agent, clock, world, 7)
+    (batch,) = seen
+    actions = [int(action[0]) for action in taken]
+    assert batch.action.tolist() == actions[:6]
 
     def q(observation: NDArray) -> NDArray:
         with torch.no_grad():
-            return network(torch.from_numpy(observation))[0, :, 0].numpy()
+            return network(torch.from_numpy(observation)).outputs[0, :, 0].numpy()
 
     def worth(observation: NDArray, action: int) -> float:
         values = q(observation)
         return float(0.5 * values.max() + 0.5 * values.mean()) if expected else float(values[action])
 
-    following_actions = [*actions[1:], int(taken[-1][0])]
     found, later = [], None
     for t in reversed(range(6)):
         step = world.steps[t]
@@ -68,15 +67,15 @@ def test_targets_are_lambda_returns_with_the_actions_that_were_taken(expected: b
         elif step.truncated[0]:
             goal = None  # an action drawn for the last state: only its mean is known here
         else:
-            bootstrap = worth(step.next_observation, following_actions[t])
+            bootstrap = worth(step.next_observation, actions[t + 1])
             goal = bootstrap if later is None else 0.3 * bootstrap + 0.7 * later
         if goal is None and expected:
             goal = worth(step.next_observation, 0)
         later = None if goal is None else float(step.reward[0]) + 0.9 * goal
         found.append(later)
         if later is None:
-            later = float(targets[0][t])
-    for ours, wanted in zip(targets[0], found[::-1], strict=True):
+            later = float(batch.target[t])
+    for ours, wanted in zip(batch.target.tolist(), found[::-1], strict=True):
         assert wanted is None or ours == pytest.approx(wanted, abs=1e-4)
 
 
@@ -98,7 +97,7 @@ def test_values_become_those_of_the_policy_that_acts(words: tuple[str, ...]) -> 
     agent, clock, _ = build("sarsa", *words, observation=Chain.SPACE, action=two, num_envs=8)
     play(agent, clock, Chain(8), 1000)
     with torch.no_grad():
-        found = agent.network(torch.eye(Chain.STATES)).squeeze(2).numpy()
+        found = agent.modules()["q_network"](torch.eye(Chain.STATES)).outputs.squeeze(2).numpy()
     exact = values_of_policy(0.5)
     np.testing.assert_allclose(found, exact, atol=0.08)
     assert np.abs(Chain.best_values() - exact).max() > 0.2
@@ -110,7 +109,7 @@ def test_the_action_after_an_update_was_chosen_before_it() -> None:
     assert agent.state_dict()["next_action"] is None
     play(agent, clock, noise(), 1)
     chosen = agent.state_dict()["next_action"].copy()
-    np.testing.assert_array_equal(agent.act(noise().observation), chosen)
+    np.testing.assert_array_equal(agent.act(Observation(noise().observation)), chosen)
     assert agent.state_dict()["next_action"] is None
 
 

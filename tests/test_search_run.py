@@ -233,7 +233,7 @@ def test_a_session_told_to_stop_does_not_wait_for_its_search() -> None:
         reporting = threading.Thread(target=callback.row, args=(session, "eval", {"frame": 100}))
         reporting.start()
         assert asked.wait(60)
-        interruption.follow(signal.SIGTERM)
+        interruption.stop(signal.SIGTERM)
         reporting.join(60)
         assert not reporting.is_alive()
         assert not interruption.pruned

@@ -8,13 +8,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise
-from on_policy_cases import DISCRETE, VECTOR, assert_same_future, build, config_of, noise, play
+from dqn_cases import Noise, memories
+from on_policy_cases import DISCRETE, VECTOR, assert_same_future, build, config_of, network_of, noise, play
 from refusals import refused
 from test_a2c import Recorded
 
+from labrl.agents.parts.self_imitation import imitation_losses
 from labrl.agents.reinforce import Reinforce
-from labrl.agents.self_imitation import imitation_losses, stored_space
+from labrl.memory.prioritized import PrioritizedReplay
 from labrl.networks.spaces import Spaces
 from labrl.step import Episode, Step
 
@@ -37,18 +38,22 @@ def test_losses_by_hand() -> None:
     torch.testing.assert_close(value.grad, torch.tensor([-2.0, 0.0]))  # the policy's loss teaches no value
 
 
-def test_what_is_kept_are_whole_episodes_with_their_discounted_returns() -> None:
+def test_what_is_kept_are_whole_episodes_with_their_discounted_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, world = memories(monkeypatch), Recorded(noise())
     agent, clock, _ = build("sil_a2c", *WORDS, "agent.gamma=0.9", "agent.lr=0")
-    world = Recorded(noise())
     play(agent, clock, world, 40)
-    memory = agent._imitation._memory
+    (memory,), network = made, network_of(agent)
     sample = memory.sample(400, 0)
     kept = {tuple(row): float(worth) for row, worth in zip(sample.observation, sample.reward, strict=True)}
     later, exact = np.zeros(4), {}
     ended = np.zeros(4, bool)
     for seen, step in zip(reversed(world.seen), reversed(world.steps), strict=True):
         over = step.terminated | step.episode_over
-        final = agent._values(step.next_observation) * (step.truncated & ~step.terminated)
+        with torch.no_grad():
+            reached = network(torch.from_numpy(step.next_observation)).value.numpy()
+        final = reached * (step.truncated & ~step.terminated)
         later = step.reward + 0.9 * np.where(over, final, later)
         ended |= over
         exact.update({tuple(seen[env]): later[env] for env in np.flatnonzero(ended)})
@@ -58,30 +63,33 @@ def test_what_is_kept_are_whole_episodes_with_their_discounted_returns() -> None
         assert worth == pytest.approx(exact[row], rel=1e-4, abs=1e-4)
 
 
-def test_its_update_is_the_gradient_of_equation_1() -> None:
+def test_its_update_is_the_gradient_of_equation_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = memories(monkeypatch)
     agent, clock, _ = build("sil_a2c", *WORDS, "agent.lr=0", "agent.max_grad_norm=null")
     play(agent, clock, noise(), 39)
-    part, network = agent._imitation, copy.deepcopy(agent.network)
-    drawn = []
-    draw = part._memory.sample
-    part._memory.sample = lambda size, frame: drawn.append(draw(size, frame)) or drawn[-1]
+    (memory,), network, drawn = made, copy.deepcopy(network_of(agent)), []
+    draw = memory.sample
+    monkeypatch.setattr(memory, "sample", lambda *given: drawn.append(draw(*given)) or drawn[-1])
     play(agent, clock, noise(seed=1), 1)
     sample = drawn[-1]
-    parameters, value = network(torch.from_numpy(sample.observation))
+    parameters, value, _ = network(torch.from_numpy(sample.observation))
     log_prob = torch.distributions.Categorical(logits=parameters).log_prob(torch.from_numpy(sample.action))
     underrated = (torch.from_numpy(sample.reward) - value).clamp(min=0)
     losses = -log_prob * underrated.detach() + 0.01 * 0.5 * underrated.square()
     (torch.from_numpy(sample.weight) * losses).mean().backward()
-    for ours, expected in zip(agent.network.parameters(), network.parameters(), strict=True):
+    for ours, expected in zip(network_of(agent).parameters(), network.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_priorities_follow_what_was_underrated() -> None:
+def test_priorities_follow_what_was_underrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, update = [], PrioritizedReplay.update_priorities
+
+    def spy(self: PrioritizedReplay, index: np.ndarray, error: np.ndarray) -> None:
+        given.append(error.copy())
+        update(self, index, error)
+
+    monkeypatch.setattr(PrioritizedReplay, "update_priorities", spy)
     agent, clock, _ = build("sil_ppo", *PPO, *WORDS)
-    given = []
-    memory = agent._imitation._memory
-    update = memory.update_priorities
-    memory.update_priorities = lambda index, error: given.append(error.copy()) or update(index, error)
     play(agent, clock, noise(), 40)
     assert given
     assert all((error >= 0).all() for error in given)
@@ -144,11 +152,12 @@ def test_a_restored_agent_has_the_same_future(agent: tuple[str, ...], steps: int
     assert_same_future(lambda: build(*agent, *WORDS), noise(), steps)
 
 
-def test_frames_of_images_are_kept_too() -> None:
+def test_frames_of_images_are_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = memories(monkeypatch)
     space = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
     agent, clock, _ = build("sil_a2c", *WORDS, observation=space, action=DISCRETE)
     play(agent, clock, Noise(space, 4), 12)
-    sample = agent._imitation._memory.sample(4, 0)
+    sample = made[0].sample(4, 0)
     assert sample.observation.shape == (4, 2, 40, 40)
 
 
@@ -168,10 +177,27 @@ def test_a_memory_that_never_holds_a_minibatch_is_refused() -> None:
         config_of("sil_ppo", "agent.self_imitation.memory.capacity=100")
 
 
-def test_what_was_drawn_isstored_space_and_not_what_it_was_rounded_to() -> None:
-    action = gym.spaces.Box(0, 9, (2,), np.int64)
-    agent, _, _ = build("ppo", "agent/self_imitation=replay", *WORDS, *PPO, action=action)
-    space = stored_space(action, agent._distribution)
-    assert space.contains(np.array([-0.7, 12.3], np.float32))
+class FirstActions(Noise):
+    """Noise whose rewards depend on the first number of each action."""
+
+    def step(self, action: np.ndarray) -> Step:
+        return super().step(np.asarray(action)[:, 0])
+
+
+def test_what_was_drawn_is_stored_and_not_what_it_was_rounded_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = memories(monkeypatch)
+    rounded = gym.spaces.Box(0, 9, (2,), np.int64)
+    agent, clock, _ = build("sil_ppo", *WORDS, *PPO, action=rounded)
+    play(agent, clock, FirstActions(VECTOR, 4), 40)
+    drawn = made[0].sample(50, 0).action
+    assert drawn.dtype == np.float32
+    assert (drawn != drawn.round()).any()
+    assert (drawn < 0).any(), "what lies beyond the bounds stays there"
+
+
+def test_choices_are_stored_as_numbers_that_torch_takes_for_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = memories(monkeypatch)
     choices = gym.spaces.MultiDiscrete(np.array([2, 3], np.int8), dtype=np.int8)
-    assert stored_space(choices, agent._distribution).dtype == np.int64
+    agent, clock, _ = build("sil_ppo", *WORDS, *PPO, action=choices)
+    play(agent, clock, FirstActions(VECTOR, 4), 40)
+    assert made[0].sample(50, 0).action.dtype == np.int64

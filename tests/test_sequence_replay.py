@@ -12,7 +12,7 @@ from options import options
 from refusals import refused
 from replay_cases import ACTIONS, DISCOUNT, STACK, VECTOR, NaiveReplay, World
 
-from labrl.memory.sequence_replay import SequenceReplay, SequenceReplayConfig, SequenceSample
+from labrl.memory.sequences import SequenceReplay, SequenceReplayConfig, SequenceSample
 from labrl.workspace import Workspace
 
 ENVS, STATE = 3, 2
@@ -67,8 +67,8 @@ def assert_as_played(
             np.testing.assert_array_equal(sample.burn_in.observation[begin : begin + burn_in], before)
         for k in range(1, burn_in):
             assert sample.burn_in.start[begin + k] == over[t + k - 1][env]
-        assert sample.fresh[i] == (burn_in > 0 and over[t + burn_in - 1][env])
-        rows = sample.rows.part(slice(i, i + 1))
+        assert sample.rows.start[sample.rows.begin[i]] == (burn_in > 0 and over[t + burn_in - 1][env])
+        rows = sample.rows[i : i + 1]
         for k in range(learned):
             now, place = t + burn_in + k, i * learned + k
             window = naive.window(now, env)
@@ -119,7 +119,7 @@ def test_every_sequence_that_is_there_with_its_targets_may_be_drawn_and_no_other
 @pytest.mark.parametrize("ends", [0.0, 1.0])
 def test_the_smallest_memory_always_has_a_sequence_of_images_that_are_no_stacks(ends: float) -> None:
     n_step = 3
-    least = config_of().least_capacity(ENVS, n_step)
+    least = ENVS * config_of().steps_kept(n_step)
     memory = sequences(STACK, n_step, capacity=least)
     world, naive = World(STACK, ENVS, seed=3, ends=ends, jumps=1.0), NaiveReplay(STACK, ENVS, least, n_step)
     fill(memory, world, naive, 7 + n_step - 1)

@@ -59,7 +59,7 @@ class StopAt(Callback):
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= self.frame:
-            session.interruption.signal = signal.SIGTERM
+            session.interruption.stop(signal.SIGTERM)
 
 
 def weights(session: Session) -> torch.Tensor:
@@ -187,7 +187,7 @@ def test_the_last_evaluation_broken_off_is_told_and_made_up_for(tmp_path: Path) 
             act = session.agent.evaluation_action
 
             def stopping(*arguments: Any, **named: Any) -> Any:
-                session.interruption.signal = signal.SIGINT
+                session.interruption.stop(signal.SIGINT)
                 return act(*arguments, **named)
 
             session.agent.evaluation_action = stopping

@@ -6,12 +6,18 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from options import options
 from torch import nn
 
 from labrl.cli import main
-from labrl.networks.gradient import GradientWorkers
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.learning.learner import Learner
+from labrl.learning.optimizers import Adam, Optimizer
+from labrl.learning.sliced import SlicedLearner
 from labrl.session.shared_weights import FOLDER, SharedWeights
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.tables import CsvTable
@@ -21,10 +27,15 @@ TRIAL += ["meta.max_session=2", "env.max_frame=1024", "meta.log_frequency=512", 
 TRIAL += ["meta.report=false", "meta.videos=false"]
 
 
-def network(seed: int) -> tuple[nn.Linear, GradientWorkers[nn.Linear]]:
+def adam(flat: FlatParameters) -> Optimizer:
+    return Adam(options("agent.optimizer", "agent=a2c agent/optimizer=adam"), [flat.vector], None)
+
+
+def network(seed: int) -> tuple[nn.Linear, Learner[nn.Linear]]:
     torch.manual_seed(seed)
     module = nn.Linear(3, 2)
-    return module, GradientWorkers(module, num_workers=2)
+    compute = Compute(torch.device("cpu"), torch.float32, num_threads=2)
+    return module, SlicedLearner(module, compute, adam, whole_minibatches=False)
 
 
 def test_shared_weights_are_one_memory_for_all_and_their_workers(tmp_path: Path) -> None:
@@ -35,17 +46,17 @@ def test_shared_weights_are_one_memory_for_all_and_their_workers(tmp_path: Path)
     assert torch.equal(second.weight, initial), "the first session to come brings the initial weights"
     with torch.no_grad():
         one.flat.vector.add_(1.0)
-    for workers in (one, other):
-        sums = workers.map(lambda replica, share: replica.weight.detach().sum(), size=2)
-        for found in sums:
-            torch.testing.assert_close(found, (initial + 1).sum())
+    bias = first.bias.detach()
+    for learner in (one, other):
+        found = learner.forward(np.eye(3, dtype=np.float32))  # a worker has one row, the other two
+        torch.testing.assert_close(torch.from_numpy(found), (initial + 1).T + bias)
 
 
 def test_an_optimizer_of_a_part_follows_shared_weights(tmp_path: Path) -> None:
     """The optimizer of the value function went on with weights that nobody read any more."""
-    module, workers = network(1)
-    (piece,) = workers.flat.parts(module, [module])
-    SharedWeights(tmp_path, "shared", workers.flat)
+    module, learner = network(1)
+    (piece,) = learner.flat.pieces(module, [module])
+    SharedWeights(tmp_path, "shared", learner.flat)
     before = module.weight.detach().clone()
     with torch.no_grad():
         piece.add_(1.0)
@@ -92,9 +103,9 @@ def test_sessions_that_come_back_have_the_weights_of_the_one_that_came_furthest(
     mode: str, tmp_path: Path
 ) -> None:
     (first, one), (second, other) = network(1), network(2)
-    pair = [SharedWeights(tmp_path, mode, workers.flat) for workers in (one, other)]  # type: ignore[arg-type]
-    for shared, workers, own in zip(pair, (one, other), (5.0, 7.0), strict=True):
-        fill = workers.flat.vector.data.fill_
+    pair = [SharedWeights(tmp_path, mode, learner.flat) for learner in (one, other)]  # type: ignore[arg-type]
+    for shared, learner, own in zip(pair, (one, other), (5.0, 7.0), strict=True):
+        fill = learner.flat.vector.data.fill_
         shared.restore(lambda fill=fill, own=own: fill(own), lambda fill=fill: fill(9.0))
     assert float(first.weight.detach().mean()) == float(second.weight.detach().mean()) == 9.0
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labrl.memory.sum_tree import WIDTH, SumTree
+from labrl.memory.prioritized import WIDTH, SumTree
 
 SIZES = st.one_of(st.integers(1, 40), st.integers(WIDTH**2 - 2, WIDTH**2 + 2), st.integers(1, 5000))
 

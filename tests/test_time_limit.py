@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from env_cases import own_env
+from on_policy_cases import network_of, rollouts
 from options import options
 
+from labrl.agents.agent import Observation
 from labrl.agents.ppo import PPO, PPOConfig
 from labrl.clock import Clock
 from labrl.envs.make import make_env
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 
@@ -40,28 +42,26 @@ class Forever(gym.Env[np.ndarray, np.int64]):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_with_exact_values_every_advantage_is_zero(shared: bool) -> None:
+def test_with_exact_values_every_advantage_is_zero(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env(own_env(Forever, max_episode_steps=5, num_envs=3), seed=0, num_threads=1)
-    config: PPOConfig = options("agent", "agent=ppo", horizon=23, batch_size=69, gamma=DISCOUNT)
+    config: PPOConfig = options("agent", "agent=ppo", horizon=23, batch_size=69, gamma=DISCOUNT, lr=0.0)
     config = dataclasses.replace(config, network=dataclasses.replace(config.network, shared=shared))
     spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
     clock, compute = Clock(1000), Compute.choose("cpu", "fp32", 1)
     agent = PPO(config, spaces=spaces, clock=clock, streams=Streams(0), compute=compute)
     with torch.no_grad():
-        agent.network.value_head.weight.zero_()
-        agent.network.value_head.bias.fill_(1 / (1 - DISCOUNT))
-    advantages = []
-    prepare = agent._prepare
-    agent._prepare = lambda rollout: advantages.append(prepare(rollout)) or advantages[-1]  # type: ignore
-    agent._update = lambda batch: 0  # type: ignore[method-assign]  # the values stay exact
+        head = network_of(agent).value_head
+        head[-1].weight.zero_()
+        head[-1].bias.fill_(1 / (1 - DISCOUNT))
+    batches = rollouts(monkeypatch)
     observation, ended = env.reset(), 0
     for _ in range(2 * config.horizon):
-        step = env.step(agent.act(observation))
+        step = env.step(agent.act(Observation(observation)))
         agent.observe(step)
         agent.learn()
         ended += len(step.episodes)
         observation = step.observation
     env.close()
     assert ended == 3 * (2 * config.horizon // 5)
-    assert len(advantages) == 2
-    assert max(float(batch.columns[:, 0].abs().max()) for batch in advantages) < 1e-4
+    assert len(batches) == 2
+    assert max(float(batch.advantage.abs().max()) for batch in batches) < 1e-4

@@ -17,11 +17,12 @@ from torch import nn
 from labrl.config.component import Component
 from labrl.envs.make import describe
 from labrl.networks.batch_renorm import RenormalizedCNN
+from labrl.networks.building import build_torso, check_torso, identity
 from labrl.networks.impala import ImpalaCNN, Residual
-from labrl.networks.inputs import SideBySide, layout_of, num_features
 from labrl.networks.layers import Activation, Initialization
+from labrl.networks.preprocessing import SideBySide
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import MLP, MLPConfig, NatureCNN, check_torso
+from labrl.networks.torso import MLP, MLPConfig, NatureCNN
 from labrl.observations import array_dtype
 
 TORSO = "agent.network.torso"
@@ -57,7 +58,8 @@ def test_mlp_tells_the_observations_of_a_space_apart(space: gym.Space) -> None: 
     space.seed(1)
     mlp = MLP(mlp_config(hidden=[8]), space)
     batch = np.stack([np.asarray(space.sample()) for _ in range(16)])
-    features = mlp(torch.as_tensor(batch))
+    # Agents give real numbers as float32.
+    features = mlp(torch.as_tensor(batch.astype(np.float32) if batch.dtype == np.float64 else batch))
     assert features.shape == (16, 8)
     distinct = {row.tobytes() for row in batch}
     assert len({tuple(row) for row in features.detach().numpy().round(5).tolist()}) == len(distinct)
@@ -110,7 +112,7 @@ def test_bytes_are_read_as_shares_of_the_range_of_their_space(
     usual = cls(config, spaces.Box(0, 255, shape, np.uint8))
     shares = np.where(low == high, 0, ends * 255).astype(np.uint8)
     found, expected = (
-        module.eval()(torch.as_tensor(layout_of(module)(each)))
+        module.eval()(torch.as_tensor(getattr(module, "layout", identity)(each)))
         for module, each in ((network, seen), (usual, shares))
     )
     torch.testing.assert_close(found, expected)
@@ -123,7 +125,7 @@ def test_pixels_of_the_whole_range_are_divided_to_the_bit_as_ever() -> None:
     seen = torch.randint(0, 256, (3, 84, 84, 4), dtype=torch.uint8)
     pixels = seen.permute(0, 3, 1, 2).to(torch.float32)
     expected = torch.nn.functional.conv2d(pixels, torso.first.weight / 255, torso.first.bias, 4)
-    assert (torso.first_convolution(torso.first, seen) == expected).all()
+    assert (torso.first(seen) == expected).all()
 
 
 def test_bytes_among_several_inputs_are_shares_too() -> None:
@@ -153,7 +155,7 @@ def test_weights_begin_as_they_are_asked_to(kind: Initialization) -> None:
     torch.manual_seed(0)
     mlp = MLP(mlp_config(hidden=[16], initialization=kind), spaces.Box(-1, 1, (64,)))
     cnn = NatureCNN(cnn_config("nature_cnn", initialization=kind), spaces.Box(0, 255, (4, 36, 36), np.uint8))
-    for layer in (mlp.layers[0], cnn.first):
+    for layer in (mlp[0], cnn.first):
         weight, bias = layer.weight.detach().flatten(1), layer.bias.detach()  # type: ignore[union-attr, operator]
         if kind == "orthogonal":
             torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(len(weight)), atol=1e-4, rtol=0)
@@ -254,7 +256,8 @@ def test_layers_can_be_normalized() -> None:
     torch.manual_seed(0)
     mlp = MLP(mlp_config(hidden=[64], activation="ReLU", layer_norm=True), spaces.Box(-1, 1, (3,)))
     before = []
-    mlp.norms[0].register_forward_hook(lambda module, inputs, output: before.append(output.clone()))
+    (norm,) = [part for part in mlp.modules() if isinstance(part, nn.LayerNorm)]
+    norm.register_forward_hook(lambda module, inputs, output: before.append(output.clone()))
     mlp(100 * torch.randn(5, 3))
     assert before[0].mean(1).tolist() == pytest.approx([0] * 5, abs=1e-5)
     assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)
@@ -275,4 +278,4 @@ def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() ->
 def test_bounds_as_wide_as_a_type_are_no_obstacle() -> None:
     widest = np.finfo(np.float64).max
     space = gym.spaces.Box(-widest, widest, (3,), np.float64)
-    assert num_features(MLP(mlp_config(hidden=[8]), space), space) == 8
+    assert build_torso(component(TORSO, "agent/network=mlp", hidden=[8]), space).num_features == 8

@@ -86,7 +86,7 @@ def test_the_final_observation_is_seen_with_the_statistics_of_its_step_and_enter
     ended.next_observation = np.full((2, 3), 5.0, np.float32)
     view = transforms.step(ended)
     assert np.array_equal(view.next_observation, part.observation(np.full((2, 3), 5.0, np.float32)))
-    assert part.state_dict()["count"] == 4  # the final observations are no fifth and sixth
+    assert part.statistics()[0].count == 4  # the final observations are no fifth and sixth
 
 
 def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:

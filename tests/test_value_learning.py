@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from labrl.agents.action_values import (
+from labrl.agents.parts.action_values import (
     CategoricalValue,
     CategoricalValueConfig,
     ExpectedValue,
     ExpectedValueConfig,
     QuantileValue,
     QuantileValueConfig,
-)
-from labrl.agents.value_learning import (
     categorical_divergence,
     categorical_target,
     chosen,

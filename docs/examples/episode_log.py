@@ -11,10 +11,9 @@ class EpisodeLog(Callback):
     """Writes how many episodes were played to a file in the session's folder."""
 
     def __init__(self, frequency: int, file: str = "episodes.txt") -> None:
-        self._frequency, self._file = frequency, file
+        self.frequencies, self._file = (frequency,), file
 
     def step(self, session: SessionView) -> None:
-        """Called after every vector step, so ask the clock first."""
-        if session.clock.due(self._frequency):
-            with open(Path(session.folder.path) / self._file, "a") as file:
-                file.write(f"{session.clock.frame} {session.clock.episode}\n")
+        """Called after the first vector step across each multiple of the frequency, and at the end."""
+        with open(Path(session.folder.path) / self._file, "a") as file:
+            file.write(f"{session.clock.frame} {session.clock.episode}\n")

@@ -10,10 +10,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.agents.agent import Agent, Observation
 from labrl.clock import Clock
 from labrl.config.types import PositiveFloat
 from labrl.errors import InputError
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 from labrl.step import Step
@@ -27,7 +28,7 @@ class HillClimbingConfig:
     """Standard deviation of the change from the best policy to the next one tried, > 0."""
 
 
-class HillClimbing:
+class HillClimbing(Agent):
     """Every environment plays whole episodes with its own variation of the best linear policy so far."""
 
     Config = HillClimbingConfig
@@ -49,13 +50,13 @@ class HillClimbing:
                 f"agent=hill_climbing needs discrete actions, this environment has {spaces.action}."
             )
 
-    def act(self, observation: NDArray) -> NDArray:
+    def act(self, observation: Observation) -> NDArray:
         """[num_envs]"""
-        return np.einsum("no,noa->na", observation.reshape(len(observation), -1), self._tried).argmax(1)
+        return np.einsum("no,noa->na", _flat(observation), self._tried).argmax(1)
 
-    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """[num_envs]"""
-        return (observation.reshape(len(observation), -1) @ self._best).argmax(1)
+        return (_flat(observation) @ self._best).argmax(1)
 
     def observe(self, step: Step) -> None:
         """Keep what did better, and try something new in each environment whose episode ended."""
@@ -75,10 +76,6 @@ class HillClimbing:
         """A column of train.csv."""
         return {"best_episode": self._best_return if np.isfinite(self._best_return) else np.nan}
 
-    def modules(self) -> dict[str, Any]:
-        """No networks."""
-        return {}
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next."""
         return {"tried": self._tried.copy(), "best": self._best.copy(), "best_return": self._best_return}
@@ -88,5 +85,6 @@ class HillClimbing:
         self._tried, self._best = np.array(state["tried"]), np.array(state["best"])
         self._best_return = float(state["best_return"])
 
-    def close(self) -> None:
-        """Nothing runs in the background."""
+
+def _flat(observation: Observation) -> NDArray:
+    return observation.array.reshape(len(observation.array), -1)

@@ -17,7 +17,7 @@ def __getattr__(name: str) -> object:
     if name in ("TrialError", "TrialResult"):
         from labrl.lab import result
 
-        return getattr(result, name)
+        return vars(result)[name]
     raise AttributeError(f"module 'labrl' has no attribute {name!r}")
 
 

@@ -56,7 +56,7 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
             code = refused(error, _full_error())
         except KeyboardInterrupt as stop:
             # notes: how to resume what was begun
-            print("; ".join([f"{name}: interrupted", *getattr(stop, "__notes__", [])]), file=sys.stderr)
+            print("; ".join([f"{name}: interrupted", *vars(stop).get("__notes__", [])]), file=sys.stderr)
             code = stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
         except SystemExit as end:
             # How Hydra ends --help, argparse a wrong flag, and an interrupted trial an experiment.

@@ -27,7 +27,8 @@ class Clock:
         self._previous_frame = 0
         self._wall_before = 0.0
         self._started: float | None = None
-        self._finished = False
+        self.finished = False
+        """Whether a budget was spent at the last tick; the same until the next one, though time passes."""
         self._last_tick_is_next = False
 
     @property
@@ -35,11 +36,6 @@ class Clock:
         """Seconds of training so far, those before a resume included."""
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._wall_before + running
-
-    @property
-    def finished(self) -> bool:
-        """Whether a budget was spent at the last tick; the same until the next one, though time passes."""
-        return self._finished
 
     def _spent(self) -> bool:
         return (
@@ -67,7 +63,7 @@ class Clock:
         self._previous_frame = self.frame
         self.frame += frames
         self.episode += episodes
-        self._finished = self._spent()
+        self.finished = self._spent()
 
     def end_with_the_next_tick(self) -> None:
         """Let the next tick spend the budget: the ranks of a session have agreed on its end."""
@@ -89,6 +85,10 @@ class Clock:
         """
         return self.frame // frequency > self._previous_frame // frequency
 
+    def next_due(self, frequency: int) -> int:
+        """The frame from which on `due(frequency)` is true the next time, unless the budget ends before."""
+        return (self.frame // frequency + 1) * frequency
+
     def state_dict(self) -> dict[str, Any]:
         """Counts and seconds as plain numbers."""
         return {
@@ -108,4 +108,24 @@ class Clock:
         self._wall_before = float(state["wall"])
         if self._started is not None:
             self._started = time.perf_counter()
-        self._finished = self._spent()
+        self.finished = self._spent()
+
+
+class PhaseTimers:
+    """Seconds spent in each phase of the loop."""
+
+    def __init__(self) -> None:
+        self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0}
+        """Seconds by phase since the session began, those before a resume included."""
+        self.now = time.perf_counter()
+        """When the last phase ended, by `time.perf_counter`."""
+
+    def restart(self) -> None:
+        """Time from now on; what passed since the last lap belongs to no phase."""
+        self.now = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - self.now
+        self.now = now

@@ -46,7 +46,7 @@ def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
                 f"the observations are {space}, which hold no number: give at least one, such as 0"
             )
         return space
-    inputs = list(_inputs(space, ""))
+    inputs = [(name, inner) for name, _, inner in _inputs(space, "", ())]
     if len(dict(inputs)) < len(inputs):
         raise _unsupported(f"two inputs have the same name: {', '.join(name for name, _ in inputs)}")
     if "" in dict(inputs):
@@ -63,6 +63,14 @@ def array_dtype(space: gym.Space[Any]) -> np.dtype:
     if not isinstance(space, gym.spaces.Dict):
         return np.dtype(space.dtype)
     return np.dtype([(name, inner.dtype, inner.shape or ()) for name, inner in space.spaces.items()])
+
+
+def places(space: gym.Space[Any]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Name each input of a space as `flat_space` does, with the keys that lead to it in an observation.
+
+    A space that is no Dict or Tuple is one input, named ''.
+    """
+    return [(name, path) for name, path, _ in _inputs(space, "", ())]
 
 
 def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
@@ -110,15 +118,17 @@ def _element(space: gym.Space[Any]) -> Any:
     return space.sample()
 
 
-def _inputs(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
+def _inputs(
+    space: gym.Space[Any], name: str, path: tuple[Any, ...]
+) -> Iterator[tuple[str, tuple[Any, ...], gym.Space[Any]]]:
     if isinstance(space, gym.spaces.Dict):
         for key, inner in space.spaces.items():
-            yield from _inputs(inner, _below(name, key))
+            yield from _inputs(inner, _below(name, key), (*path, key))
     elif isinstance(space, gym.spaces.Tuple):
         for index, inner in enumerate(space.spaces):
-            yield from _inputs(inner, _below(name, index))
+            yield from _inputs(inner, _below(name, index), (*path, index))
     else:
-        yield name, space
+        yield name, path, space
 
 
 def _parts(observation: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,10 @@ def draw_seed() -> int:
 
 def derived_seed(*path: int | str) -> int:
     """An integer in [0, 2**31) that depends on every element of `path` and on nothing else."""
-    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in path]
+    words: list[Any] = list(path)
+    for place, part in enumerate(path):
+        if isinstance(part, str):
+            words[place] = zlib.crc32(part.encode())
     return int(np.random.SeedSequence(words).generate_state(1)[0]) & MAX_SEED
 
 

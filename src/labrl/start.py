@@ -22,7 +22,7 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
                 name_user_and_home()
                 let_threads_sleep()
-                return int(getattr(labrl.cli, function)())
+                return int(vars(labrl.cli)[function]())
         except KeyboardInterrupt as stop:
             print(f"{name}: interrupted", file=sys.stderr)
             return getattr(stop, "exit_code", 130)  # labrl.errors.INTERRUPTED, too early to load

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import io
 import math
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,86 +15,38 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.errors import DamagedFileError, InputError
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-class NoRoomError(Exception):
-    """Arrays do not fit where they are to lie."""
-
-    def __init__(self, needed: int, available: int) -> None:
-        super().__init__(f"{needed} bytes are needed, {available} available")
-        self.needed = needed
-        """Bytes that are missing a place."""
-        self.available = available
-        """Bytes that there are for them."""
-
-
-class UnfitFileError(Exception):
-    """A file that is there holds another array than the one wanted."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path} {why}")
-        self.path = path
-
-
 class Layout(NamedTuple):
-    """One array."""
+    """Shape and type of one array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     least: int | None = None
-    """Length of the second axis down to which a file from before will do; None: only the shape itself."""
+    """Smallest length of the second axis that an existing file may have; None: `shape` exactly."""
 
     @property
     def num_bytes(self) -> int:
-        """Of its elements."""
+        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a file of this shape will do."""
-        if self.least is None or len(shape) != len(self.shape):
-            return shape == self.shape
-        same = (shape[0], *shape[2:]) == (self.shape[0], *self.shape[2:])
-        return same and shape[1] >= self.least
-
-
-class Arrays:
-    """Arrays by name, in memory or each in a `.npy` file."""
-
-    def __init__(self, arrays: Mapping[str, NDArray], folder: Path | None) -> None:
-        self._arrays = dict(arrays)
-        self.folder = folder
-        """Where the files are; None: the arrays are in memory."""
-
-    def __getitem__(self, name: str) -> NDArray:
-        # A plain view: indexing a np.memmap costs a subclass's bookkeeping each time.
-        return np.asarray(self._arrays[name])
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all arrays."""
-        return sum(array.nbytes for array in self._arrays.values())
-
-    def flush(self) -> None:
-        """Return when the disk has what the files were given; nothing to do in memory."""
-        for array in self._arrays.values():
-            if isinstance(array, np.memmap):
-                array.flush()
 
 
 class Room(Protocol):
-    """Rings in files, with room for what is written while checkpoints count on what is there."""
+    """A buffer in files, with room for what is written while checkpoints count on its content."""
 
     @property
     def frames_safe(self) -> int:
-        """Frames for which there is room, if they take no more of it than they usually do."""
+        """Frames for which there is room, where they take no more of it than they usually do."""
 
     def mark(self) -> None:
-        """A checkpoint counts on what is there now."""
+        """Note that a checkpoint counts on the present content."""
 
     def spent(self) -> float:
-        """Part of the room that was filled since the last mark, or may be with the next step."""
+        """Return the part of the room that was filled since the last mark, or may be with the next step."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +62,7 @@ class Workspace:
     acting_only: bool = False
     """Nothing will be learned: what only learning needs takes no room, and stays empty."""
     rooms: list[Room] = field(default_factory=list)
-    """What lies in files that were opened so far."""
+    """The buffers in files that were opened so far."""
 
     @property
     def frames_safe(self) -> int:
@@ -123,39 +75,72 @@ class Workspace:
         return max((room.spent() for room in self.rooms), default=0.0)
 
     def mark(self) -> None:
-        """A checkpoint counts on what the files hold now."""
+        """Note that a checkpoint counts on the present content of the files."""
         for room in self.rooms:
             room.mark()
 
-    def in_memory(self, layouts: Mapping[str, Layout]) -> Arrays:
-        """New arrays of zeros. Raises NoRoomError when memory lacks room for those of all sharers."""
-        needed = sum(layout.num_bytes for layout in layouts.values())
-        available = memory_available(self.sharers)
-        if available is not None and needed > available:
-            raise NoRoomError(needed, available)
-        return Arrays({name: np.zeros(shape, dtype) for name, (shape, dtype, _) in layouts.items()}, None)
+    def arrays(self, layouts: Mapping[str, Layout], capacity: int, in_files: bool) -> dict[str, NDArray]:
+        """Return arrays of zeros in memory, or those in the files of the folder.
 
-    def in_files(self, layouts: Mapping[str, Layout]) -> Arrays:
-        """The arrays in the files of the folder, with what a run before left there, or new ones of zeros.
-
-        New files are reserved in full, so that a disk does not turn out to be full later. Raises
-        NoRoomError when the disk lacks room, UnfitFileError when only some of the files are there, or
-        one holds an array of another shape or type or a part of one. A file that is there keeps its length.
+        Files keep what a run before left in them, and their length. New ones are reserved in full, so that
+        a disk does not turn out to be full later. capacity: `agent.memory.capacity`, for the message.
+        Raises InputError when there is no room, DamagedFileError when only some of the files are there, or
+        one holds an array of another shape or type or a part of one.
         """
+        if not in_files:
+            needed = sum(layout.num_bytes for layout in layouts.values())
+            available = memory_available(self.sharers)
+            if available is not None and needed > available:
+                raise self._no_room(needed, available, capacity, in_files)
+            return {name: np.zeros(shape, dtype) for name, (shape, dtype, _) in layouts.items()}
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         paths = {name: self.folder / f"{name}.npy" for name in layouts}
         # They are made in order: without the last one, the making was broken off and nothing is in use.
         if not list(paths.values())[-1].exists():
-            _make_files({paths[name]: layout for name, layout in layouts.items()}, self.folder)
-        return Arrays({name: _open_file(paths[name], layouts[name]) for name in layouts}, self.folder)
+            self._make_files({paths[name]: layout for name, layout in layouts.items()}, capacity)
+        return {name: _open_file(paths[name], layout) for name, layout in layouts.items()}
+
+    def _make_files(self, layouts: Mapping[Path, Layout], capacity: int) -> None:
+        """Make all files or none. Raises InputError when the disk lacks room."""
+        for path in layouts:
+            path.unlink(missing_ok=True)
+        needed = sum(layout.num_bytes for layout in layouts.values())
+        # What other sessions have reserved is gone from the free space already.
+        free = shutil.disk_usage(str(self.folder)).free
+        if needed > free:
+            raise self._no_room(needed, free, capacity, in_files=True)
+        try:
+            for path, layout in layouts.items():
+                _make_file(path, layout)
+        except OSError as error:
+            for path in layouts:
+                path.unlink(missing_ok=True)
+            if error.errno not in _FULL:
+                raise
+            free = shutil.disk_usage(str(self.folder)).free
+            raise self._no_room(needed, free, capacity, in_files=True) from None
+
+    def _no_room(self, needed: int, available: int, capacity: int, in_files: bool) -> InputError:
+        place = f"on the disk of {self.folder}" if in_files else "of memory"
+        each = f" for each of {self.sharers} sessions" if not in_files and self.sharers > 1 else ""
+        other = "ram" if in_files else "mmap, which needs the room on the disk"
+        fits = capacity * available // needed
+        fits -= fits % 10 ** max(len(str(fits)) - 2, 0)  # a number that one would type
+        return InputError(
+            f"agent.memory.capacity={capacity} needs {gigabytes(needed)} GB {place}, "
+            f"{gigabytes(available)} GB are available{each} (set agent.memory.capacity={fits}, "
+            f"or agent.memory.storage={other}).",
+            code="resources",
+            key="agent.memory.capacity",
+        )
 
 
 def memory_available(sharers: int = 1) -> int | None:
-    """Bytes that one of `sharers` processes may still take, None where the system does not say.
+    """Return the bytes that one of `sharers` processes may still take, None where the system does not say.
 
-    What is free now, but no more than an equal share of all, because sessions that began together have
-    not yet taken theirs; less a tenth, for all that is no large array.
+    They are what is free now, but no more than an equal share of all, because sessions that began together
+    have not yet taken theirs; less a tenth, for all that is no large array.
     """
     now, whole = _system_memory()
     limit, used = _cgroup_memory()
@@ -168,12 +153,12 @@ def memory_available(sharers: int = 1) -> int | None:
 
 
 def gigabytes(num_bytes: int) -> str:
-    """As messages tell it."""
+    """Format a number of bytes in GB, for messages."""
     return f"{num_bytes / 1e9:,.0f}" if num_bytes >= 100e9 else f"{num_bytes / 1e9:.3g}"
 
 
 def _system_memory() -> tuple[int | None, int | None]:
-    """Bytes of memory that are available, and there in all; None where unknown."""
+    """Return the bytes of memory that are available, and all that there are; None where unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -192,72 +177,57 @@ def _system_memory() -> tuple[int | None, int | None]:
 
 
 def _cgroup_memory() -> tuple[int | None, int]:
-    """Limit and use in bytes of the container that this process runs in; None: no limit."""
+    """Return limit and use in bytes of the container that this process runs in; None: no limit."""
     try:
         limit = int((_CGROUP / "memory.max").read_text(encoding="utf-8"))  # "max" where there is none
         used = int((_CGROUP / "memory.current").read_text(encoding="utf-8"))
-        statistics = dict(
-            line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
-        )
+        lines = (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+        statistics = dict(line.split() for line in lines)
     except (OSError, ValueError):
         return None, 0
     # The system takes cached pages of files back when it needs them.
     return limit, used - int(statistics.get("inactive_file", 0))
 
 
-def _header(layout: Layout) -> bytes:
-    """How a `.npy` file of the array begins."""
-    header = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(layout.dtype)
-    words = {"descr": descr, "fortran_order": False, "shape": layout.shape}
-    np.lib.format.write_array_header_1_0(header, words)
-    return header.getvalue()
-
-
-def _make_files(layouts: Mapping[Path, Layout], folder: Path) -> None:
-    """All files or none. Raises NoRoomError."""
-    for path in layouts:
-        path.unlink(missing_ok=True)
-    needed = sum(layout.num_bytes for layout in layouts.values())
-    # What other sessions have reserved is gone from the free space already.
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise NoRoomError(needed, free)
-    try:
-        for path, layout in layouts.items():
-            _make_file(path, layout)
-    except OSError as error:
-        for path in layouts:
-            path.unlink(missing_ok=True)
-        if error.errno in _FULL:
-            raise NoRoomError(needed, shutil.disk_usage(folder).free) from None
-        raise
-
-
 def _make_file(path: Path, layout: Layout) -> None:
-    header = _header(layout)
-    size = len(header) + layout.num_bytes
+    """Reserve a `.npy` file of zeros."""
+    descr = np.lib.format.dtype_to_descr(layout.dtype)
     with path.open("wb") as file:
-        file.write(header)
+        header = {"descr": descr, "fortran_order": False, "shape": layout.shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        size = file.tell() + layout.num_bytes
         file.truncate(size)
-        if hasattr(os, "posix_fallocate"):
+        if sys.platform == "linux":  # elsewhere there may be no such function
             os.posix_fallocate(file.fileno(), 0, size)
 
 
-def _open_file(path: Path, wanted: Layout) -> np.memmap:
-    """What is in the file. Raises UnfitFileError when that is not what is wanted."""
+def _open_file(path: Path, wanted: Layout) -> NDArray:
+    """Map the array in a file. Raises DamagedFileError when it is not what is wanted."""
     if not path.exists():
-        raise UnfitFileError(path, "is missing")
+        raise _unfit(path, "is missing")
     try:
         with path.open("rb") as file:
             np.lib.format.read_magic(file)
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             begin = file.tell()
     except ValueError as error:
-        raise UnfitFileError(path, f"is not an array of NumPy ({error})") from None
-    if not wanted.fits(shape) or dtype != wanted.dtype:
-        raise UnfitFileError(path, f"holds {shape} of {dtype} instead of {wanted.shape} of {wanted.dtype}")
+        raise _unfit(path, f"is not an array of NumPy ({error})") from None
+    fits = shape == wanted.shape
+    if wanted.least is not None and len(shape) == len(wanted.shape):
+        fits = shape[1] >= wanted.least and (shape[0], *shape[2:]) == (wanted.shape[0], *wanted.shape[2:])
+    if not fits or dtype != wanted.dtype:
+        raise _unfit(path, f"holds {shape} of {dtype} instead of {wanted.shape} of {wanted.dtype}")
     size, expected = path.stat().st_size, begin + Layout(shape, dtype).num_bytes
     if size != expected:
-        raise UnfitFileError(path, f"has {size:,} bytes instead of {expected:,}")
-    return np.memmap(path, wanted.dtype, "r+", begin, shape)
+        raise _unfit(path, f"has {size:,} bytes instead of {expected:,}")
+    # A plain view: indexing a np.memmap costs a subclass's bookkeeping each time.
+    return np.asarray(np.memmap(path, wanted.dtype, "r+", begin, shape))
+
+
+def _unfit(path: Path, why: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"agent.memory: {path} {why}: the file is damaged or was written with another configuration. Set "
+        "agent.memory.capacity, env.num_envs and agent.n_step as they were, or remove "
+        f"{path.parent} to start anew.",
+        key=str(path),
+    )

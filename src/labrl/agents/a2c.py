@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from labrl.agents.batch import Batch, normalized
-from labrl.agents.budget import check_budget
-from labrl.agents.learns_once import LearnsOnce
-from labrl.agents.on_policy import OnPolicyConfig
+from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.parts.policy import (
+    Policy,
+    PolicyConfig,
+    check_budget,
+    check_policy,
+    evaluated,
+    normalized,
+)
+from labrl.agents.parts.ranks import refuse_episodes, refuse_self_imitation
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.errors import InputError
-from labrl.memory.episodes import Episodes
-from labrl.memory.rollout import Rollout
-from labrl.networks.actor_critic import is_shared
-from labrl.networks.compute import Compute
-from labrl.networks.gradient import FlatParameters
-from labrl.networks.optimizers import Optimizer, Separate
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.learning.optimizers import Optimizer, Separate
+from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_room
+from labrl.networks.actor_critic import ActorCritic, is_shared
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.step import Step
 
 
 @dataclass(kw_only=True)
-class A2CConfig(OnPolicyConfig):
+class A2CConfig(PolicyConfig):
     """Options of A2C. Either `horizon` or `episodes` says when to learn."""
 
     horizon: PositiveInt | None
@@ -55,33 +64,58 @@ def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:
     return torch.dot(log_prob, advantage) / len(advantage)
 
 
-class A2C(LearnsOnce):
-    """One step down the gradient on each rollout, which is then forgotten.
+class A2C(Agent):
+    """Makes one update on each rollout, which is then forgotten.
 
     The advantage of a step is R - V(s), with R the discounted rewards until the rollout ends and the value of
     the state it ends in; lambda below 1 mixes in shorter returns. Over whole episodes R is the full return.
+    With a recurrent network each rollout is one sequence: a gradient reaches back to its first step, the
+    state as far as the episode's first, as in the asynchronous original (section 5.1).
     """
 
     Config = A2CConfig
     NAME = "A2C"
+    TRAITS = Traits(masks=True, greedy=True, policy_numbers=True, ranks=True, shares_weights=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
-    _config: A2CConfig
+    """Means over the rows of an update."""
 
     def __init__(
         self, config: A2CConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self.check(config, spaces)
-        if config.horizon is not None:
-            new_rollout: Any = partial(Rollout, config.horizon)
+        self._config, self._clock, self._ranks = config, clock, compute.ranks
+        self._policy = Policy(
+            config,
+            spaces,
+            clock,
+            streams,
+            compute,
+            self.NAME,
+            self.STATISTICS,
+            new_optimizer=None if config.value_lr is None else self._two_optimizers,
+        )
+        self._rollout: Rollout
+        recurrent = self._policy.network.state_size
+        if config.horizon is None:
+            assert config.episodes is not None, "check_config refuses neither"
+            self._rollout = Episodes(config.episodes, spaces.num_envs)
         else:
-            assert config.episodes is not None, "check_config has refused neither"
-            new_rollout = partial(Episodes, config.episodes)
-        super().__init__(config, spaces, clock, streams, compute, new_rollout)
-        self._gae_lambda = config.gae_lambda
+            self._rollout = Rollout(
+                config.horizon,
+                spaces.num_envs,
+                sequence_length=config.horizon if recurrent else 1,
+                state_size=recurrent,
+            )
+        # The weights that acted are those that the gradient is of: what layers gave need not be computed
+        # again.
+        self._keeps = (
+            config.horizon is not None
+            and not recurrent
+            and self._policy.learner.keep_outputs(config.horizon * spaces.num_envs)
+        )
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raises InputError unless one option says when to learn, and within the budget."""
+        """Raise InputError unless one option says when to learn, and within the budget."""
         if (config.horizon is None) == (config.episodes is None):
             given = "neither" if config.horizon is None else "both"
             raise InputError(
@@ -95,10 +129,19 @@ class A2C(LearnsOnce):
             check_budget(config.horizon, env)
 
     @classmethod
-    def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises InputError for options that have no meaning in the environment's spaces."""
-        super().check(config, spaces)
-        assert isinstance(config, A2CConfig)
+    def check(cls, config: A2CConfig, spaces: Spaces) -> None:
+        """Raise InputError for options that have no meaning in the environment's spaces."""
+        recurrent = check_policy(config, spaces, cls.NAME)
+        if config.horizon is not None:
+            check_room(config.horizon, spaces.observation, spaces.num_envs)
+        if recurrent and config.episodes is not None:
+            raise InputError(
+                f"agent.episodes must be null, got {config.episodes}: a recurrent network learns from "
+                "sequences of agent.horizon steps, not from whole episodes. Set agent.episodes=null "
+                "agent.horizon=16.",
+                code="unsupported",
+                key="agent.episodes",
+            )
         if config.value_lr is not None and is_shared(config.network, spaces):
             raise InputError(
                 "agent.value_lr is the learning rate of a separate value network, and here policy and values "
@@ -107,34 +150,102 @@ class A2C(LearnsOnce):
                 key="agent.value_lr",
             )
 
-    def _new_optimizer(self, weights: FlatParameters) -> Optimizer:
-        """One for all, or one of the policy and one of the values."""
-        config, network = self._config, self.network
-        if config.value_lr is None:
-            return super()._new_optimizer(weights)
-        build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
-        policy = weights.parts(network, [network.policy_torso, network.policy_head])
-        value = weights.parts(network, [network.value_torso, network.value_head])
-        value_lr = partial(value_at, config.value_lr)
-        return Separate(
-            build(parameters=policy), build(parameters=value), lambda: value_lr(self._clock.frame)
-        )
+    @classmethod
+    def for_rank(cls, config: A2CConfig, ranks: int) -> A2CConfig:
+        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        refuse_episodes(config.episodes)
+        refuse_self_imitation(config.self_imitation)
+        return config
 
-    def _update(self, batch: Batch) -> int:
-        """One update on the whole batch."""
-        if self._config.normalize_advantage:
-            batch.columns[:, 0] = normalized(batch.columns[:, 0], self._compute.ranks)
-        return self._step_along(batch, self._loss)
+    def act(self, observation: Observation) -> NDArray:
+        """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
+        choice = self._policy.act(observation, self._rows_of(self._rollout.t) if self._keeps else None)
+        self._rollout.add_choice(*choice)
+        return self._policy.distribution.to_env(choice.action)
 
-    def _loss(
-        self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, entropy_coef: float
-    ) -> tuple[Tensor, Tensor]:
-        """-log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the means named in STATISTICS."""
-        log_prob, entropies = self._distribution.log_prob_entropy(parameters, action)
-        policy = -policy_objective(log_prob, columns[:, 0])
-        value_error = 0.5 * (columns[:, 1] - value).square().mean()
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self._policy.observe(step, self._rollout)
+
+    def learn(self) -> int:
+        """Make one update on a full rollout. Returns the number of optimizer updates."""
+        if not self._rollout.full:
+            return 0
+        config, policy, frame = self._config, self._policy, self._clock.frame
+        batch = policy.batch(self._rollout, config.gamma, config.gae_lambda)
+        if config.normalize_advantage:
+            batch.advantage.copy_(normalized(batch.advantage, self._ranks))
+        self._entropy_coef = value_at(config.entropy_coef, frame)
+        rows = slice(0, len(batch)) if self._keeps else None
+        statistics = policy.learner.gradient(self._loss, batch, samples=batch.sequence_length, rows=rows)
+        policy.record(statistics, policy.descend(value_at(config.lr, frame)))
+        self._rollout.clear()
+        return 1 if policy.imitation is None else 1 + policy.imitation.learn()
+
+    def _loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Compute -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the mean STATISTICS."""
+        parameters, value = evaluated(network, minibatch)
+        log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        policy = -policy_objective(log_prob, minibatch.advantage)
+        value_error = 0.5 * (minibatch.value_target - value).square().mean()
         entropy = entropies.mean()
         loss = policy + self._config.value_coef * value_error
-        if entropy_coef:  # a term of weight zero would still be differentiated
-            loss = loss - entropy_coef * entropy
+        if self._entropy_coef:  # a term of weight zero would still be differentiated
+            loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
+
+    def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
+        """Make an optimizer of the policy and one of the values, each with its own learning rate and
+        limit."""
+        config = self._config
+        assert config.value_lr is not None
+        value_lr = config.value_lr
+        build = partial(config.optimizer.build, max_grad_norm=config.max_grad_norm)
+        policy = weights.pieces(network, [network.policy_torso, network.policy_head])
+        value = weights.pieces(network, [network.value_torso, network.value_head])
+        return Separate(
+            build(parameters=policy), build(parameters=value), lambda: value_at(value_lr, self._clock.frame)
+        )
+
+    def _rows_of(self, t: int) -> slice:
+        return slice(t * self._rollout.num_envs, (t + 1) * self._rollout.num_envs)
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
+        return self._policy.evaluation_action(observation, generator)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
+        return self._policy.greedy_action(observation)
+
+    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
+        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        return self._policy.numbers(observation)
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All that is learned, for sessions that train it together (`meta.distributed`)."""
+        return self._policy.learner.flat
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the last update, and coefficients at this frame."""
+        return self._policy.metrics()
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the one network of policy and values."""
+        return {"actor_critic": self._policy.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
+        return {**self._policy.state_dict(), "rollout": self._rollout.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, in the middle of a rollout too."""
+        self._policy.load_state_dict(state)
+        self._rollout.load_state_dict(state["rollout"])
+        for t in range(self._rollout.t if self._keeps else 0):
+            self._policy.learner.forward(self._rollout["observation"][t], None, rows=self._rows_of(t))
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._policy.close()

@@ -24,20 +24,20 @@ ACTS_IN: dict[str, tuple[str, ...]] = {
     "ddpg": ("Box",),
     "random": ANY,
 }
-"""Of each `agent=`, the kinds of action spaces that it acts in, by the names of Gymnasium's classes."""
+"""The kinds of action spaces that each `agent=` acts in, by the names of Gymnasium's classes."""
 
 _RESCALE = ("sac", "crossq", "td3", "ddpg")
-"""Those whose actions lie in (-1, 1) and are stretched to the bounds of a box of real numbers."""
+"""Agents whose actions lie in (-1, 1) and are stretched to the bounds of a box of real numbers."""
 
 MASKLESS = ("sac", "crossq")
-"""Those that choose among actions and take no masks of the valid ones."""
+"""Agents that choose among actions and support no masks of the valid ones."""
 
 _SAID_FIRST = ("ppo", "dqn", "sac", "td3")
-"""Of many that fit, these are named."""
+"""The agents that are named first, where many fit."""
 
 
 def fitting_agents(space: gym.Space[Any]) -> list[str]:
-    """The agents that act in `space`, those that one would try first before the others."""
+    """Return the agents that act in `space`, those that one would try first before the others."""
     fitting = [agent for agent in ACTS_IN if _fits(agent, space) and _reaches(agent, space)]
     return sorted(
         fitting, key=lambda agent: _SAID_FIRST.index(agent) if agent in _SAID_FIRST else len(fitting)
@@ -45,8 +45,11 @@ def fitting_agents(space: gym.Space[Any]) -> list[str]:
 
 
 def check_actions(agent: str, space: gym.Space[Any]) -> None:
-    """Raises InputError, with the agents that fit, if `agent` (as in `agent=`) cannot act in `space`."""
-    if agent not in ACTS_IN or _fits(agent, space):  # a user's own agent knows itself what it can do
+    """Raise InputError, with the agents that fit, if `agent` (as in `agent=`) cannot act in `space`.
+
+    An agent that is not in the list is a user's own, and knows itself where it can act.
+    """
+    if agent not in ACTS_IN or _fits(agent, space):
         return
     kinds = ACTS_IN[agent]
     listed = " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
@@ -60,7 +63,7 @@ def check_actions(agent: str, space: gym.Space[Any]) -> None:
 
 
 def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
-    """Raises InputError, with the agents that support the action masks of the environment called `env`."""
+    """Raise InputError, with the agents that support the action masks of the environment called `env`."""
     others = ", ".join(f"agent={name}" for name in fitting_agents(space) if name not in MASKLESS)
     raise InputError(
         f"env.name={env} provides action masks, which agent={agent} does not support. Agents that do: "
@@ -71,12 +74,12 @@ def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
 
 
 def _fits(agent: str, space: gym.Space[Any]) -> bool:
-    """By the names of the classes that it is derived from, so that a user's own Box is a Box."""
+    """Compare the names of the classes that `space` is derived from, so that a user's own Box is a Box."""
     return any(kind.__name__ in ACTS_IN[agent] for kind in type(space).__mro__)
 
 
 def _reaches(agent: str, space: gym.Space[Any]) -> bool:
-    """Whether `agent` can do without what a box may lack: bounds, and room between whole numbers."""
+    """Return whether `agent` needs nothing that a box may lack: bounds, and room between whole numbers."""
     if not isinstance(space, gym.spaces.Box) or agent not in (*_RESCALE, "random"):
         return True
     return has_bounds(space) and (agent == "random" or bool(np.issubdtype(space.dtype, np.floating)))

@@ -2,168 +2,242 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from labrl.config.component import lacking
+from labrl.config.component import Component
 from labrl.errors import InputError
 from labrl.step import Step
 
+if TYPE_CHECKING:
+    from labrl.learning.flat import FlatParameters
+    from labrl.networks.spaces import Spaces
 
-class Agent(Protocol):
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The learner's view of the observations to act on, and what else is known of them."""
+
+    array: NDArray
+    """[num_envs, *obs]"""
+    mask: NDArray[np.bool_] | None = None
+    """Which actions are valid, [num_envs, flags]; None where all always are."""
+    start: NDArray[np.bool_] | None = None
+    """Which are the first of their episodes, [num_envs]. Given in evaluation, where an agent that remembers
+    forgets by it; None in training, where `Agent.observe` says which episodes are over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a class of agents can do besides acting, observing and learning.
+
+    A session calls the methods that a trait names only where the class declares it.
+    """
+
+    masks: bool = False
+    """Whether it chooses among the valid actions alone, where an environment says which these are."""
+    greedy: bool = False
+    """Whether its policy has a best action: `greedy_action`."""
+    policy_numbers: bool = False
+    """Whether it can say what its actions are drawn by: `policy_numbers`."""
+    ranks: bool = False
+    """Whether several ranks of torchrun can train it together: `for_rank`."""
+    learns_from_copies: bool = False
+    """Whether it learns from what a copy with older weights has done (it is off-policy): `decision` and
+    `adopt`."""
+    shares_weights: bool = False
+    """Whether the sessions of a trial can train its `weights` together."""
+    halves: bool = True
+    """Whether a gradient of half a minibatch means what one of the whole does."""
+
+
+class Agent(ABC):
     """Acts, observes what came of it, and learns when it is time.
 
     Built as `Target(config, spaces=Spaces, clock=Clock, streams=Streams, compute=Compute)`. It knows no
-    environment, no session and no file. A target may check a configuration before anything is built:
-    `check_config(config, env)` against the environment's configuration, `check(config, spaces)` against
-    its spaces; both raise InputError.
-
-    An agent whose `act` and `evaluation_action` (and `greedy_action`) take a keyword argument `mask` gets
-    which actions are valid, [num_envs, flags], from an environment that says so; others are refused there,
-    unless env.action_mask=false.
-    One whose `evaluation_action` (and `greedy_action`) take a keyword argument `start` gets which
-    observations are the first of their episodes, [num_envs]: there it forgets what it remembers.
+    environment, no session and no file. A class without an attribute `Config` gets its options as keyword
+    arguments instead of `config`.
     """
 
-    def act(self, observation: NDArray) -> NDArray:
-        """Actions for the environments, given the learner's view of observations. [num_envs, ...]"""
-        ...
+    NAME: ClassVar[str] = ""
+    """What messages call it; empty: the path of its class."""
+    TRAITS: ClassVar[Traits] = Traits()
 
+    @classmethod  # noqa: B027 - may be left out
+    def check_config(cls, config: Any, env: Any) -> None:
+        """Raise InputError where the options contradict those of the environment. Nothing is built yet."""
+
+    @classmethod  # noqa: B027 - may be left out
+    def check(cls, config: Any, spaces: Spaces) -> None:
+        """Raise InputError for options and spaces that it cannot learn with. Nothing is built yet."""
+
+    @classmethod
+    def for_rank(cls, config: Any, ranks: int) -> Any:
+        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        return config
+
+    @abstractmethod
+    def act(self, observation: Observation) -> NDArray:
+        """Return actions for the environments. [num_envs, ...]"""
+
+    @abstractmethod
     def observe(self, step: Step) -> None:
         """Take in the learner's view of what the last actions led to."""
-        ...
 
+    @abstractmethod
     def learn(self) -> int:
-        """Update if it is time. Returns the number of optimizer updates made.
+        """Update if it is time. Return the number of optimizer updates made.
 
         The clock has not counted this step yet: what is timed by frames asks for `clock.frame` and those of a
         vector step, as `Experience.due` does.
         """
-        ...
 
-    def evaluation_action(self, observation: NDArray, generator: np.random.Generator) -> NDArray:
-        """Actions of the policy under evaluation, sampled with `generator`. [num_envs, ...]"""
-        ...
+    @abstractmethod
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Return actions of the policy under evaluation, sampled with `generator`. [num_envs, ...]"""
 
-    def metrics(self) -> dict[str, float]:
-        """What a training row says of learning: the same keys each time, nan where unknown.
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the actions that the policy thinks best; draw nothing. [num_envs, ...]"""
+        raise NotImplementedError
 
-        Asking changes nothing: the end of a budget has a row that a longer run has not.
-        """
-        ...
+    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
+        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        raise NotImplementedError
 
-    def modules(self) -> dict[str, nn.Module]:
-        """The networks by name, for summaries and norms.
-
-        A copy of the agent in another process acts by them, by the clock and by transforms, and by nothing
-        else. Where only some of them act, a method `acting_modules` gives these.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the agent remembers."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state."""
-        ...
-
-    def close(self) -> None:
-        """End what runs in the background."""
-        ...
-
-
-def check_agent(agent: Any, target: str) -> None:
-    """Raises InputError if the agent that `target` made lacks a method of Agent."""
-    if missing := lacking(agent, Agent):
-        raise InputError(
-            f"agent._target_={target}: the agent has no {', '.join(missing)}. Define every method of "
-            "labrl.agents.agent.Agent.",
-            code="target",
-            key="agent._target_",
-        )
-
-
-@runtime_checkable
-class Collecting(Protocol):
-    """What an agent also has that does not always collect; what it learns from is its own affair then."""
+    @property
+    def pauses(self) -> bool:
+        """Whether there are frames in which environments are not played; `collecting` then says when."""
+        return False
 
     @property
     def collecting(self) -> bool:
         """Whether environments are to be played now; else it only learns, and frames pass all the same."""
-        ...
+        return True
 
     @property
     def frames_played(self) -> int:
-        """Frames so far in which they were."""
-        ...
-
-
-def heeded(
-    choose: Callable[..., NDArray],
-    mask: NDArray[np.bool_] | None,
-    start: NDArray[np.bool_] | None = None,
-) -> dict[str, NDArray[np.bool_]]:
-    """The keyword arguments `mask` and `start` for a method of an agent, as far as it takes them.
-
-    start: which observations are the first of their episodes; told in evaluation, [num_envs].
-    """
-    if mask is None and start is None:
-        return {}
-    told = {"mask": mask, "start": start}
-    taken = _parameters(_function(choose))
-    return {name: value for name, value in told.items() if value is not None and name in taken}
-
-
-def heeds_masks(agent: Any) -> bool:
-    """Whether an agent, or a class of agents, acts among the valid actions alone where it is told them.
-
-    A function that makes an agent does not say, and is believed to.
-    """
-    act = getattr(agent, "act", None)
-    return act is None or "mask" in _parameters(_function(act))
-
-
-def _function(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a method, or a partial one, which lasts longer than the agent."""
-    if isinstance(choose, functools.partial):
-        return _function(choose.func)
-    return getattr(choose, "__func__", choose)
-
-
-@functools.cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of what it takes. Asked in every step, and as dear as one of a small environment."""
-    return frozenset(inspect.signature(function).parameters)
-
-
-def acting_modules(agent: Any) -> dict[str, nn.Module]:
-    """The networks by which an agent chooses actions: all of them, unless it says which."""
-    return getattr(agent, "acting_modules", agent.modules)()
-
-
-class LearnsFromCopies(Protocol):
-    """What an agent also has that learns from what a copy of it did with older weights: it is off-policy."""
+        """Frames so far in which environments were played."""
+        raise NotImplementedError
 
     def decision(self) -> dict[str, NDArray]:
-        """What the last `act` decided, in the agent's own terms. [num_envs, ...] each"""
-        ...
+        """Return what the last `act` decided, in the agent's own terms. [num_envs, ...] each"""
+        raise NotImplementedError
 
-    def adopt(self, observation: NDArray, decision: Mapping[str, NDArray]) -> None:
-        """Take a copy's decision at `observation` for one's own; `observe` tells then what came of it."""
-        ...
+    def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
+        """Take a copy's decision at `observation` for one's own; `observe` says then what came of it."""
+        raise NotImplementedError
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All that is learned, for sessions that train it together (`meta.distributed`)."""
+        raise NotImplementedError
+
+    def metrics(self) -> dict[str, float]:
+        """Return the columns of a training row about learning: the same keys each time, nan where unknown.
+
+        Asking changes nothing: the end of a budget has a row that a longer run has not.
+        """
+        return {}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the networks by name, for summaries and norms."""
+        return {}
+
+    def acting_modules(self) -> dict[str, nn.Module]:
+        """Return those of `modules` by which it chooses actions.
+
+        A copy of the agent in another process acts by them, by the clock and by transforms, and by nothing
+        else.
+        """
+        return self.modules()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the agent remembers, apart from its random streams."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - may be left out
+        """Go on with a saved state."""
+
+    def close(self) -> None:  # noqa: B027 - may be left out
+        """End what runs in the background."""
 
 
-@runtime_checkable
-class Greedy(Protocol):
-    """What an agent also has if its policy has a best action; `labrl +enjoy greedy=true` asks for it."""
+def agent_class(component: Component) -> type[Agent]:
+    """Return the class that `component` names; `Agent` itself, without traits, where it names a function.
 
-    def greedy_action(self, observation: NDArray) -> NDArray:
-        """The action of each environment that the policy thinks best; nothing is drawn. [num_envs, ...]"""
-        ...
+    Raises InputError for a class that is not derived from `Agent`, or lacks a method.
+    """
+    target = component.load()
+    if not isinstance(target, type):
+        return Agent
+    if not issubclass(target, Agent):
+        raise _no_agent(component, f"{component.target} is not derived from it")
+    if inspect.isabstract(target):
+        missing = sorted(target.__abstractmethods__)
+        raise _no_agent(component, f"{component.target} does not define {', '.join(missing)}")
+    return target
+
+
+def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
+    """Build the agent of one of `ranks` ranks; runtime: what else it is built with.
+
+    Raises InputError where `component` makes no agent, or one that cannot be trained by so many ranks.
+    """
+    agent_class(component)
+    agent = for_rank(component, ranks).build(**runtime)
+    if not isinstance(agent, Agent):
+        raise _no_agent(component, f"{component.target} returns a {type(agent).__name__}")
+    return agent
+
+
+def for_rank(component: Component, ranks: int) -> Component:
+    """Return the agent of one of `ranks` ranks. Raises InputError where several cannot train it together."""
+    if ranks == 1:
+        return component
+    kind = agent_class(component)
+    if not kind.TRAITS.ranks:
+        raise InputError(
+            f"agent: {component.target} cannot learn on several ranks of torchrun. Use agent=ppo, a2c, "
+            "sarsa, dqn, sac, td3 or ddpg, or start labrl without torchrun.",
+            code="unsupported",
+            key="agent",
+        )
+    return dataclasses.replace(component, config=kind.for_rank(component.config, ranks))
+
+
+def _no_agent(component: Component, why: str) -> InputError:
+    return InputError(
+        f"agent._target_={component.target} must name a class derived from labrl.agents.agent.Agent: {why}. "
+        "docs/extending.md shows one.",
+        code="target",
+        key="agent._target_",
+    )
+
+
+class NonFiniteError(Exception):
+    """A loss, a gradient or a weight is no longer a finite number, so that training cannot continue."""
+
+    def __init__(self, term: str, frame: int) -> None:
+        super().__init__(
+            f"{term} is not finite at frame {frame}. The last checkpoint before it is kept. "
+            "Usual causes are a learning rate that is too high, rewards or observations of extreme size, and "
+            "observations that are not finite, about which there is a warning above."
+        )
+        self.term = term
+        self.frame = frame
+
+
+def check_finite(frame: int, terms: Mapping[str, float]) -> None:
+    """Raise NonFiniteError for the first of some terms that is not a finite number."""
+    for term, value in terms.items():
+        if not math.isfinite(value):
+            raise NonFiniteError(term, frame)

@@ -1,25 +1,24 @@
 """CrossQ (Bhatt et al., 2024, arXiv:1902.05605): SAC with batch renormalization and without target networks.
 
 The critics look at (s, a) and (s', a') in one forward pass, so that the statistics of their normalization
-are those of both: what the next actions do to the values needs no delayed twin to be steady.
+are those of both: what the next actions do to the values needs no target network to be steady.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Never
+from dataclasses import dataclass, replace
+from typing import Never
 
 import torch
 from torch import Tensor
 
-from labrl.agents.replay_actor_critic import Batch, ReplayActorCriticConfig
-from labrl.agents.sac import SAC, SoftActorCriticConfig, critic_loss
-from labrl.agents.target_network import Delayed
-from labrl.agents.value_learning import td_target
+from labrl.agents.parts.actor_critic import critic_rows
+from labrl.agents.parts.experience import Transitions
+from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
 from labrl.clock import Clock
 from labrl.config.types import PositiveInt
 from labrl.errors import InputError
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.critics import Critics
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
@@ -34,23 +33,21 @@ class CrossQConfig(SoftActorCriticConfig):
 
 
 class CrossQ(SAC):
-    """SAC whose critics are their own targets."""
+    """SAC with another update: the critics are their own targets."""
 
     Config = CrossQConfig
     NAME = "crossq"
-    HALVES = False
+    TRAITS = replace(SAC.TRAITS, halves=False)
 
     def __init__(
         self, config: CrossQConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         super().__init__(config, spaces, clock, streams, compute)
         self._policy_delay = config.policy_delay
-        self._policy.network.eval()
-        self._judges.eval()  # a policy learns by values that do not depend on the minibatch
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raises InputError for spaces, entropies and minibatches that do not fit."""
+        """Raise InputError for spaces, entropies and minibatches that do not fit."""
         super().check(config, spaces)
         if config.batch_size < 2:
             raise InputError(
@@ -61,8 +58,8 @@ class CrossQ(SAC):
             )
 
     @classmethod
-    def share(cls, config: ReplayActorCriticConfig, ranks: int) -> Never:
-        """Raises InputError: CrossQ cannot be trained by several ranks."""
+    def for_rank(cls, config: SoftActorCriticConfig, ranks: int) -> Never:
+        """Raise InputError: CrossQ cannot be trained by several ranks."""
         raise InputError(
             "agent=crossq cannot learn with torchrun: CrossQ normalizes by the statistics of a whole "
             "minibatch, and each rank would have its own. Set agent=sac, or start labrl without torchrun.",
@@ -70,36 +67,29 @@ class CrossQ(SAC):
             key="agent",
         )
 
-    def _make_twins(self, config: Any) -> dict[str, Delayed[Any]]:
-        return {}
+    def update(self, batch: Transitions) -> Tensor:
+        """Make one update, with the policy normalized by the minibatch when it learns, and only then."""
+        ac, (following, here) = self._actor_critic, self._noise(batch)
+        rows = ac.critics.gradient(self.joint_loss, following)
+        ac.step_critics(rows)
+        if self._experience.updates % self._policy_delay == 0:
+            ac.policy.network.train()
+            statistics = ac.policy.gradient(self.policy_loss, here)
+            ac.policy.network.eval()
+            ac.step_policy(statistics)
+            self._temperature.update(statistics[1])
+        return rows[1]
 
-    def _policy_is_due(self, update: int) -> bool:
-        return update % self._policy_delay == 0
-
-    def _critic_gradient(self, batch: Batch, noise: Tensor, temperature: float) -> Tensor:
-        """Gradient of the critics' loss, eq. 2 with both halves in one pass."""
-        soft, policy = self._soft, self._policy.network
-        with torch.no_grad(), self._compute.autocast():
-            choice, entropy = soft.choose(policy.forward(batch.next_observation), noise)
+    def joint_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the loss of the critics, eq. 2, with both halves in one pass."""
+        soft, policy = self._soft, self._actor_critic.policy_network
+        with torch.no_grad():
+            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
         both = torch.cat([batch.observation, batch.next_observation])
-        actions = soft.joined(batch.action, choice)
-
-        def loss(critics: Critics, share: slice) -> tuple[Tensor, Tensor]:
-            with self._compute.autocast():
-                values, following = critics.forward(both, actions).chunk(2, dim=1)
-            values = soft.taken(values, batch.action)
-            with torch.no_grad():
-                value = torch.add(soft.smaller(following, choice), entropy, alpha=temperature)
-                target = td_target(value, batch.reward, batch.discount)
-            mean = critic_loss(values, target, batch.weight)
-            return mean, self._critic_statistics(share, mean.detach(), values, target)
-
-        return self._critics.backward(loss, len(batch.reward))
-
-    def _policy_gradient(self, batch: Batch, noise: Tensor, temperature: float) -> Tensor:
-        """As SAC's, the policy normalized by the minibatch."""
-        self._policy.network.train()
-        try:
-            return super()._policy_gradient(batch, noise, temperature)
-        finally:
-            self._policy.network.eval()
+        values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
+        values = soft.taken(values, batch.action)
+        with torch.no_grad():
+            value = soft_value(soft.smaller(following, choice), entropy, self._temperature.value)
+            target = torch.addcmul(batch.reward, batch.discount, value)
+        losses = squared_errors(values, target, batch.weight)
+        return losses.mean(), critic_rows(losses, values, target)

@@ -2,82 +2,103 @@
 
 Double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.05952), n-step returns, C51
 (arXiv:1707.06887), QR-DQN (arXiv:1710.10044), noisy networks (arXiv:1706.10295), and Rainbow
-(arXiv:1710.02298), which has them all but QR-DQN: one update, put together from parts in YAML.
+(arXiv:1710.02298), which has them all but QR-DQN: one update, put together from parts in YAML. With a
+recurrent network it learns from sequences, as R2D2 does (Kapturowski et al., 2019).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
-from labrl.agents.action_values import ActionValues
-from labrl.agents.errors import NonFiniteError
-from labrl.agents.experience import Experience, ExperienceConfig, check_experience, check_memory
-from labrl.agents.exploration import Exploration, Values, uniform_valid
-from labrl.agents.share import experience_share
-from labrl.agents.target_network import Delayed
-from labrl.agents.value_learning import chosen
+from labrl.agents.agent import Agent, NonFiniteError, Observation, Traits
+from labrl.agents.parts.action_values import ActionValues, ValuePolicy, ValuePolicyConfig, chosen
+from labrl.agents.parts.experience import (
+    Experience,
+    ExperienceConfig,
+    Transitions,
+    check_experience,
+    check_memory,
+    experience_for_rank,
+)
+from labrl.agents.parts.exploration import exploration_class
+from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
 from labrl.config.component import Component
-from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.errors import InputError
-from labrl.memory.replay import Sample
-from labrl.networks.building import built, num_workers, precise
-from labrl.networks.compute import Compute
-from labrl.networks.gradient import joined
-from labrl.networks.in_numpy import InNumpy
-from labrl.networks.noisy import factor_noise
-from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.learning.compute import Compute
+from labrl.memory.sequences import SequenceSample
+from labrl.networks.building import check_torso, traits_of
+from labrl.networks.q_network import QNetwork
+from labrl.networks.recurrent import Pieces, forgotten
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import check_torso
-from labrl.networks.trained import Trained, one_for_all
 from labrl.schedules import value_at
-from labrl.seeding import Streams, derived_seed
+from labrl.seeding import Streams
 from labrl.step import Step
 
 
 @dataclass(kw_only=True)
-class DQNConfig(ExperienceConfig):
+class DQNConfig(ExperienceConfig, ValuePolicyConfig):
     """Options of the DQN family."""
 
-    network: QNetworkConfig
-    """From observations to outputs for each action."""
     value: Component
     """What the network's outputs are: expected returns, distributions or quantiles."""
     target: Component
     """How the target network follows the online network."""
-    exploration: Component
-    """How actions are chosen in training."""
     double: bool
     """Whether the online network picks the next action that the target network values."""
-    optimizer: Component
-    """How the weights follow the gradient."""
-    lr: NonNegativeSchedule
-    """Learning rate, >= 0."""
-    max_grad_norm: PositiveFloat | None
-    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
 
 
-class DQN:
-    """Acts by its action values, remembers, and learns from minibatches of what it remembers."""
+def td_loss(
+    value: ActionValues,
+    outputs: Tensor,
+    later: Tensor,
+    judged: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    weight: Tensor,
+    next_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the weighted mean loss of Z(s, a) against r + gamma^n Z'(s', argmax over a' of E Z''(s', a')).
+
+    outputs: of the online network Z for the actions taken, [n, outputs]; later: of the target network Z', n
+    steps on; judged: of the network Z'' that chooses the next action, Z' or (double) Z, [n, actions, outputs]
+    each; reward, discount, weight: [n]; next_mask: which next actions are valid, [n, actions]. Returns the
+    mean, and DQN.ROWS of each transition, [3, n].
+    """
+    with torch.no_grad():
+        expected = value.expected(judged)
+        if next_mask is not None:
+            expected = expected.masked_fill(~next_mask, -math.inf)
+        target = value.target(chosen(later, expected.argmax(1)), reward, discount)
+    losses, errors = value.loss(outputs, target)
+    with torch.no_grad():
+        rows = torch.stack((losses, errors, value.expected(outputs)))
+    return torch.dot(losses, weight / len(losses)), rows
+
+
+class DQN(Agent):
+    """Acts by its action values, stores transitions, and learns from minibatches of them.
+
+    With a recurrent network, each sequence is replayed from the state with which acting began it. Over the
+    burn-in the state is brought up to date without a gradient, for both networks apart (R2D2, section 3).
+    Left out of R2D2: its rescaled values, the last action and reward as inputs, and many actors.
+    """
 
     Config = DQNConfig
-    NAME: ClassVar[str] = "dqn"
-    """As in `agent=`."""
-    REMEMBERS: ClassVar[bool] = False
-    """Whether it carries a state of its network from step to step."""
+    NAME = "dqn"
+    TRAITS = Traits(masks=True, greedy=True, ranks=True, learns_from_copies=True)
     ROWS = ("loss", "td_error", "q_mean")
-    """What is kept of each sample of a minibatch; td_error is what priorities follow."""
+    """What is kept of each transition of a minibatch; td_error is what priorities follow."""
     AVERAGING = 0.01
     """Weight of the latest update in the averages of a metrics row: they reach some 100 updates back."""
 
@@ -85,41 +106,31 @@ class DQN:
         self, config: DQNConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self.check(config, spaces)
-        assert isinstance(spaces.action, gym.spaces.Discrete)
         self._config, self._clock = config, clock
-        self._num_actions = int(spaces.action.n)
-        self._first_action = int(spaces.action.start)
         self._value: ActionValues = config.value.build(device=compute.device)
-        self._exploration: Exploration = config.exploration.build()
-        self._compute = compute = precise(spaces, compute)
-        (self.network,) = built(
-            lambda: (QNetwork(config.network, spaces, self._num_actions, self._value.num_outputs),),
-            derived_seed(streams.seed, "initialization"),
-            spaces,
-            compute,
-        )
-        new_optimizer = one_for_all(config.optimizer, config.max_grad_norm)
-        self._trained = Trained(self.network, compute, num_workers(spaces, compute), new_optimizer)
-        self.target = Delayed(self._trained, config.target.build())
-        self._policy_stream = streams.numpy("policy")
-        self._noise_stream = streams.torch("noise", compute.device)
+        acting_value: ActionValues = config.value.build(device=torch.device("cpu"))
+        self._policy = ValuePolicy(config, acting_value, spaces, clock, streams, compute)
+        self._target = TargetNetwork(self._policy.learner, config.target.build())
+        self._recurrent = self._policy.network.state_size > 0
         self._experience = Experience(
             config,
             spaces,
             clock,
             streams,
             compute,
-            num_masked=self._num_actions if spaces.masked else 0,
-            state_size=self.network.state_size if self.REMEMBERS else 0,
+            num_masked=self._policy.num_actions if spaces.masked else 0,
+            state_size=self._policy.network.state_size,
         )
+        self._state = np.zeros((spaces.num_envs, self._policy.network.state_size), np.float32)
+        self._evaluation_state = self._state
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
         self._average, self._average_norm = self._rows.clone(), math.nan
 
     @classmethod
     def check_config(cls, config: DQNConfig, env: Any) -> None:
-        """Raises InputError if memory, minibatch, budget and exploration contradict each other."""
-        check_experience(config, env, cls.REMEMBERS)
-        if getattr(config.exploration.load(), "noisy", False) and config.network.noisy is None:
+        """Raise InputError if network, memory, minibatch, budget and exploration contradict each other."""
+        check_experience(config, env, traits_of(config.network.torso).recurrent)
+        if exploration_class(config.exploration).TRAITS.noisy and config.network.noisy is None:
             raise InputError(
                 f"agent.exploration: {config.exploration.target} explores by the noise of the network's "
                 "weights, and with agent.network.noisy=null they have none. Set agent.network.noisy=0.5 or "
@@ -130,176 +141,67 @@ class DQN:
 
     @classmethod
     def check(cls, config: DQNConfig, spaces: Spaces) -> None:
-        """Raises InputError for spaces in which it cannot act or that its network cannot read."""
+        """Raise InputError for spaces in which it cannot act or that its network cannot read."""
         check_actions(cls.NAME, spaces.action)
-        check_torso(config.network.torso, spaces, cls.REMEMBERS)
+        check_torso(config.network.torso, spaces, recurrent=None)
         check_memory(config, spaces)
 
     @classmethod
-    def share(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """What one of several ranks learns with. Raises InputError if it has no equal part."""
-        return experience_share(config, ranks)
+    def for_rank(cls, config: DQNConfig, ranks: int) -> DQNConfig:
+        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        learned = config.memory.config.learned if config.memory.load().TRAITS.sequences else 1
+        if learned > 1 and config.batch_size % (learned * ranks):
+            unit = learned * ranks
+            raise InputError(
+                "agent.batch_size counts the steps of all ranks together and must be a multiple of "
+                f"{unit} ({ranks} ranks x {learned} steps learned from each sequence), got "
+                f"{config.batch_size}. Set agent.batch_size={-(-config.batch_size // unit) * unit}.",
+                code="range",
+                key="agent.batch_size",
+            )
+        return experience_for_rank(config, ranks)
 
-    def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
-        """Exploring actions for the environments, among the valid ones. [num_envs]"""
-        self._observation, self._mask = observation, mask
-        self._action = self._explore(
-            lambda: self._values(observation, self._noise(len(observation)), mask), len(observation), mask
+    def act(self, observation: Observation) -> NDArray:
+        """Choose exploring actions for the environments, among the valid ones. [num_envs]"""
+        policy, self._observation, self._before = self._policy, observation, self._state
+        self._action, self._state = policy.choose(
+            policy.network.layout(observation.array),
+            observation.mask,
+            self._before,
+            at_random=self._experience.acts_at_random,
         )
-        return self._to_env(self._action)
-
-    def _explore(self, values: Values, count: int, mask: NDArray[np.bool_] | None) -> NDArray:
-        """Actions for `count` environments, by chance alone at first. [count]"""
-        frame, shape = self._clock.frame, (count, self._num_actions)
-        if self._experience.acts_at_random:
-            if mask is None:
-                return self._policy_stream.integers(shape[1], size=shape[0])
-            return uniform_valid(mask, self._policy_stream.random(shape[0]))
-        heeded = {} if mask is None else {"mask": mask}
-        return self._exploration.choose(values, shape, frame, self._policy_stream, **heeded)
-
-    def decision(self) -> dict[str, NDArray]:
-        """Actions, and masks where there are some."""
-        return {"action": self._action, **({} if self._mask is None else {"mask": self._mask})}
-
-    def adopt(self, observation: NDArray, decision: Mapping[str, NDArray]) -> None:
-        """As if it had acted so itself."""
-        self._observation, self._action = observation, decision["action"]
-        self._mask = decision.get("mask")
-
-    def evaluation_action(
-        self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
-    ) -> NDArray:
-        """The best actions, by the mean weights of a noisy network. [num_envs]"""
-        return self.greedy_action(observation, mask)
-
-    def greedy_action(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
-        """The best actions, by the mean weights of a noisy network. [num_envs]"""
-        return self._to_env(self._values(observation, None, mask).argmax(1))
+        return policy.to_env(self._action)
 
     def observe(self, step: Step) -> None:
-        """Remember the outcome of the last actions."""
-        self._experience.add(self._observation, self._action, step, self._mask)
-
-    @property
-    def collecting(self) -> bool:
-        """Whether environments are to be played now."""
-        return self._experience.collecting
-
-    @property
-    def frames_played(self) -> int:
-        """Frames so far in which they were."""
-        return self._experience.frames_played
+        """Store the outcome of the last actions, and forget the episodes that are over."""
+        seen = self._observation
+        self._experience.memory.add(seen.array, self._action, step, seen.mask, self._before)
+        if self._recurrent:  # a lost life ends no episode: what was seen before it is still of use
+            self._state = forgotten(self._state, step.episode_over, self._state.shape[1])
 
     def learn(self) -> int:
-        """Make the updates that fell due by this vector step. Returns how many."""
-        before = self._clock.frame
-        now = before + self._experience.frames_per_step  # the clock ticks afterwards
-        self.target.frames_passed(before, now)
+        """Make the updates that are due after this vector step. Returns how many."""
+        before = self._clock.frame  # the clock ticks afterwards
+        self._target.frames_passed(before, before + self._experience.frames_per_step)
         count = self._experience.due()
         for _ in range(count):
             self._update()
         return count
 
-    def metrics(self) -> dict[str, float]:
-        """Averages over some 100 updates; the largest value of the last one; coefficients at this frame."""
-        frame = self._clock.frame
-        return {
-            **dict(zip(self.ROWS, self._average.mean(1).tolist(), strict=True)),
-            "q_max": float(self._rows[-1].max()),
-            "grad_norm": self._average_norm,
-            "exploration": self._exploration.strength(frame),
-            "lr": value_at(self._config.lr, frame),
-            "updates": self._experience.updates,
-            "memory_size": len(self._experience.memory),
-            "target_distance": self.target.distance,
-            "weight_norm": self._trained.norm,
-        }
-
-    def modules(self) -> dict[str, nn.Module]:
-        """The network that learns and its delayed twin."""
-        return {"q_network": self.network, "target": self.target.network}
-
-    def acting_modules(self) -> dict[str, nn.Module]:
-        """The network that learns."""
-        return {"q_network": self.network}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer, memory, and the averages of the next metrics row."""
-        return {
-            **self._trained.state_dict(),
-            "target": self.target.network.state_dict(),
-            "experience": self._experience.state_dict(),
-            "rows": self._rows,
-            "average": self._average,
-            "average_norm": self._average_norm,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state."""
-        self._trained.load_state_dict(state)
-        self.target.network.load_state_dict(state["target"])
-        self._experience.load_state_dict(state["experience"])
-        for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):
-            # Only their means are reported, which stay right if +force has changed the batch size.
-            rows.copy_(saved if saved.shape == rows.shape else saved.mean(1, keepdim=True))
-        self._average_norm = float(state["average_norm"])
-
-    def close(self) -> None:
-        """End the worker threads and let go of the memory."""
-        self._trained.close()
-        self._experience.close()
-
-    def _to_env(self, action: NDArray) -> NDArray:
-        return action + self._first_action if self._first_action else action
-
-    def _noise(self, rows: int) -> Tensor | None:
-        """Fresh noise for a noisy network, None for others. [rows, num_noise]"""
-        if not self.network.num_noise:
-            return None
-        return factor_noise((rows, self.network.num_noise), self._noise_stream)
-
-    def _outputs(self, network: QNetwork, observation: NDArray, noise: Tensor | None) -> Tensor:
-        """observation: [n, *obs]. Returns [n, actions, outputs]."""
-        inputs = self._compute.tensor(network.layout(observation))
-        with self._compute.autocast():
-            return network.forward(inputs, noise)
-
-    def _values(
-        self, observation: NDArray, noise: Tensor | None, mask: NDArray[np.bool_] | None = None
-    ) -> NDArray:
-        """observation: [n, *obs]; noise: [n, num_noise]; mask: [n, actions].
-
-        Returns expected returns, [n, actions]; of what is not valid, minus infinity.
-        """
-
-        def work(network: QNetwork, share: slice) -> Tensor:
-            with torch.inference_mode():
-                part = None if noise is None else noise[share]
-                return self._value.expected(self._outputs(network, observation[share], part))
-
-        quick = None
-        if noise is None and self._in_numpy is not None:
-            quick = self._in_numpy(self.network.layout(observation))
-        if quick is not None:
-            values = self._value.expected(torch.from_numpy(quick)).numpy()
-        elif len(observation) < self._trained.num_workers:
-            values = joined([work(self.network, slice(None))])
-        else:
-            values = joined(self._trained.map(work, len(observation)))
-        return values if mask is None else np.where(mask, values, -np.inf)
-
-    @cached_property
-    def _in_numpy(self) -> InNumpy | None:
-        # Made when first wanted: by then the weights lie where they stay.
-        return self.network.in_numpy()
-
     def _update(self) -> None:
-        """One step of the optimizer on one minibatch. Raises NonFiniteError."""
-        config, frame = self._config, self._clock.frame
-        sample = self._experience.sample()
-        self._gradient(sample)
-        norm = self._trained.step(value_at(config.lr, frame))
+        """Make one step of the optimizer on one minibatch. Raises NonFiniteError."""
+        learner, frame = self._policy.learner, self._clock.frame
+        sample: Any = self._experience.sample()
+        loss: Callable[..., tuple[Tensor, Tensor]]
+        # Online network, target network and, for single transitions, the choice of the next action: each has
+        # noise of its own.
+        if self._recurrent:
+            loss = partial(self._sequence_loss, self._policy.noise(2))
+            self._rows = learner.gradient(loss, sample, samples=sample.at.shape[1])
+        else:
+            loss = partial(self._loss, self._policy.noise(3))
+            self._rows = learner.gradient(loss, Transitions.of(sample, learner, layout=None))
+        norm = learner.step(value_at(self._config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
             raise NonFiniteError("grad_norm" if finite_loss else "loss", frame)
@@ -312,32 +214,134 @@ class DQN:
         self._experience.updates += 1
         error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
         self._experience.update_priorities(sample.index, error)
-        self.target.updated()
+        self._target.updated()
 
-    def _gradient(self, sample: Sample) -> None:
-        """Gradient of the weighted mean loss into the flat vector, and ROWS of each sample."""
-        columns = (sample.action, sample.reward, sample.discount, sample.weight)
-        action, reward, discount, weight = (self._compute.tensor(column) for column in columns)
-        # Online network, target network and the choice of the next action: each has noise of its own.
-        noise = self._noise(3)
-        online, delayed, choosing = (None, None, None) if noise is None else noise.unbind(0)
+    def _loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the loss of transitions. noise: for each of three uses of a network, [3, num_noise]"""
+        online, delayed, choosing = (None, None, None) if noise is None else noise
+        tensor, layout = self._policy.learner.tensor, self._policy.network.layout
+        following = tensor(layout(batch.next_observation))
+        with torch.no_grad():
+            later = judged = self._target.forward_network(following, noise=delayed).outputs
+            if self._config.double:
+                judged = network(following, noise=choosing).outputs
+        outputs = chosen(network(tensor(layout(batch.observation)), noise=online).outputs, batch.action)
+        reward, discount, weight = batch.reward, batch.discount, batch.weight
+        return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
 
-        def loss(network: QNetwork, share: slice) -> tuple[Tensor, Tensor]:
-            following = sample.next_observation[share]
+    def _sequence_loss(
+        self, noise: Tensor | None, network: QNetwork, batch: SequenceSample
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the loss of sequences after the burn-in. noise: for both networks, [2, num_noise]"""
+        online, delayed = (None, None) if noise is None else noise
+        tensor, first = self._policy.learner.tensor, batch.rows.begin[:-1, None]
+        at, following = tensor((batch.at + first).ravel()), tensor((batch.following + first).ravel())
+        with torch.no_grad():
+            later = self._replayed(self._target.forward_network, batch, delayed)[following]
+        own = self._replayed(network, batch, online)
+        judged = own.detach()[following] if self._config.double else later
+        outputs = chosen(own[at], tensor(batch.action))
+        weight = tensor(batch.weight).repeat_interleave(batch.at.shape[1])
+        reward, discount, next_mask = map(tensor, (batch.reward, batch.discount, batch.next_mask))
+        return td_loss(self._value, outputs, later, judged, reward, discount, weight, next_mask)
+
+    def _replayed(self, network: Callable[..., Any], batch: SequenceSample, noise: Tensor | None) -> Tensor:
+        """Compute the outputs of the rows of sequences after their burn-in. [rows, actions, outputs]"""
+        tensor, layout = self._policy.learner.tensor, self._policy.network.layout
+        state, before, rows = tensor(batch.state), batch.burn_in, batch.rows
+        if len(before.observation):
+            pieces = Pieces.of_rows(before.start, before.begin)
             with torch.no_grad():
-                outputs = self._outputs(self.target.network, following, delayed)
-                judged = self._outputs(network, following, choosing) if self._config.double else outputs
-                expected = self._value.expected(judged)
-                if sample.next_mask is not None:
-                    valid = torch.from_numpy(sample.next_mask[share]).to(expected.device)
-                    expected = expected.masked_fill(~valid, -math.inf)
-                best = expected.argmax(1)
-                target = self._value.target(chosen(outputs, best), reward[share], discount[share])
-            outputs = chosen(self._outputs(network, sample.observation[share], online), action[share])
-            losses, errors = self._value.loss(outputs, target)
-            with torch.no_grad():
-                torch.stack((losses, errors, self._value.expected(outputs)), out=self._rows[:, share])
-            mean = torch.dot(losses, weight[share] / len(losses))
-            return mean, mean.detach()
+                inputs = tensor(layout(before.observation))
+                after = network(inputs, pieces.states(state), pieces.lengths).state
+            state = after[tensor(pieces.last)]
+        pieces = Pieces.of_rows(rows.start, rows.begin)
+        return network(tensor(layout(rows.observation)), pieces.states(state), pieces.lengths, noise).outputs
 
-        self._trained.backward(loss, len(action))
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Return the best actions, by the mean weights of a noisy network. [num_envs]"""
+        return self.greedy_action(observation)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the best actions, by the mean weights of a noisy network. [num_envs]"""
+        policy, state = self._policy, self._evaluation_state
+        start = np.ones(len(observation.array), np.bool_) if observation.start is None else observation.start
+        values, self._evaluation_state = policy.values(
+            policy.network.layout(observation.array),
+            observation.mask,
+            forgotten(state, start, policy.network.state_size),
+        )
+        return policy.to_env(values.argmax(1))
+
+    def decision(self) -> dict[str, NDArray]:
+        """Return the last actions, counted from 0, and the recurrent state before them."""
+        return {"action": self._action, **({"state": self._before} if self._recurrent else {})}
+
+    def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
+        """Take a copy's actions for one's own."""
+        self._observation, self._action = observation, decision["action"]
+        self._before = decision["state"] if self._recurrent else self._state
+
+    @property
+    def pauses(self) -> bool:
+        """Whether there are frames in which environments are not played."""
+        return self._experience.pauses
+
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+        return self._experience.collecting
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which environments were played."""
+        return self._experience.frames_played
+
+    def metrics(self) -> dict[str, float]:
+        """Return averages over some 100 updates, the largest value of the last one, and coefficients."""
+        return {
+            **dict(zip(self.ROWS, self._average.mean(1).tolist(), strict=True)),
+            "q_max": float(self._rows[-1].max()),
+            "grad_norm": self._average_norm,
+            **self._policy.coefficients(),
+            "updates": self._experience.updates,
+            "memory_size": len(self._experience.memory),
+            "target_distance": self._target.distance,
+            "weight_norm": self._policy.learner.weight_norm,
+        }
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the network that learns and its target network."""
+        return {"q_network": self._policy.network, "target": self._target.network}
+
+    def acting_modules(self) -> dict[str, nn.Module]:
+        """Return the network that learns."""
+        return {"q_network": self._policy.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, memory, recurrent state, and the averages of the next metrics row."""
+        return {
+            **self._policy.learner.state_dict(),
+            "target": self._target.network.state_dict(),
+            "experience": self._experience.state_dict(),
+            "state": self._state,
+            "rows": self._rows,
+            "average": self._average,
+            "average_norm": self._average_norm,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._policy.learner.load_state_dict(state)
+        self._target.network.load_state_dict(state["target"])
+        self._experience.load_state_dict(state["experience"])
+        self._state = state["state"]
+        for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):
+            # Only their means are reported, which stay right if +force has changed the batch size.
+            rows.copy_(saved if saved.shape == rows.shape else saved.mean(1, keepdim=True))
+        self._average_norm = float(state["average_norm"])
+
+    def close(self) -> None:
+        """End the worker threads and close the memory."""
+        self._policy.learner.close()
+        self._experience.close()

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from labrl.agents.batch import Batch
-from labrl.agents.budget import check_budget
-from labrl.agents.on_policy import OnPolicyAgent, OnPolicyConfig
+from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.parts.policy import (
+    Policy,
+    PolicyConfig,
+    check_budget,
+    check_policy,
+    evaluated,
+)
+from labrl.agents.parts.ranks import divided, refuse_self_imitation
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
-from labrl.memory.rollout import Rollout
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.memory.rollout import Minibatch, Rollout, check_room
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.compute import Compute
+from labrl.networks.building import traits_of
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.step import Step
 
 
 @dataclass(kw_only=True)
-class PPOConfig(OnPolicyConfig):
+class PPOConfig(PolicyConfig):
     """Options of PPO; entropy_coef is c2 in eq. 9."""
 
     horizon: PositiveInt
@@ -35,6 +46,9 @@ class PPOConfig(OnPolicyConfig):
     """Passes over each rollout, >= 1."""
     batch_size: PositiveInt
     """Steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
+    sequence_length: PositiveInt | None
+    """With a recurrent network: consecutive steps of one environment through which gradients are propagated,
+    >= 1; must divide horizon and batch_size; null: all of the horizon. null with any other network."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
     clip_range: NonNegativeSchedule
@@ -71,118 +85,208 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
     return 0.5 * error.mean()
 
 
-class Coefficients(NamedTuple):
-    """What the schedules say at the frame of an update."""
+class PPO(Agent):
+    """Collects a rollout with one policy, then makes several epochs of minibatch updates on it.
 
-    clip: float
-    value_clip_range: float | None
-    entropy: float
+    With a recurrent network, an epoch takes whole sequences in random order, each from the state that it was
+    collected from. That state is the one of the weights that collected the rollout, as in the authors'
+    code: it grows stale over the epochs, but by little, since the clipping keeps the policy near.
+    """
 
-
-class PPO(OnPolicyAgent):
-    """Collects a rollout with one policy, then takes several epochs of minibatch updates on it."""
-
-    Config: type[PPOConfig] = PPOConfig
+    Config = PPOConfig
     NAME = "PPO"
+    TRAITS = Traits(masks=True, greedy=True, policy_numbers=True, ranks=True, shares_weights=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
-    _config: PPOConfig
+    """Means over the minibatches of a rollout."""
 
     def __init__(
         self, config: PPOConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        super().__init__(config, spaces, clock, streams, compute, partial(Rollout, config.horizon))
-        self._gae_lambda = config.gae_lambda
+        self._config, self._clock = config, clock
+        self._policy = Policy(config, spaces, clock, streams, compute, self.NAME, self.STATISTICS)
+        recurrent = self._policy.network.state_size
+        self._rollout = Rollout(
+            config.horizon,
+            spaces.num_envs,
+            sequence_length=(config.sequence_length or config.horizon) if recurrent else 1,
+            state_size=recurrent,
+        )
         self._minibatch_stream = streams.torch("minibatches")
+        self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
+            alone = partial(torch.std_mean, dim=1, keepdim=True)
+            self._std_mean = alone if compute.ranks.size == 1 else compute.ranks.std_mean
 
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
-        """Raises InputError if rollout, minibatch and budget contradict each other."""
-        rollout = config.horizon * env.num_envs
+        """Raise InputError if rollout, sequence, minibatch and budget contradict each other."""
+        rollout, length = config.horizon * env.num_envs, config.sequence_length or 1
+        if config.horizon % length:
+            best = nearest_divisor(config.horizon, length, 1)
+            raise InputError(
+                f"agent.sequence_length must divide agent.horizon={config.horizon}, got {length}. The "
+                f"nearest value that does is agent.sequence_length={best}.",
+                code="contradiction",
+                key="agent.sequence_length",
+            )
+        if config.batch_size % length:
+            raise InputError(
+                f"agent.batch_size counts steps and must be a multiple of agent.sequence_length={length}, "
+                f"got {config.batch_size}. Set agent.batch_size={-(-config.batch_size // length) * length}, "
+                "or an agent.sequence_length that divides both agent.batch_size and agent.horizon.",
+                code="contradiction",
+                key="agent.batch_size",
+            )
         if rollout % config.batch_size:
-            small = [d for d in range(1, math.isqrt(rollout) + 1) if rollout % d == 0]
-            best = min(small + [rollout // d for d in small], key=lambda n: abs(n - config.batch_size))
             raise InputError(
                 f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
                 f"{config.horizon} x env.num_envs={env.num_envs}), got {config.batch_size}. The nearest "
-                f"value that does is agent.batch_size={best}.",
+                f"value that does is agent.batch_size={nearest_divisor(rollout, config.batch_size, length)}.",
                 code="contradiction",
                 key="agent.batch_size",
             )
         check_budget(config.horizon, env)
 
-    def _update(self, batch: Batch) -> int:
-        """Epochs of minibatch updates. Returns how many updates were made."""
-        config, frame = self._config, self._clock.frame
-        coefficients = Coefficients(
-            value_at(config.clip_range, frame),
-            None if config.value_clip_range is None else value_at(config.value_clip_range, frame),
-            value_at(config.entropy_coef, frame),
+    @classmethod
+    def check(cls, config: PPOConfig, spaces: Spaces) -> None:
+        """Raise InputError for options that have no meaning in the environment's spaces."""
+        recurrent = check_policy(config, spaces, cls.NAME)
+        check_room(config.horizon, spaces.observation, spaces.num_envs)
+        if config.sequence_length is not None and not recurrent:
+            raise InputError(
+                "agent.sequence_length is for recurrent networks, and agent.network.torso="
+                f"{config.network.torso.target} is not recurrent. Set agent.sequence_length=null, or "
+                "agent/network=gru or lstm.",
+                code="contradiction",
+                key="agent.sequence_length",
+            )
+        if recurrent and config.sequence_length is None and config.batch_size % config.horizon:
+            raise InputError(
+                "agent.batch_size counts steps and must be a multiple of agent.horizon="
+                f"{config.horizon}, got {config.batch_size}: with agent.sequence_length=null a recurrent "
+                "network learns from whole rollouts. Set agent.sequence_length to a number that divides "
+                "both.",
+                code="contradiction",
+                key="agent.batch_size",
+            )
+
+    @classmethod
+    def for_rank(cls, config: PPOConfig, ranks: int) -> PPOConfig:
+        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        refuse_self_imitation(config.self_imitation)
+        recurrent = traits_of(config.network.torso).recurrent
+        length = config.sequence_length or (config.horizon if recurrent else 1)
+        unit = length * ranks
+        if length > 1 and config.batch_size % unit:
+            raise InputError(
+                "agent.batch_size counts the steps of all ranks together and must be a multiple of "
+                f"{unit} ({ranks} ranks x {length} steps of a sequence), got "
+                f"{config.batch_size}. Set agent.batch_size={-(-config.batch_size // unit) * unit}.",
+                code="range",
+                key="agent.batch_size",
+            )
+        return divided(config, "batch_size", ranks)
+
+    def act(self, observation: Observation) -> NDArray:
+        """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
+        choice = self._policy.act(observation)
+        self._rollout.add_choice(*choice)
+        return self._policy.distribution.to_env(choice.action)
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self._policy.observe(step, self._rollout)
+
+    def learn(self) -> int:
+        """Make epochs of minibatch updates on a full rollout. Returns how many updates were made."""
+        if not self._rollout.full:
+            return 0
+        config, policy, frame = self._config, self._policy, self._clock.frame
+        batch = policy.batch(self._rollout, config.gamma, config.gae_lambda)
+        lr, self._clip = value_at(config.lr, frame), value_at(config.clip_range, frame)
+        self._value_clip = (
+            None if config.value_clip_range is None else value_at(config.value_clip_range, frame)
         )
-        lr = value_at(config.lr, frame)
-        total, norms, updates = torch.zeros(len(self.STATISTICS), device=self._compute.device), 0.0, 0
+        self._entropy_coef = value_at(config.entropy_coef, frame)
+        total, norms, updates = torch.zeros(len(self.STATISTICS), device=policy.learner.device), 0.0, 0
         for _ in range(config.epochs):
             epoch, before = torch.zeros_like(total), updates
-            for rows, action, columns in self._minibatches(batch):
-                epoch += self._gradient(batch, rows, action, columns, coefficients)
-                norms += self._trained.step(lr)
+            order = torch.randperm(len(batch), generator=self._minibatch_stream)
+            for minibatch in batch.minibatches(order, config.batch_size, self._std_mean):
+                epoch += policy.learner.gradient(self._loss, minibatch, samples=batch.sequence_length)
+                norms += policy.learner.step(lr)
                 updates += 1
             total += epoch
-            kl = epoch[self.STATISTICS.index("kl")] / (updates - before)
-            if config.target_kl is not None and float(kl) > 1.5 * config.target_kl:
+            kl = float(epoch[self.STATISTICS.index("kl")] / (updates - before))
+            if config.target_kl is not None and kl > 1.5 * config.target_kl:
                 break
-        self._record(total / updates, norms / updates)
-        return updates
+        policy.record(total / updates, norms / updates)
+        self._rollout.clear()
+        return updates if policy.imitation is None else updates + policy.imitation.learn()
 
-    def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """One epoch in random order: rows in the batch, their actions, their columns.
-
-        Advantages are normalized within each minibatch.
-        """
-        size = self._config.batch_size
-        rows = self._order(len(batch.observation)).to(self._compute.device)
-        # All minibatches at once: this is cheaper than many small look-ups, and observations are large.
-        action, columns = batch.action[rows], batch.columns[rows]
-        if self._config.normalize_advantage and size * self._compute.ranks.size > 1:
-            advantage = columns[:, 0].view(-1, size)
-            std, mean = self._compute.ranks.std_mean(advantage)
-            advantage.sub_(mean).div_(std + 1e-8)
-        return zip(rows.split(size), action.split(size), columns.split(size), strict=True)
-
-    def _order(self, size: int) -> Tensor:
-        """The rows of a batch in random order. [size]"""
-        return torch.randperm(size, generator=self._minibatch_stream)
-
-    def _gradient(
-        self, batch: Batch, rows: Tensor, action: Tensor, columns: Tensor, coefficients: Coefficients
-    ) -> Tensor:
-        """Gradient of the loss over the minibatch `rows`, [batch_size]. Returns the mean STATISTICS."""
-
-        def loss(network: ActorCritic, share: slice) -> tuple[Tensor, Tensor]:
-            parameters, value = self._evaluate(network, batch, rows[share])
-            return self._loss(parameters, value, action[share], columns[share], coefficients)
-
-        return self._backward(loss, len(rows))
-
-    def _loss(
-        self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, coefficients: Coefficients
-    ) -> tuple[Tensor, Tensor]:
-        """Eq. 9 with its sign turned, to be minimized, and the mean statistics named in STATISTICS."""
-        advantage, target, old_value, old_log_prob = columns.unbind(1)
-        log_prob, entropies = self._distribution.log_prob_entropy(parameters, action)
-        log_ratio = log_prob - old_log_prob
+    def _loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Compute eq. 9 with its sign turned, to be minimized, and the mean STATISTICS."""
+        parameters, value = evaluated(network, minibatch)
+        log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()
-        policy = -clipped_surrogate(ratio, advantage, coefficients.clip)
-        value_error = value_loss(value, old_value, target, coefficients.value_clip_range)
+        policy = -clipped_surrogate(ratio, minibatch.advantage, self._clip)
+        value_error = value_loss(value, minibatch.value, minibatch.value_target, self._value_clip)
         entropy = entropies.mean()
         loss = policy + self._config.value_coef * value_error
-        if coefficients.entropy:  # a term of weight zero would still be differentiated
-            loss = loss - coefficients.entropy * entropy
+        if self._entropy_coef:  # a term of weight zero would still be differentiated
+            loss = loss - self._entropy_coef * entropy
         with torch.no_grad():
             change = ratio - 1
             # The low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
             kl = (change - log_ratio).mean()
-            clipped = (change.abs() > coefficients.clip).float().mean()
+            clipped = (change.abs() > self._clip).float().mean()
             return loss, torch.stack([policy, value_error, entropy, kl, clipped])
 
-    def _coefficients(self, frame: int) -> dict[str, float]:
-        return {**super()._coefficients(frame), "clip_range": value_at(self._config.clip_range, frame)}
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
+        return self._policy.evaluation_action(observation, generator)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
+        return self._policy.greedy_action(observation)
+
+    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
+        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        return self._policy.numbers(observation)
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All that is learned, for sessions that train it together (`meta.distributed`)."""
+        return self._policy.learner.flat
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the updates of the last rollout, and coefficients at this frame."""
+        clip_range = value_at(self._config.clip_range, self._clock.frame)
+        return self._policy.metrics(clip_range=clip_range)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the one network of policy and values."""
+        return {"actor_critic": self._policy.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
+        return {**self._policy.state_dict(), "rollout": self._rollout.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, in the middle of a rollout too."""
+        self._policy.load_state_dict(state)
+        self._rollout.load_state_dict(state["rollout"])
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._policy.close()
+
+
+def nearest_divisor(number: int, wanted: int, unit: int) -> int:
+    """Return the divisor of `number`, a multiple of `unit`, that is nearest to `wanted`; the smaller of
+    two."""
+    number //= unit
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = small + [number // divisor for divisor in reversed(small)]
+    return unit * min(divisors, key=lambda divisor: abs(unit * divisor - wanted))

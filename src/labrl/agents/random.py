@@ -1,20 +1,19 @@
-"""The agent that every other one has to beat."""
+"""Uniformly random actions, and the agent that takes nothing else: the baseline of every statistic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from labrl.agents.exploration import uniform_valid
+from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.parts.exploration import uniform_valid
 from labrl.clock import Clock
 from labrl.errors import InputError, LabrlError
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces, has_bounds
 from labrl.seeding import Streams
 from labrl.step import Step
@@ -25,10 +24,11 @@ class RandomConfig:
     """Uniformly random actions: the baseline of every statistic."""
 
 
-class RandomAgent:
+class RandomAgent(Agent):
     """Draws every action uniformly from the action space and never learns."""
 
     Config = RandomConfig
+    TRAITS = Traits(masks=True)
 
     def __init__(
         self, config: RandomConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
@@ -38,51 +38,31 @@ class RandomAgent:
 
     @classmethod
     def check(cls, config: RandomConfig, spaces: Spaces) -> None:
-        """Raises InputError for a space that has no uniform distribution."""
+        """Raise InputError for a space that has no uniform distribution."""
         check_uniform(spaces.action, "agent=random")
 
-    def act(self, observation: NDArray, mask: NDArray[np.bool_] | None = None) -> NDArray:
-        """[num_envs, ...]"""
-        return uniform_actions(self._space, len(observation), self._generator, mask)
+    def act(self, observation: Observation) -> NDArray:
+        """Draw valid actions. [num_envs, ...]"""
+        return uniform_actions(self._space, len(observation.array), self._generator, observation.mask)
 
-    def evaluation_action(
-        self, observation: NDArray, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
-    ) -> NDArray:
-        """[num_envs, ...]"""
-        return uniform_actions(self._space, len(observation), generator, mask)
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Draw valid actions with `generator`. [num_envs, ...]"""
+        return uniform_actions(self._space, len(observation.array), generator, observation.mask)
 
     def observe(self, step: Step) -> None:
-        """Nothing to remember."""
+        """Remember nothing."""
 
     def learn(self) -> int:
-        """Never."""
+        """Learn nothing. Returns 0."""
         return 0
-
-    def metrics(self) -> dict[str, float]:
-        """Nothing to report."""
-        return {}
-
-    def modules(self) -> dict[str, nn.Module]:
-        """None."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing but its stream, which the session saves."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def uniform_actions(
     space: gym.Space[Any], n: int, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
 ) -> NDArray:
-    """`n` independent uniform actions, [n, ...]. Raises InputError for other spaces.
+    """Draw `n` independent uniform actions. [n, ...] Raises InputError for other spaces.
 
-    mask: which are valid, those of several choices side by side, [n, flags].
+    mask: which are valid, those of several choices side by side. [n, flags]
     """
     if mask is not None:
         return _uniform_valid_actions(space, mask, generator)
@@ -105,7 +85,7 @@ def uniform_actions(
 
 
 def check_uniform(space: gym.Space[Any], override: str) -> None:
-    """Raises InputError if `space` has no random actions; override: the `key=value` that asks for them."""
+    """Raise InputError if `space` has no random actions. override: the `key=value` that asks for them."""
     try:
         uniform_actions(space, 1, np.random.default_rng(0))
     except LabrlError as error:

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from labrl.agents.batch import Batch, normalized
-from labrl.agents.learns_once import LearnsOnce
-from labrl.agents.on_policy import OnPolicyConfig
+from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.parts.policy import (
+    Policy,
+    PolicyConfig,
+    check_policy,
+    evaluated,
+    normalized,
+)
+from labrl.agents.parts.ranks import refuse_episodes
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.errors import InputError
-from labrl.memory.episodes import Episodes
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.memory.rollout import Episodes, Minibatch
+from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.spaces import Spaces
+from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.step import Step
 
 
 @dataclass(kw_only=True)
-class ReinforceConfig(OnPolicyConfig):
+class ReinforceConfig(PolicyConfig):
     """Options of REINFORCE."""
 
     episodes: PositiveInt
@@ -35,7 +47,7 @@ class ReinforceConfig(OnPolicyConfig):
     """Whether returns minus the baseline are scaled to mean 0 and deviation 1 in each update."""
 
 
-class Reinforce(LearnsOnce):
+class Reinforce(Agent):
     """One step along the mean of (G_t - b) grad log pi(a_t|s_t) over some whole episodes.
 
     G_t is the discounted sum of rewards from step t to the end of its episode (Sutton & Barto, 2018, section
@@ -47,20 +59,37 @@ class Reinforce(LearnsOnce):
 
     Config = ReinforceConfig
     NAME = "REINFORCE"
+    TRAITS = Traits(masks=True, greedy=True, policy_numbers=True, ranks=True, shares_weights=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
-    _config: ReinforceConfig
+    """Means over the rows of an update."""
 
     def __init__(
         self, config: ReinforceConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        new_rollout, learned = partial(Episodes, config.episodes), config.baseline == "value"
-        super().__init__(config, spaces, clock, streams, compute, new_rollout, has_value=learned)
+        self._config, self._clock = config, clock
+        self._policy = Policy(
+            config,
+            spaces,
+            clock,
+            streams,
+            compute,
+            self.NAME,
+            self.STATISTICS,
+            has_value=config.baseline == "value",
+        )
+        self._rollout = Episodes(config.episodes, spaces.num_envs)
 
     @classmethod
-    def check(cls, config: OnPolicyConfig, spaces: Spaces) -> None:
-        """Raises InputError for options that have no meaning in the environment's spaces, or together."""
-        super().check(config, spaces)
-        assert isinstance(config, ReinforceConfig)
+    def check(cls, config: ReinforceConfig, spaces: Spaces) -> None:
+        """Raise InputError for options that have no meaning in the environment's spaces, or together."""
+        if check_policy(config, spaces, cls.NAME):
+            raise InputError(
+                f"agent.network.torso: {config.network.torso.target} is recurrent, which agent=reinforce "
+                "does not support. Set agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another "
+                "agent/network.",
+                code="unsupported",
+                key="agent.network.torso",
+            )
         for name in ("value_head", "shared"):
             if getattr(config.network, name) and config.baseline != "value":
                 raise InputError(
@@ -88,26 +117,86 @@ class Reinforce(LearnsOnce):
                 key="agent.self_imitation",
             )
 
-    def _update(self, batch: Batch) -> int:
-        """One update on all steps of the episodes."""
-        advantage = batch.columns[:, 0]
-        if self._config.baseline == "mean":
-            advantage -= advantage.mean()
-        if self._config.normalize_advantage:
-            advantage.copy_(normalized(advantage))
-        return self._step_along(batch, self._loss)
+    @classmethod
+    def for_rank(cls, config: ReinforceConfig, ranks: int) -> ReinforceConfig:
+        """Raise InputError: episodes end at a different time on each rank."""
+        refuse_episodes(config.episodes)
+        return config
 
-    def _loss(
-        self, parameters: Tensor, value: Tensor, action: Tensor, columns: Tensor, entropy_coef: float
-    ) -> tuple[Tensor, Tensor]:
-        """-(G - b) log pi(a|s), less the entropy bonus, and the mean statistics named in STATISTICS."""
-        log_prob, entropies = self._distribution.log_prob_entropy(parameters, action)
-        policy = -(columns[:, 0] * log_prob).mean()
-        value_error = 0.5 * (columns[:, 1] - value).square().mean()
+    def act(self, observation: Observation) -> NDArray:
+        """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
+        choice = self._policy.act(observation)
+        self._rollout.add_choice(*choice)
+        return self._policy.distribution.to_env(choice.action)
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self._policy.observe(step, self._rollout)
+
+    def learn(self) -> int:
+        """Make one update when enough episodes have ended. Returns the number of optimizer updates."""
+        if not self._rollout.full:
+            return 0
+        config, policy, frame = self._config, self._policy, self._clock.frame
+        batch = policy.batch(self._rollout, config.gamma, gae_lambda=1.0)
+        if config.baseline == "mean":
+            batch.advantage.sub_(batch.advantage.mean())
+        if config.normalize_advantage:
+            batch.advantage.copy_(normalized(batch.advantage))
+        self._entropy_coef = value_at(config.entropy_coef, frame)
+        statistics = policy.learner.gradient(self._loss, batch)
+        policy.record(statistics, policy.descend(value_at(config.lr, frame)))
+        self._rollout.clear()
+        return 1 if policy.imitation is None else 1 + policy.imitation.learn()
+
+    def _loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+        """Compute -(G - b) log pi(a|s), less the entropy bonus, and the mean STATISTICS."""
+        parameters, value = evaluated(network, minibatch)
+        log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        policy = -(minibatch.advantage * log_prob).mean()
+        value_error = 0.5 * (minibatch.value_target - value).square().mean()
         entropy = entropies.mean()
         loss = policy
         if self._config.value_coef is not None:
             loss = loss + self._config.value_coef * value_error
-        if entropy_coef:  # a term of weight zero would still be differentiated
-            loss = loss - entropy_coef * entropy
+        if self._entropy_coef:  # a term of weight zero would still be differentiated
+            loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
+        return self._policy.evaluation_action(observation, generator)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
+        return self._policy.greedy_action(observation)
+
+    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
+        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        return self._policy.numbers(observation)
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All that is learned, for sessions that train it together (`meta.distributed`)."""
+        return self._policy.learner.flat
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the last update, and coefficients at this frame."""
+        return self._policy.metrics()
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the one network of policy and values."""
+        return {"actor_critic": self._policy.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
+        return {**self._policy.state_dict(), "rollout": self._rollout.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, in the middle of a rollout too."""
+        self._policy.load_state_dict(state)
+        self._rollout.load_state_dict(state["rollout"])
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._policy.close()

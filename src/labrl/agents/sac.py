@@ -8,26 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from labrl.agents.replay_actor_critic import Batch, ReplayActorCritic, ReplayActorCriticConfig
-from labrl.agents.soft_policy import SoftPolicy, Temperature, soft_policy
-from labrl.agents.target_network import Delayed
-from labrl.agents.value_learning import td_target
+from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.parts.actor_critic import (
+    ReplayActorCritic,
+    ReplayActorCriticConfig,
+    check_actor_critic,
+    critic_rows,
+)
+from labrl.agents.parts.experience import Transitions, check_experience, experience_for_rank
+from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Schedule
 from labrl.errors import InputError
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
+from labrl.learning.optimizers import Adam, AdamConfig
 from labrl.networks.critics import Critics, PolicyNetwork
+from labrl.networks.distributions import (
+    LOG_STD_RANGE,
+    BoxActions,
+    Categorical,
+    squashed_sample,
+)
 from labrl.networks.spaces import Spaces
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
+from labrl.step import Step
 
 
 @dataclass(kw_only=True)
@@ -52,45 +67,59 @@ class SACConfig(SoftActorCriticConfig):
     """How the target critics follow the online critics."""
 
 
-def critic_loss(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Half the mean squared error, eq. 5, summed over the critics.
+def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Half the weighted squared error of each row, summed over the critics. Its mean is minimized, eq. 5.
 
-    value: [critics, batch]; target: [batch]; weight: importance weights, [batch].
+    value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
-    return 0.5 * ((value - target).square().sum(0) * weight).mean()
+    return 0.5 * ((value - target).square().sum(0) * weight)
 
 
-def policy_loss(value: Tensor, entropy: Tensor, temperature: float) -> Tensor:
-    """Mean of alpha log pi - Q, eq. 7.
-
-    value: the smaller critic's mean over the policy, [batch]; entropy: of the policy, [batch].
-    """
-    return -torch.add(value, entropy, alpha=temperature).mean()
+def soft_value(value: Tensor, entropy: Tensor, temperature: float) -> Tensor:
+    """Value of a state whose entropy counts too, Q - alpha log pi, eq. 3. [batch] each"""
+    return torch.add(value, entropy, alpha=temperature)
 
 
-class SAC(ReplayActorCritic):
-    """Two critics, their delayed twins, and a policy that is as random as it may."""
+class SAC(Agent):
+    """Two critics, their target networks, and a policy that is as random as the temperature wants it."""
 
     Config: type[SoftActorCriticConfig] = SACConfig
     NAME = "sac"
-    POLICY_STATISTICS = ("loss_policy", "entropy", "grad_norm_policy")
+    TRAITS = Traits(greedy=True, ranks=True, learns_from_copies=True)
 
     def __init__(
         self, config: SoftActorCriticConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self._soft: SoftPolicy = soft_policy(spaces.action)
-        super().__init__(config, spaces, clock, streams, compute, self._soft)
-        self._fixed_temperature = config.temperature
-        self._temperature = Temperature(config.initial_temperature, compute.device)
-        self._target_entropy: Schedule = self._soft.usual_entropy
-        if config.target_entropy is not None:
-            self._target_entropy = config.target_entropy
-        self._twins = self._make_twins(config)
+        self._soft = soft = soft_policy(spaces.action)
+        self._actor_critic = ReplayActorCritic(
+            config,
+            spaces,
+            clock,
+            streams,
+            compute,
+            num_outputs=soft.num_parameters,
+            stored_action=soft.stored,
+            num_critics=2,
+            policy_statistics=("loss_policy", "entropy"),
+            whole_minibatches=not self.TRAITS.halves,
+        )
+        self._experience = self._actor_critic.experience
+        self._temperature = Temperature(config, soft.usual_entropy, clock, compute.device)
+        if isinstance(config, SACConfig):
+            self._target = TargetNetwork(self._actor_critic.critics, config.target.build())
+            self._actor_critic.targets = {"target": self._target}
+        self._policy_stream = streams.numpy("policy")
+        self._noise_stream = streams.torch("noise", compute.device)
+
+    @classmethod
+    def check_config(cls, config: SoftActorCriticConfig, env: Any) -> None:
+        """Raise InputError if replay buffer, minibatch and budget contradict each other."""
+        check_experience(config, env)
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raises InputError for spaces and entropies that do not fit."""
-        cls.check_spaces(cls.NAME, config, spaces)
+        """Raise InputError for spaces and entropies that do not fit."""
+        check_actor_critic(cls.NAME, config, spaces, whole_minibatches=not cls.TRAITS.halves)
         if config.target_entropy is None:
             return
         if config.temperature is not None:
@@ -100,108 +129,285 @@ class SAC(ReplayActorCritic):
                 code="contradiction",
                 key="agent.target_entropy",
             )
-        soft = soft_policy(spaces.action)
-        continuous = soft.usual_entropy < 0
-        low, high = smallest(config.target_entropy), largest(config.target_entropy)
-        if continuous and high > 0:
-            raise InputError(
-                f"agent.target_entropy must be at most 0 for continuous actions, got {high:g}: it "
-                f"is the entropy of actions in (-1, 1), and uniform actions have {soft.largest_entropy:.3g}. "
-                f"Set agent.target_entropy=null, which means {soft.usual_entropy:g} here.",
-                code="range",
-                key="agent.target_entropy",
-            )
-        # Of a single action the usual one is the largest, and the only one there is.
-        reached = high < soft.largest_entropy or high == soft.usual_entropy
-        if not continuous and not (low >= 0 and reached):
-            raise InputError(
-                f"agent.target_entropy must be at least 0 and less than {soft.largest_entropy:.3g}, the "
-                f"entropy of {soft.num_outputs} equally likely actions, got {low if low < 0 else high:g}. "
-                f"Set agent.target_entropy=null, which means {soft.usual_entropy:.3g} here.",
-                code="range",
-                key="agent.target_entropy",
-            )
+        soft_policy(spaces.action).check_target_entropy(config.target_entropy)
 
-    def _make_twins(self, config: Any) -> dict[str, Delayed[Any]]:
-        return {"target": Delayed(self._critics, config.target.build())}
+    @classmethod
+    def for_rank(cls, config: SoftActorCriticConfig, ranks: int) -> SoftActorCriticConfig:
+        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        return experience_for_rank(config, ranks)
+
+    def act(self, observation: Observation) -> NDArray:
+        """Draw actions of the policy, or random ones at first. [num_envs, ...]"""
+        if self._experience.acts_at_random:
+            action = self._soft.random(len(observation.array), self._policy_stream)
+        else:
+            action = self._soft.sample(self._actor_critic.outputs(observation), self._policy_stream)
+        self._observation, self._action = observation.array, action
+        return self._soft.to_env(action)
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self._experience.memory.add(self._observation, self._action, step)
+
+    def learn(self) -> int:
+        """Make the updates that are due with this vector step. Returns how many."""
+        count, learner = self._actor_critic.due(), self._actor_critic.policy
+        for _ in range(count):
+            sample = self._experience.sample()
+            error = self.update(Transitions.of(sample, learner, learner.network.layout))
+            self._experience.update_priorities(sample.index, error.cpu().numpy())
+        return count
+
+    def update(self, batch: Transitions) -> Tensor:
+        """Make one update, algorithm 1. Returns the error of each row. [batch]"""
+        ac, (following, here) = self._actor_critic, self._noise(batch)
+        rows = ac.critics.gradient(self.critic_loss, following)
+        ac.step_critics(rows)
+        statistics = ac.policy.gradient(self.policy_loss, here)
+        ac.step_policy(statistics)
+        self._temperature.update(statistics[1])
+        self._target.updated()
+        return rows[1]
+
+    def _noise(self, batch: Transitions) -> tuple[Transitions, Transitions]:
+        """Return a minibatch with random numbers for the loss of the critics, and for that of the policy."""
+        shape, device = (2, len(batch.reward), self._soft.noise_size), batch.reward.device
+        noise = torch.randn(shape, generator=self._noise_stream, device=device)
+        return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
+
+    def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the squared error of the target r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s'))."""
+        soft, policy = self._soft, self._actor_critic.policy_network
+        with torch.no_grad():
+            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
+            value = soft.smaller(self._target.forward_network(batch.next_observation, choice), choice)
+            value = soft_value(value, entropy, self._temperature.value)
+            target = torch.addcmul(batch.reward, batch.discount, value)
+        values = soft.taken(critics(batch.observation, batch.action), batch.action)
+        losses = squared_errors(values, target, batch.weight)
+        return losses.mean(), critic_rows(losses, values, target)
+
+    def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
+        choice, entropy = self._soft.choose(policy(batch.observation), batch.noise)
+        value = self._soft.smaller(self._actor_critic.judge(batch.observation, choice), choice)
+        loss = -soft_value(value, entropy, self._temperature.value).mean()
+        return loss, torch.stack((loss.detach(), entropy.detach().mean()))
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Return the policy's best actions. [num_envs, ...]"""
+        return self.greedy_action(observation)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the policy's best actions. [num_envs, ...]"""
+        return self._soft.to_env(self._soft.mode(self._actor_critic.outputs(observation)))
+
+    def decision(self) -> dict[str, NDArray]:
+        """Return the last actions, as they are stored."""
+        return {"action": self._action}
+
+    def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
+        """Take a copy's actions at `observation` for one's own."""
+        self._observation, self._action = observation.array, decision["action"]
 
     @property
-    def _delayed(self) -> Mapping[str, Delayed[Any]]:
-        return self._twins
-
-    def _explore(self, outputs: NDArray) -> NDArray:
-        return self._soft.explore(outputs, self._policy_stream)
+    def pauses(self) -> bool:
+        """Whether there are frames in which environments are not played."""
+        return self._experience.pauses
 
     @property
-    def temperature(self) -> float:
-        """alpha, now."""
-        if self._fixed_temperature is not None:
-            return value_at(self._fixed_temperature, self._clock.frame)
-        return self._temperature.value
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+        return self._experience.collecting
 
-    def _learn_from(self, batch: Batch, update: int) -> None:
-        temperature = self.temperature
-        noise = self._soft.noise(2, len(batch.reward), self._noise_stream)
-        statistics = self._critic_gradient(batch, noise[0], temperature)
-        self._step(self._critics, self._critic_averages, statistics, self._critic_lr)
-        if self._policy_is_due(update):
-            statistics = self._policy_gradient(batch, noise[1], temperature)
-            self._step(self._policy, self._policy_averages, statistics, self._lr)
-            if self._fixed_temperature is None:
-                frame = self._clock.frame
-                target = value_at(self._target_entropy, frame)
-                self._temperature.update(statistics[1], target, value_at(self._lr, frame))
-        for twin in self._twins.values():
-            twin.updated()
-
-    def _policy_is_due(self, update: int) -> bool:
-        return True
-
-    def _critic_gradient(self, batch: Batch, noise: Tensor, temperature: float) -> Tensor:
-        """Gradient of the critics' loss. Returns CRITIC_STATISTICS but for the norm."""
-        soft, policy, delayed = self._soft, self._policy.network, self._twins["target"].network
-
-        def loss(critics: Critics, share: slice) -> tuple[Tensor, Tensor]:
-            with self._compute.autocast():
-                with torch.no_grad():
-                    following = batch.next_observation[share]
-                    choice, entropy = soft.choose(policy.forward(following), noise[share])
-                    value = soft.smaller(delayed.forward(following, choice), choice)
-                    value = torch.add(value, entropy, alpha=temperature)
-                    target = td_target(value, batch.reward[share], batch.discount[share])
-                action = batch.action[share]
-                values = soft.taken(critics.forward(batch.observation[share], action), action)
-            mean = critic_loss(values, target, batch.weight[share])
-            return mean, self._critic_statistics(share, mean.detach(), values, target)
-
-        return self._critics.backward(loss, len(batch.reward))
-
-    def _policy_gradient(self, batch: Batch, noise: Tensor, temperature: float) -> Tensor:
-        """Gradient of the policy's loss. Returns POLICY_STATISTICS but for the norm."""
-        soft = self._soft
-
-        def loss(policy: PolicyNetwork, share: slice) -> tuple[Tensor, Tensor]:
-            with self._compute.autocast():
-                observation = batch.observation[share]
-                choice, entropy = soft.choose(policy.forward(observation), noise[share])
-                values = self._judges.forward(observation, choice)
-            mean = policy_loss(soft.smaller(values, choice), entropy, temperature)
-            return mean, torch.stack((mean.detach(), entropy.detach().mean()))
-
-        return self._policy.backward(loss, len(batch.reward))
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which environments were played."""
+        return self._experience.frames_played
 
     def metrics(self) -> dict[str, float]:
-        """Averages over some 100 updates; coefficients at this frame."""
-        target = math.nan
-        if self._fixed_temperature is None:
-            target = value_at(self._target_entropy, self._clock.frame)
-        return {**super().metrics(), "temperature": self.temperature, "target_entropy": target}
+        """Return averages over some 100 updates, and coefficients at this frame."""
+        return {**self._actor_critic.metrics(), **self._temperature.metrics()}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the networks that learn, and the target."""
+        return self._actor_critic.modules()
+
+    def acting_modules(self) -> dict[str, nn.Module]:
+        """Return the policy."""
+        return {"policy": self._actor_critic.policy.network}
 
     def state_dict(self) -> dict[str, Any]:
-        """What every such agent remembers, and the temperature."""
-        return {**super().state_dict(), "temperature": self._temperature.state_dict()}
+        """Return weights, optimizers, replay buffer, averages and temperature."""
+        return {**self._actor_critic.state_dict(), "temperature": self._temperature.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state."""
-        super().load_state_dict(state)
+        """Continue from a saved state."""
+        self._actor_critic.load_state_dict(state)
         self._temperature.load_state_dict(state["temperature"])
+
+    def close(self) -> None:
+        """End the worker threads, and write out what the replay buffer has in files."""
+        self._actor_critic.close()
+
+
+class SquashedGaussianPolicy:
+    """A policy over a box: tanh of a Gaussian whose mean and deviation depend on the state.
+
+    Its choice in a state is an action that was drawn.
+    """
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        box = BoxActions(space)
+        self._size = self.noise_size = box.size
+        self.num_parameters = 2 * box.size
+        self.stored: gym.Space[Any] = box.stored
+        self.random, self.to_env = box.random, box.to_env
+        self.usual_entropy = -float(box.size)  # Haarnoja et al., 2018, appendix D
+        self._largest_entropy = box.size * math.log(2)
+
+    def check_target_entropy(self, target: Schedule) -> None:
+        """Raise InputError for a target that the policy should not be brought to."""
+        if largest(target) > 0:
+            raise InputError(
+                f"agent.target_entropy must be at most 0 for continuous actions, got {largest(target):g}: it "
+                f"is the entropy of actions in (-1, 1), and uniform ones have {self._largest_entropy:.3g}. "
+                f"Set agent.target_entropy=null, which means {self.usual_entropy:g} here.",
+                code="range",
+                key="agent.target_entropy",
+            )
+
+    def mode(self, parameters: NDArray) -> NDArray:
+        """Return tanh of the mean. [n, size]"""
+        return np.tanh(parameters[:, : self._size])
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Draw actions. [n, size]"""
+        mean, log_std = parameters[:, : self._size], parameters[:, self._size :]
+        noise = generator.standard_normal(mean.shape, dtype=np.float32)
+        return np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD_RANGE)) * noise)
+
+    def choose(self, parameters: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Draw one action for each state, [batch, size], and return -log pi of it, [batch]."""
+        assert noise is not None
+        mean, log_std = parameters.chunk(2, dim=1)
+        action, log_prob = squashed_sample(mean, log_std.clamp(*LOG_STD_RANGE), noise)
+        return action, -log_prob
+
+    def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
+        """Return the smaller critic's value of the choice. [critics, batch] -> [batch]"""
+        return values.amin(0)
+
+    def taken(self, values: Tensor, action: Tensor) -> Tensor:
+        """Return the values of the actions of a minibatch: the critics saw no others. [critics, batch]"""
+        return values
+
+    def joined(self, action: Tensor, choice: Tensor) -> Tensor:
+        """Return what critics are given for actions and, after them, choices. [2 batch, size]"""
+        return torch.cat([action, choice])
+
+
+class CategoricalPolicy(Categorical):
+    """A policy over discrete actions. Its choice in a state is the probabilities of all of them."""
+
+    noise_size = 0
+
+    def __init__(self, space: gym.spaces.Discrete) -> None:
+        super().__init__(space)
+        self.stored: gym.Space[Any] = gym.spaces.Discrete(self.num_parameters)
+        self._largest_entropy = math.log(self.num_parameters)
+        # The paper's 0.98 of the largest leaves a policy next to nothing to choose.
+        self.usual_entropy = 0.6 * self._largest_entropy
+
+    def check_target_entropy(self, target: Schedule) -> None:
+        """Raise InputError for a target that the policy cannot come to."""
+        low, high = smallest(target), largest(target)
+        # The only entropy of a single action is 0, which is the usual one then.
+        reached = high < self._largest_entropy or high == self.usual_entropy
+        if low < 0 or not reached:
+            raise InputError(
+                f"agent.target_entropy must be at least 0 and less than {self._largest_entropy:.3g}, the "
+                f"entropy of {self.num_parameters} equally likely actions, got {low if low < 0 else high:g}. "
+                f"Set agent.target_entropy=null, which means {self.usual_entropy:.3g} here.",
+                code="range",
+                key="agent.target_entropy",
+            )
+
+    def random(self, count: int, generator: np.random.Generator) -> NDArray:
+        """Draw uniform actions. [count]"""
+        return generator.integers(self.num_parameters, size=count)
+
+    def choose(self, parameters: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the probabilities, [batch, actions], and the entropy, [batch]."""
+        log_probability = torch.log_softmax(parameters, dim=1)
+        probability = log_probability.exp()
+        return probability, -(probability * log_probability).sum(1)
+
+    def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
+        """Return the mean of the smaller critic's values. [critics, batch, actions] -> [batch]"""
+        return (values.amin(0) * choice).sum(1)
+
+    def taken(self, values: Tensor, action: Tensor) -> Tensor:
+        """Return the values of the actions of a minibatch. [critics, batch, actions] -> [critics, batch]"""
+        index = action.view(1, -1, 1).expand(len(values), -1, 1)
+        return values.gather(2, index).squeeze(2)
+
+    def joined(self, action: Tensor, choice: Tensor) -> Tensor:
+        """Return what critics are given: they look at no actions, and value all. [batch]"""
+        return action
+
+
+def soft_policy(space: gym.Space[Any]) -> SquashedGaussianPolicy | CategoricalPolicy:
+    """Return the policy for a Discrete space or a bounded Box."""
+    if isinstance(space, gym.spaces.Discrete):
+        return CategoricalPolicy(space)
+    assert isinstance(space, gym.spaces.Box)
+    return SquashedGaussianPolicy(space)
+
+
+class Temperature:
+    """The weight of entropy, alpha, on a schedule or learned so that the policy's entropy comes to a target.
+
+    Learning is gradient descent on log alpha along E[entropy] - target, the direction of eq. 18 without its
+    factor alpha, as in the authors' code.
+    """
+
+    def __init__(
+        self, config: SoftActorCriticConfig, usual_entropy: float, clock: Clock, device: torch.device
+    ) -> None:
+        """usual_entropy: the target where the options name none."""
+        self._fixed, self._lr, self._clock = config.temperature, config.lr, clock
+        self._target: Schedule = usual_entropy if config.target_entropy is None else config.target_entropy
+        self._log = nn.Parameter(torch.tensor([math.log(config.initial_temperature)], device=device))
+        self._log.grad = torch.zeros_like(self._log)
+        self._optimizer = Adam(AdamConfig(eps=1e-8, beta1=0.9), [self._log], max_grad_norm=None)
+
+    @property
+    def value(self) -> float:
+        """alpha at this frame."""
+        if self._fixed is not None:
+            return value_at(self._fixed, self._clock.frame)
+        return math.exp(float(self._log.detach()))
+
+    def update(self, entropy: Tensor) -> None:
+        """Make one step of Adam, unless the options fix alpha. entropy: the policy's mean, a scalar"""
+        if self._fixed is None:
+            assert self._log.grad is not None
+            frame = self._clock.frame
+            self._log.grad.copy_(entropy - value_at(self._target, frame))
+            self._optimizer.step(value_at(self._lr, frame))
+
+    def metrics(self) -> dict[str, float]:
+        """Return alpha and the entropy that it aims at."""
+        learned = self._fixed is None
+        target = value_at(self._target, self._clock.frame) if learned else math.nan
+        return {"temperature": self.value, "target_entropy": target}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return log alpha and the state of its optimizer."""
+        return {"log": self._log.detach().clone(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._log.data.copy_(state["log"])
+        self._optimizer.load_state_dict(state["optimizer"])

@@ -1,27 +1,56 @@
-"""Twin delayed deep deterministic policy gradient (Fujimoto et al., 2018, arXiv:1802.09477).
+"""Deterministic policy gradients: TD3 and DDPG.
 
-DDPG, and three things against values that are too high: the smaller of two critics in the target, a policy
-and targets that are updated more seldom than the critics, and noise on the target's actions.
+DDPG (Lillicrap et al., 2016, arXiv:1509.02971) learns the value of actions, and a policy that moves its
+actions uphill in it. TD3 (Fujimoto et al., 2018, arXiv:1802.09477) adds three things against values that are
+too high: the smaller of two critics in the target, noise on the target's actions, and a policy and targets
+that are updated less often than the critics.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from labrl.agents.ddpg import DDPG
-from labrl.agents.deterministic_policy import DeterministicConfig
-from labrl.agents.replay_actor_critic import Batch
+from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.parts.actor_critic import (
+    ReplayActorCritic,
+    ReplayActorCriticConfig,
+    check_actor_critic,
+    critic_rows,
+)
+from labrl.agents.parts.experience import Transitions, check_experience, experience_for_rank
+from labrl.agents.parts.noise import ActionNoise
+from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
+from labrl.config.component import Component
 from labrl.config.types import NonNegativeFloat, PositiveInt
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
+from labrl.networks.critics import Critics, PolicyNetwork
+from labrl.networks.distributions import BoxActions
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.step import Step
 
 
 @dataclass(kw_only=True)
-class TD3Config(DeterministicConfig):
+class DDPGConfig(ReplayActorCriticConfig):
+    """Options of DDPG."""
+
+    noise: Component
+    """Noise added to actions in training."""
+    target: Component
+    """How the target networks of policy and critics follow the online ones."""
+
+
+@dataclass(kw_only=True)
+class TD3Config(DDPGConfig):
     """Options of TD3."""
 
     policy_delay: PositiveInt
@@ -32,26 +61,189 @@ class TD3Config(DeterministicConfig):
     """Largest size of that noise, c in algorithm 1, >= 0."""
 
 
-class TD3(DDPG):
-    """Two critics, one policy, and a delayed twin of each."""
+def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Weighted squared error of each row, summed over the critics. Its mean is minimized.
 
-    Config = TD3Config
+    value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
+    """
+    return (value - target).square().sum(0) * weight
+
+
+class TD3(Agent):
+    """Two critics, one policy, and a target network of each.
+
+    The policy is tanh of a network's outputs, stretched to the bounds of the box. Actions are stored before
+    they are stretched, in [-1, 1].
+    """
+
+    Config: type[DDPGConfig] = TD3Config
     NAME = "td3"
+    TRAITS = Traits(greedy=True, ranks=True, learns_from_copies=True)
     NUM_CRITICS = 2
 
     def __init__(
         self, config: TD3Config, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        super().__init__(config, spaces, clock, streams, compute)
-        self._config = config
+        assert isinstance(spaces.action, gym.spaces.Box)
+        self._config, self._clock, self._box = config, clock, BoxActions(spaces.action)
+        ac = self._actor_critic = ReplayActorCritic(
+            config,
+            spaces,
+            clock,
+            streams,
+            compute,
+            num_outputs=self._box.size,
+            stored_action=self._box.stored,
+            num_critics=self.NUM_CRITICS,
+            policy_statistics=("loss_policy",),
+        )
+        self._experience = ac.experience
+        self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=self._box.size)
+        self._target_policy = TargetNetwork(ac.policy, config.target.build())
+        self._target_critics = TargetNetwork(ac.critics, config.target.build())
+        ac.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
+        self._policy_stream = streams.numpy("policy")
+        self._noise_stream = streams.torch("noise", compute.device)
 
-    def _learn_from(self, batch: Batch, update: int) -> None:
-        config = self._config
-        noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
-        noise = noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
-        statistics = self._critic_gradient(batch, noise)
-        self._step(self._critics, self._critic_averages, statistics, self._critic_lr)
-        if update % config.policy_delay == 0:
-            self._step(self._policy, self._policy_averages, self._policy_gradient(batch), self._lr)
+    @classmethod
+    def check_config(cls, config: DDPGConfig, env: Any) -> None:
+        """Raise InputError if replay buffer, minibatch and budget contradict each other."""
+        check_experience(config, env)
+
+    @classmethod
+    def check(cls, config: DDPGConfig, spaces: Spaces) -> None:
+        """Raise InputError for spaces in which it cannot act or that its networks cannot read."""
+        check_actor_critic(cls.NAME, config, spaces)
+
+    @classmethod
+    def for_rank(cls, config: DDPGConfig, ranks: int) -> DDPGConfig:
+        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        return experience_for_rank(config, ranks)
+
+    def act(self, observation: Observation) -> NDArray:
+        """Return actions with noise, or random ones at first. [num_envs, ...]"""
+        if self._experience.acts_at_random:
+            action = self._box.random(len(observation.array), self._policy_stream)
+        else:
+            best = np.tanh(self._actor_critic.outputs(observation))
+            action = np.clip(best + self._noise.sample(self._clock.frame, self._policy_stream), -1, 1)
+        self._observation, self._action = observation.array, action
+        return self._box.to_env(action)
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self._experience.memory.add(self._observation, self._action, step)
+        if step.episode_over.any():
+            self._noise.begin(step.episode_over)
+
+    def learn(self) -> int:
+        """Make the updates that are due with this vector step. Returns how many."""
+        count, learner = self._actor_critic.due(), self._actor_critic.policy
+        for _ in range(count):
+            sample = self._experience.sample()
+            error = self.update(Transitions.of(sample, learner, learner.network.layout))
+            self._experience.update_priorities(sample.index, error.cpu().numpy())
+        return count
+
+    def update(self, batch: Transitions) -> Tensor:
+        """Make one update, algorithm 1 of TD3. Returns the error of each row. [batch]"""
+        config, ac = self._config, self._actor_critic
+        if config.target_noise:
+            noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
+            noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
+            batch = replace(batch, noise=noise)
+        rows = ac.critics.gradient(self.critic_loss, batch)
+        ac.step_critics(rows)
+        if self._experience.updates % config.policy_delay == 0:
+            ac.step_policy(ac.policy.gradient(self.policy_loss, batch))
             self._target_critics.updated()
             self._target_policy.updated()
+        return rows[1]
+
+    def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the mean squared error of the target r + gamma^n min_i Q_i'(s', pi'(s') + noise)."""
+        with torch.no_grad():
+            action = self._target_policy.forward_network(batch.next_observation).tanh_()
+            if batch.noise is not None:
+                action = action.add_(batch.noise).clamp_(-1, 1)
+            value = self._target_critics.forward_network(batch.next_observation, action).amin(0)
+            target = torch.addcmul(batch.reward, batch.discount, value)
+        values = critics(batch.observation, batch.action)
+        losses = squared_errors(values, target, batch.weight)
+        return losses.mean(), critic_rows(losses, values, target)
+
+    def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG."""
+        action = policy(batch.observation).tanh()
+        loss = -self._actor_critic.judge(batch.observation, action, first=True).mean()
+        return loss, loss.detach().unsqueeze(0)
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Return the policy's actions without noise. [num_envs, ...]"""
+        return self.greedy_action(observation)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the policy's actions without noise. [num_envs, ...]"""
+        return self._box.to_env(np.tanh(self._actor_critic.outputs(observation)))
+
+    def decision(self) -> dict[str, NDArray]:
+        """Return the last actions, as they are stored."""
+        return {"action": self._action}
+
+    def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
+        """Take a copy's actions at `observation` for one's own."""
+        self._observation, self._action = observation.array, decision["action"]
+
+    @property
+    def pauses(self) -> bool:
+        """Whether there are frames in which environments are not played."""
+        return self._experience.pauses
+
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+        return self._experience.collecting
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which environments were played."""
+        return self._experience.frames_played
+
+    def metrics(self) -> dict[str, float]:
+        """Return averages over some 100 updates, and coefficients at this frame."""
+        return {**self._actor_critic.metrics(), "exploration": self._noise.strength(self._clock.frame)}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the networks that learn, and their targets."""
+        return self._actor_critic.modules()
+
+    def acting_modules(self) -> dict[str, nn.Module]:
+        """Return the policy."""
+        return {"policy": self._actor_critic.policy.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizers, replay buffer, averages and noise."""
+        return {**self._actor_critic.state_dict(), "noise": self._noise.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._actor_critic.load_state_dict(state)
+        self._noise.load_state_dict(state["noise"])
+
+    def close(self) -> None:
+        """End the worker threads, and write out what the replay buffer has in files."""
+        self._actor_critic.close()
+
+
+class DDPG(TD3):
+    """TD3 with one critic, no noise on the target's actions, and no delay."""
+
+    Config = DDPGConfig
+    NAME = "ddpg"
+    NUM_CRITICS = 1
+
+    def __init__(
+        self, config: DDPGConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+    ) -> None:
+        options = TD3Config(**vars(config), policy_delay=1, target_noise=0.0, target_noise_clip=0.0)
+        super().__init__(options, spaces, clock, streams, compute)

@@ -1,7 +1,7 @@
 """The learner's view of what the environment gives: transforms of observations and rewards.
 
-Statistics are updated when training experience is collected, and frozen in evaluation. What a
-transform does never enters a return: returns are counted by the environment, before any transform.
+Statistics are updated when training experience is collected, and frozen in evaluation. What a transform does
+never enters a return: returns are counted by the environment, before any transform.
 """
 
 from __future__ import annotations
@@ -9,65 +9,94 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.running_moments import RunningMoments
-from labrl.config.component import Component, lacking
+from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
-from labrl.networks.ranks import ALONE, Ranks
+from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces, is_image
 from labrl.step import Step
 
 
-class Transform(Protocol):
-    """One part of the learner's view. Derived from `Identity`, it defines only what it changes."""
+class RunningMoments:
+    """Mean and variance of a stream of batches (Chan et al., 1979, "Updating formulae", eq. 1.5)."""
 
-    def observation(self, observation: NDArray) -> NDArray:
-        """The learner's view of observations, [num_envs, *obs]; statistics stay as they are."""
-        ...
+    def __init__(self, shape: tuple[int, ...], window: int | None = None) -> None:
+        """window: number of samples as which older ones count at most; None: all count alike."""
+        self.count, self._window = 0.0, window
+        self.ranks = ALONE
+        """Ranks whose samples are taken in too, the same number on each."""
+        self.mean = np.zeros(shape)
+        self._squares = np.zeros(shape)
 
-    def collect(self, observation: NDArray) -> None:
-        """Take fresh training observations into the statistics, [num_envs, *obs]."""
-        ...
+    def update(self, batch: NDArray) -> None:
+        """Take in samples. [n, *shape]"""
+        batch = np.asarray(batch, np.float64)
+        n, mean = len(batch), batch.mean(0)
+        squares = ((batch - mean) ** 2).sum(0)
+        if not self.ranks.alone:
+            of_all = self.ranks.gathered((mean, squares))
+            means = np.array([each for each, _ in of_all])
+            mean, within = means.mean(0), np.sum([each for _, each in of_all], axis=0)
+            squares = within + n * ((means - mean) ** 2).sum(0)
+            n *= len(of_all)
+        difference, total = mean - self.mean, self.count + n
+        self._squares += squares + difference**2 * (self.count * n / total)
+        self.mean += difference * (n / total)
+        self.count = total
+        if self._window is not None and total > self._window:
+            # Old samples fade: after `window` further ones they weigh 1/e of what they did.
+            self._squares *= self._window / total
+            self.count = float(self._window)
 
-    def reward(self, step: Step) -> NDArray:
-        """The learner's view of the rewards of a training step, [num_envs]; statistics are updated."""
-        ...
+    @property
+    def variance(self) -> NDArray:
+        """Population variance; 1 before there are two samples."""
+        return self._squares / self.count if self.count > 1 else np.ones_like(self._squares)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to be remembered."""
-        ...
+        """Return the sums so far."""
+        return {"count": self.count, "mean": self.mean.copy(), "squares": self._squares.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state."""
-        ...
+        """Continue from saved sums."""
+        self.count = float(state["count"])
+        self.mean = np.array(state["mean"], np.float64)
+        self._squares = np.array(state["squares"], np.float64)
 
 
 class Identity:
-    """Changes nothing and remembers nothing; transforms override what they change."""
+    """A transform that changes nothing and remembers nothing: others derive from it.
+
+    Built as `Target(config, spaces=Spaces)`.
+    """
 
     def observation(self, observation: NDArray) -> NDArray:
-        """As it is."""
+        """Return the learner's view of observations; statistics stay as they are. [num_envs, *obs]"""
         return observation
 
     def collect(self, observation: NDArray) -> None:
-        """Nothing to remember."""
+        """Take fresh training observations into the statistics. [num_envs, *obs]"""
 
     def reward(self, step: Step) -> NDArray:
-        """As it is."""
+        """Return the learner's view of the rewards of a training step; statistics are updated. [num_envs]"""
         return step.reward
 
+    def statistics(self) -> Sequence[RunningMoments]:
+        """Return the statistics that change the view of the same step as training goes on."""
+        return ()
+
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return what has to be remembered."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Continue from a saved state."""
 
 
 @dataclass(kw_only=True)
@@ -83,98 +112,67 @@ class NormalizeObservationConfig:
 
 
 class NormalizeObservation(Identity):
-    """Running normalization of vector observations."""
+    """Running normalization of vectors of real numbers.
+
+    Of several inputs, those that are such vectors are normalized, each for itself; images and choices stay as
+    they are.
+    """
 
     Config = NormalizeObservationConfig
 
     def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
-        shape = spaces.observation.shape
-        if shape is None or not _is_real(spaces.observation):
+        space = spaces.observation
+        self._several = isinstance(space, gym.spaces.Dict)
+        inputs = space.spaces if isinstance(space, gym.spaces.Dict) else {"observation": space}
+        self._config = config
+        self._moments = {
+            name: RunningMoments(inner.shape or (), config.window)
+            for name, inner in inputs.items()
+            if isinstance(inner, gym.spaces.Box)
+            and not is_image(inner)
+            and np.issubdtype(inner.dtype, np.floating)
+        }
+        if not self._moments:
             raise InputError(
                 "transforms.observation: NormalizeObservation needs vectors of real numbers, and this "
-                f"environment's observations are {spaces.observation}. Set transforms.observation=null.",
+                f"environment's observations are {space}. Set transforms.observation=null.",
                 code="unsupported",
                 key="transforms.observation",
             )
-        self._config, self.moments = config, RunningMoments(shape, config.window)
-        self._refresh()
-
-    def __new__(cls, config: NormalizeObservationConfig, spaces: Spaces) -> Any:
-        """Of several inputs, `NormalizeInputs`."""
-        several = isinstance(spaces.observation, gym.spaces.Dict)
-        return NormalizeInputs(config, spaces) if several else super().__new__(cls)
-
-    def _refresh(self) -> None:
-        self._mean = self.moments.mean.astype(np.float32)
-        self._scale = (1 / np.sqrt(self.moments.variance + self._config.epsilon)).astype(np.float32)
 
     def observation(self, observation: NDArray) -> NDArray:
-        """Normalized and clipped, float32. [num_envs, *obs]"""
-        # A mean in float32 is no mean of numbers that are large beside their deviation.
-        mean = self.moments.mean if observation.dtype == np.float64 else self._mean
-        scaled = np.clip((observation - mean) * self._scale, -self._config.clip, self._config.clip)
-        return scaled.astype(np.float32, copy=False)
+        """Normalize and clip to float32. [num_envs, *obs]"""
+        if not self._several:
+            return self._normalized(observation, self._moments["observation"])
+        view = observation.copy()
+        for name, moments in self._moments.items():
+            view[name] = self._normalized(observation[name], moments)
+        return view
 
     def collect(self, observation: NDArray) -> None:
         """Update mean and variance. [num_envs, *obs]"""
-        self.moments.update(observation)
-        self._refresh()
+        for name, moments in self._moments.items():
+            moments.update(observation[name] if self._several else observation)
+
+    def statistics(self) -> Sequence[RunningMoments]:
+        """Return mean and variance of each vector."""
+        return list(self._moments.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Sums so far."""
-        return self.moments.state_dict()
+        """Return the sums of each vector so far."""
+        return {name: moments.state_dict() for name, moments in self._moments.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved sums."""
-        self.moments.load_state_dict(state)
-        self._refresh()
+        """Continue from saved sums."""
+        for name, moments in self._moments.items():
+            moments.load_state_dict(state[name])
 
-
-class NormalizeInputs(Identity):
-    """The same of each input that is a vector of real numbers; images and choices stay as they are."""
-
-    def __init__(self, config: NormalizeObservationConfig, spaces: Spaces) -> None:
-        inputs = spaces.observation.spaces  # type: ignore[attr-defined]  # of a Dict
-        self.parts = {
-            name: NormalizeObservation(config, dataclasses.replace(spaces, observation=inner))
-            for name, inner in inputs.items()
-            if _is_real(inner)
-        }
-        if not self.parts:
-            raise InputError(
-                "transforms.observation: NormalizeObservation needs vectors of real numbers, and none of "
-                f"this environment's observations ({', '.join(inputs)}) is one. Set "
-                "transforms.observation=null.",
-                code="unsupported",
-                key="transforms.observation",
-            )
-
-    def observation(self, observation: NDArray) -> NDArray:
-        """With the normalized vectors in their places. [num_envs]"""
-        observation = observation.copy()
-        for name, part in self.parts.items():
-            observation[name] = part.observation(observation[name])
-        return observation
-
-    def collect(self, observation: NDArray) -> None:
-        """Update means and variances. [num_envs]"""
-        for name, part in self.parts.items():
-            part.collect(observation[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Sums so far, by input."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved sums."""
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-
-
-def _is_real(space: gym.Space[Any]) -> bool:
-    return (
-        isinstance(space, gym.spaces.Box) and not is_image(space) and np.issubdtype(space.dtype, np.floating)
-    )
+    def _normalized(self, vector: NDArray, moments: RunningMoments) -> NDArray:
+        # A mean in float32 is no mean of numbers that are large beside their deviation.
+        mean = moments.mean if vector.dtype == np.float64 else moments.mean.astype(np.float32)
+        scale = (1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32)
+        scaled = np.clip((vector - mean) * scale, -self._config.clip, self._config.clip)
+        return scaled.astype(np.float32, copy=False)
 
 
 @dataclass(kw_only=True)
@@ -197,24 +195,28 @@ class NormalizeReward(Identity):
     Config = NormalizeRewardConfig
 
     def __init__(self, config: NormalizeRewardConfig, spaces: Spaces) -> None:
-        self._config, self.moments = config, RunningMoments((), config.window)
+        self._config, self._moments = config, RunningMoments((), config.window)
         self._return = np.zeros(spaces.num_envs)
 
     def reward(self, step: Step) -> NDArray:
-        """Scaled and clipped, float32. [num_envs]"""
+        """Scale and clip to float32. [num_envs]"""
         self._return = self._return * self._config.gamma + step.reward
-        self.moments.update(self._return)
+        self._moments.update(self._return)
         self._return[step.terminated | step.episode_over] = 0.0
-        scale = 1 / np.sqrt(self.moments.variance + self._config.epsilon)
+        scale = 1 / np.sqrt(self._moments.variance + self._config.epsilon)
         return np.clip(step.reward * scale, -self._config.clip, self._config.clip).astype(np.float32)
 
+    def statistics(self) -> Sequence[RunningMoments]:
+        """Return mean and variance of the discounted return."""
+        return [self._moments]
+
     def state_dict(self) -> dict[str, Any]:
-        """Sums and the returns of the episodes under way."""
-        return {"moments": self.moments.state_dict(), "return": self._return.copy()}
+        """Return the sums so far and the returns of the running episodes."""
+        return {"moments": self._moments.state_dict(), "return": self._return.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved sums."""
-        self.moments.load_state_dict(state["moments"])
+        """Continue from saved sums."""
+        self._moments.load_state_dict(state["moments"])
         self._return = np.array(state["return"], np.float64)
 
 
@@ -232,7 +234,7 @@ class SignReward(Identity):
         pass
 
     def reward(self, step: Step) -> NDArray:
-        """[num_envs], in {-1, 0, 1}."""
+        """Return -1, 0 or 1. [num_envs]"""
         return np.sign(step.reward)
 
 
@@ -253,7 +255,7 @@ class ScaleReward(Identity):
         self._scale = np.float32(config.scale)
 
     def reward(self, step: Step) -> NDArray:
-        """[num_envs]."""
+        """Return scaled rewards. [num_envs]"""
         return step.reward * self._scale
 
 
@@ -274,7 +276,7 @@ class ShiftReward(Identity):
         self._shift = np.float32(config.shift)
 
     def reward(self, step: Step) -> NDArray:
-        """[num_envs]."""
+        """Return shifted rewards. [num_envs]"""
         return step.reward + self._shift
 
 
@@ -301,18 +303,18 @@ class ClipReward(Identity):
         self._low, self._high = np.float32(config.low), np.float32(config.high)
 
     def reward(self, step: Step) -> NDArray:
-        """[num_envs]."""
+        """Return clipped rewards. [num_envs]"""
         return np.clip(step.reward, self._low, self._high)
 
 
-class Lent(Identity):
-    """A user's own transform, which may write into what it is given and into what it gave before."""
+class _Copying(Identity):
+    """A user's own transform, which may write into arrays that it was given and that it returned."""
 
-    def __init__(self, part: Transform) -> None:
+    def __init__(self, part: Identity) -> None:
         self._part = part
 
     def observation(self, observation: NDArray) -> NDArray:
-        """A copy of its view of a copy. [num_envs, *obs]"""
+        """Return a copy of its view of a copy. [num_envs, *obs]"""
         return np.array(self._part.observation(observation.copy()))
 
     def collect(self, observation: NDArray) -> None:
@@ -320,30 +322,23 @@ class Lent(Identity):
         self._part.collect(observation.copy())
 
     def reward(self, step: Step) -> NDArray:
-        """A copy of its view of a copy. [num_envs]"""
+        """Return a copy of its view of a copy. [num_envs]"""
         return np.array(self._part.reward(step.copied()))
 
 
 def _is_own(target: str) -> bool:
-    """Whether a class is labrl's, whose parts write into no array that they share."""
+    """Return whether a class is labrl's, whose parts write into no array that they share."""
     return target.partition(".")[0] == __name__.partition(".")[0]
-
-
-def _moments_of(transform: Transform) -> list[RunningMoments]:
-    """Its statistics, and those of its `parts`."""
-    parts = [transform, *getattr(transform, "parts", {}).values()]
-    found = [getattr(part, "moments", None) for part in parts]
-    return [moments for moments in found if isinstance(moments, RunningMoments)]
 
 
 class Transforms:
     """All transforms of a session, in order."""
 
-    def __init__(self, parts: Mapping[str, Transform], lends: bool = False) -> None:
-        """lends: whether the agent gets copies, because it may write into them."""
-        self._parts, self._lends = dict(parts), lends
-        self._active: Sequence[Transform] = [
-            part if _is_own(type(part).__module__) else Lent(part) for part in self._parts.values()
+    def __init__(self, parts: Mapping[str, Identity], copies: bool = False) -> None:
+        """copies: whether the agent gets copies, because it may write into what it is given."""
+        self._parts, self._copies = dict(parts), copies
+        self._active: Sequence[Identity] = [
+            part if _is_own(type(part).__module__) else _Copying(part) for part in self._parts.values()
         ]
 
     @classmethod
@@ -356,59 +351,59 @@ class Transforms:
     ) -> Transforms:
         """Build the transforms of a configuration. Raises InputError for one that does not fit the spaces.
 
-        ranks: over which the statistics of those are taken that have `moments`, or `parts` that do. agent:
-        who sees what they make, and gets copies if its class is a user's own.
+        ranks: over which the statistics are taken; agent: who sees what they make, and gets copies if its
+        class is a user's own.
         """
-        parts: dict[str, Transform] = {}
+        parts: dict[str, Identity] = {}
         for name, component in components.items():
             if component is None:
                 continue
             parts[name] = component.build(spaces=spaces)
-            if missing := lacking(parts[name], Transform):
+            if not isinstance(parts[name], Identity):
                 raise InputError(
-                    f"transforms.{name}: {component.target} has no {', '.join(missing)}. Derive it from "
+                    f"transforms.{name}: {component.target} must be derived from "
                     "labrl.agents.transforms.Identity, which defines every method of a transform.",
                     code="target",
                     key=f"transforms.{name}._target_",
                 )
-            for moments in _moments_of(parts[name]):
+            for moments in parts[name].statistics():
                 moments.ranks = ranks
-        return cls(parts, lends=agent is not None and not _is_own(agent.target))
+        return cls(parts, copies=agent is not None and not _is_own(agent.target))
 
     @property
     def drifting(self) -> list[str]:
         """Names of those whose view of the same step changes, because their statistics do."""
-        return [name for name, part in self._parts.items() if _moments_of(part)]
+        return [name for name, part in self._parts.items() if part.statistics()]
 
     def frozen(self, observation: NDArray) -> NDArray:
-        """The view in evaluation: no statistics change. [num_envs, *obs]"""
+        """Return the view in evaluation: no statistics change. [num_envs, *obs]"""
         for part in self._active:
             observation = part.observation(observation)
-        return observation.copy() if self._lends else observation
+        return observation.copy() if self._copies else observation
 
     def collected(self, observation: NDArray) -> NDArray:
-        """The view of fresh training observations, which enter the statistics first. [num_envs, *obs]"""
+        """Return the view of fresh observations, which enter the statistics first. [num_envs, *obs]"""
         for part in self._active:
             part.collect(observation)
             observation = part.observation(observation)
-        return observation.copy() if self._lends else observation
+        return observation.copy() if self._copies else observation
 
     def step(self, step: Step) -> Step:
-        """The learner's view of a training step."""
+        """Return the learner's view of a training step."""
         if not self._active:
-            return step.copied() if self._lends else step
+            return step.copied() if self._copies else step
         same = step.next_observation is step.observation
         view = dataclasses.replace(step, observation=self.collected(step.observation))
         view.next_observation = view.observation if same else self.frozen(step.next_observation)
         for part in self._active:
             view.reward = part.reward(view)
-        return view.copied() if self._lends else view
+        return view.copied() if self._copies else view
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each part by its name in the configuration."""
+        """Return the state of each part by its name in the configuration."""
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved statistics."""
+        """Continue with saved statistics."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])

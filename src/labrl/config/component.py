@@ -97,12 +97,6 @@ class Component:
         return f"{self.key}: {self.target}" if self.key else self.target
 
 
-def lacking(made: Any, protocol: type) -> list[str]:
-    """Return the names of the methods of `protocol` that `made` lacks."""
-    methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"]
-    return [name for name in methods if not callable(getattr(made, name, None))]
-
-
 def _signature(target: Any) -> inspect.Signature | None:
     try:
         return inspect.signature(target)

@@ -14,7 +14,7 @@ from labrl.config.schema import EnvironmentConfig
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability
 from labrl.envs.emulators import Separately, Together, better_apart
 from labrl.envs.games import check_game
-from labrl.envs.protocol import Transition
+from labrl.envs.protocol import Backend, Transition
 from labrl.envs.threads import patient_threads
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class AtariConfig(EnvironmentConfig):
     """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
 
 
-class AtariEnv:
+class AtariEnv(Backend):
     """Backend over `ale_py.AtariVectorEnv`.
 
     Observations are uint8, [num_envs, stack, size, size] (with a last axis 3 for RGB). Results do not
@@ -69,14 +69,15 @@ class AtariEnv:
     ) -> None:
         check_game(config.game)
         self._life_loss_signal = config.life_loss_signal and not evaluation
-        self._evaluation = evaluation
         self._lives = np.zeros(num_envs, dtype=np.int32)  # after the last reset or step [num_envs]
         self.name = config.name
         self.num_envs = num_envs
         self.frame_skip = config.frame_skip
         size = (config.image_size, config.image_size)
         self._open: Together | Separately | None
-        if better_apart(num_threads):
+        apart = better_apart(num_threads)
+        self.prepares = apart and not evaluation  # an evaluation seldom plays a second game
+        if apart:
             self._open = Separately(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)
         else:
             self._open = Together(vector_env(config, num_envs, num_threads, size))
@@ -103,7 +104,7 @@ class AtariEnv:
 
     def prepare(self, env: int, seed: int) -> None:
         """Begin the game that will follow an environment's present one."""
-        if not self._evaluation:  # which seldom plays a second one
+        if isinstance(self._emulators, Separately):
             self._emulators.prepare(env, seed)
 
     def step(self, actions: NDArray) -> Transition:

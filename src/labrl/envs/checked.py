@@ -1,4 +1,4 @@
-"""One environment whose answers are checked: they must fit its spaces, and what Gymnasium asks for.
+"""Check the answers of one environment: they must fit its spaces, and what Gymnasium asks for.
 
 Unchecked, an observation that does not fit would be stretched or rounded where it is put into an array.
 """
@@ -29,65 +29,73 @@ class MisfitError(EnvironmentFailedError):
     """An environment gave what does not fit its spaces, or what is no number, flag or dict."""
 
 
-class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Raises MisfitError for what does not fit. Of `info`, labrl reads the mask only."""
+class AnswerCheck:
+    """Check that the answers of one environment fit its spaces and Gymnasium's interface.
+
+    Everything is checked in every step except numbers that are not finite, which `VectorEnv` finds in all
+    environments at once. Of `info`, labrl reads the mask only.
+    """
 
     def __init__(
-        self, make: MakeEnv, name: str, number: int = 0, masked: bool | None = None, wanted: bool = False
+        self,
+        env: gymnasium.Env[Any, Any],
+        name: str,
+        number: int = 0,
+        masked: bool | None = None,
+        wanted: bool = False,
     ) -> None:
         """name: of the environment, and its `number` among those of its session; masked: it gave a mask when
         it was tried before the run, so that its infos hold the mask as flags, and else nothing; None: they
         come as they are. wanted: whether masks would be used if it gave any."""
-        super().__init__(make())
         self._name, self._index = name, number
         self._as_given = masked is None
         self._unmasked = wanted and masked is False
-        self._num_flags = sum(choices(self.env.action_space)) if masked else 0
-        self._in_dict = carries_mask(self.env.observation_space, self.env.action_space)
-        self._expected = expected(self.env.observation_space, "its observation")
-        self._steps = 0
+        self._num_flags = sum(choices(env.action_space)) if masked else 0
+        self._in_dict = carries_mask(env.observation_space, env.action_space)
+        self._expected = expected(env.observation_space, "its observation")
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Pass on the environment's answer."""
-        self._steps = 0
-        observation, info = self.env.reset(seed=seed, options=options)
-        return observation, self._looked_at(observation, info)
+    def reset(self, observation: Any, info: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Return what a reset gave. Raises MisfitError."""
+        return observation, self._looked_at(observation, info, 0)
 
-    def step(self, action: Any) -> Any:
-        """Pass on the environment's answer, with the reward as a float and the flags as bools."""
-        self._steps += 1
-        observation, reward, terminated, truncated, info = self.env.step(action)
+    def step(
+        self, number: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """Return what step `number` of an episode gave, with the reward as a float and the flags as bools.
+
+        Raises MisfitError.
+        """
         if type(reward) is not float:
-            reward = self._one_number(reward)
+            reward = self._one_number(reward, number)
         if type(terminated) is not bool:
-            terminated = self._flag(terminated, "terminated")
+            terminated = self._flag(terminated, "terminated", number)
         if type(truncated) is not bool:
-            truncated = self._flag(truncated, "truncated")
-        return observation, reward, terminated, truncated, self._looked_at(observation, info)
+            truncated = self._flag(truncated, "truncated", number)
+        return observation, reward, terminated, truncated, self._looked_at(observation, info, number)
 
-    def _one_number(self, reward: Any) -> float:
+    def _one_number(self, reward: Any, step: int) -> float:
         try:
             if isinstance(reward, str | bytes):
                 raise TypeError
             return float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError):
-            self._refuse(f"its reward is {_shown(reward)}, it must be one number")
+            self._refuse(f"its reward is {_shown(reward)}, it must be one number", step)
 
-    def _flag(self, given: Any, called: str) -> bool:
-        """Whatever equals one of the two, such as NumPy's own, and an array of one of these."""
+    def _flag(self, given: Any, called: str, step: int) -> bool:
+        """Return as a bool whatever equals one, such as NumPy's own, and an array of one of these."""
         one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
         if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
-            self._refuse(f"its {called} is {_shown(given)}, it must be True or False")
+            self._refuse(f"its {called} is {_shown(given)}, it must be True or False", step)
         return bool(one)
 
-    def _refuse(self, what: str) -> Never:
-        when = f"after step {self._steps} of its episode" if self._steps else "after its reset"
+    def _refuse(self, what: str, step: int) -> Never:
+        when = f"after step {step} of its episode" if step else "after its reset"
         raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}", key="env") from None
 
-    def _looked_at(self, observation: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _looked_at(self, observation: Any, info: Any, step: int) -> Mapping[str, Any]:
         """Return the part of `info` that the caller gets."""
         if type(info) is not dict and not isinstance(info, Mapping):
-            self._refuse(f"its info is {_shown(info)}, it must be a dict")
+            self._refuse(f"its info is {_shown(info)}, it must be a dict", step)
         try:
             self._expected.check(observation)
             if self._as_given:
@@ -99,7 +107,29 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             given = observation[KEY] if self._in_dict else info.get(KEY)
             return {} if given is None else {KEY: flags_of(given, self._num_flags)}
         except ValueError as error:
-            self._refuse(str(error))
+            self._refuse(str(error), step)
+
+
+class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment whose answers are checked, for worker processes and for trying it before a run."""
+
+    def __init__(
+        self, make: MakeEnv, name: str, number: int = 0, masked: bool | None = None, wanted: bool = False
+    ) -> None:
+        """Take the arguments of `AnswerCheck`, and what makes the environment."""
+        super().__init__(make())
+        self._check = AnswerCheck(self.env, name, number, masked, wanted)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Pass on the environment's answer."""
+        self._steps = 0
+        return self._check.reset(*self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> Any:
+        """Pass on the environment's answer, with the reward as a float and the flags as bools."""
+        self._steps += 1
+        return self._check.step(self._steps, *self.env.step(action))
 
 
 def _shown(given: Any) -> str:

@@ -60,9 +60,6 @@ class Together:
         observation, info = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
         return observation, info["lives"]
 
-    def prepare(self, env: int, seed: int) -> None:
-        """Nothing: whoever played beside the others would hold them up."""
-
     def step(self, actions: NDArray) -> Played:
         """Act in every game. actions: [num_envs]."""
         observation, reward, terminated, truncated, info = self._vector.step(actions)

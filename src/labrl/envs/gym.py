@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Space, Tuple
+from gymnasium.spaces import Box, Dict, Space, Tuple
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.schema import EnvironmentConfig
 from labrl.config.types import PositiveInt
-from labrl.envs.checked import Checked, gives_masks
+from labrl.envs.checked import AnswerCheck, Checked, gives_masks
 from labrl.envs.goals import GoalEnv, has_goals
-from labrl.envs.in_turn import InTurn
-from labrl.envs.masks import KEY, carries_mask, choices, seen_in, without_mask
-from labrl.envs.protocol import Transition
+from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, seen_in, without_mask
+from labrl.envs.protocol import Backend, Transition
 from labrl.envs.repeatability import depends_on_history
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
 from labrl.envs.together import Together, VectorFactory
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
 from labrl.errors import InputError
-from labrl.observations import array_dtype, flat_space, packed
+from labrl.observations import array_dtype, flat_space, packed, places
 
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedGymnasium
@@ -102,10 +102,21 @@ class GymnasiumConfig(EnvironmentConfig):
         }
 
 
-class GymnasiumEnv:
-    """Backend over environments in this process, or in workers of Gymnasium's; none ever resets by itself.
+NUMBERS = (float, np.float64, np.float32, int)
+"""Types of a reward that float64 holds as it is."""
 
-    `num_threads` bounds how many worker processes step at once (async only).
+FLAGS = (bool, np.bool_)
+
+
+class GymnasiumEnv(Backend):
+    """Backend over environments of Gymnasium; none ever resets by itself.
+
+    Environments in this process are stepped here, one after the other: a step of Gymnasium's `SyncVectorEnv`
+    takes several times as long as one of CartPole. `vector` steps all others at once: worker processes, of
+    which at most `num_threads` step at the same time, or a vector environment of the user's own.
+
+    Every answer is checked in the step in which it comes. One of the plain types that the spaces ask for
+    passes a comparison of types and shape; any other goes through `AnswerCheck`.
     """
 
     Config = GymnasiumConfig
@@ -118,33 +129,58 @@ class GymnasiumEnv:
         self.frame_skip = 1
         # A policy that walks against a wall would otherwise be evaluated for ever.
         longest = LONGEST_EVALUATION if evaluation else None
-        self._env: InTurn | Workers | Together
+        self.vector: Workers | Together | None = None
+        """What steps all environments at once; None where they are stepped one after the other."""
+        self.envs: list[gymnasium.Env[Any, Any]] = []
+        """The environments that are stepped one after the other."""
         if config.natively:
-            self._env = config.vector(num_envs, longest)
-            self.masked = self._env.masked
+            self.vector = config.vector(num_envs, longest)
+            self.masked = self.vector.masked
         else:
             factory = config.factory(longest)
             make: MakeEnv = factory
-            self.masked = config.action_mask and gives_masks(factory)
+            wanted = config.action_mask
+            self.masked = wanted and gives_masks(factory)
             fresh = config.fresh_env_per_episode
             if depends_on_history(make, config.name) if fresh is None else fresh:
                 make = FreshFactory(make)
-            wanted = config.action_mask
-            makes = [
-                partial(Checked, make, config.name, number, self.masked, wanted) for number in range(num_envs)
-            ]
-            sync = config.vectorization == "sync"
-            self._env = InTurn(makes, with_infos=self.masked) if sync else Workers(makes, num_threads)
-        self.action_mask: NDArray[np.bool_] | None = None
-        self._lent = isinstance(self._env, Workers)
-        given = self._env.single_observation_space, self._env.single_action_space
-        self._in_dict = carries_mask(*given)
-        own_space = without_mask(*given)
+            if config.vectorization == "async":
+                makes = [
+                    partial(Checked, make, config.name, number, self.masked, wanted)
+                    for number in range(num_envs)
+                ]
+                self.vector = Workers(makes, num_threads)
+            else:
+                for _ in range(num_envs):
+                    self.envs.append(make())
+                self._checks = [
+                    AnswerCheck(env, config.name, number, self.masked, wanted)
+                    for number, env in enumerate(self.envs)
+                ]
+        if self.vector is not None:
+            given, self.action_space = self.vector.single_observation_space, self.vector.single_action_space
+        else:
+            given, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        self._in_dict = carries_mask(given, self.action_space)
+        own_space = without_mask(given, self.action_space)
         self._several = isinstance(own_space, Dict | Tuple)
         self.observation_space: Space[Any] = flat_space(own_space)
         self._dtype = array_dtype(self.observation_space)
-        self.goals = self.judge(config, self.observation_space)
-        self.action_space: Space[Any] = self._env.single_action_space
+        self._shape = () if self._several else self.observation_space.shape or ()
+        self._plain_shape = self._shape if isinstance(given, Box) else None
+        """Shape of observations that are arrays of any numbers; None where they are something else."""
+        sole = isinstance(given, Dict) and given.spaces.get(OBSERVATION) is own_space
+        above = (OBSERVATION,) if sole else ()
+        self._inputs = [(name, (*above, *path)) for name, path in places(own_space)]
+        """Fields of an observation, and the keys that lead to each in what an environment gives."""
+        self._present = np.empty((num_envs, *self._shape), self._dtype)
+        """What each environment that is stepped here gave last. [num_envs, *obs]"""
+        self._steps, self._began = 0, [0] * num_envs
+        self.action_mask: NDArray[np.bool_] | None = None
+        if self.masked:
+            self.action_mask = np.ones((num_envs, sum(choices(self.action_space))), np.bool_)
+        self.goals: GoalEnv | None = self.judge(config, self.observation_space)
+        self._closed = False
 
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
@@ -193,41 +229,110 @@ class GymnasiumEnv:
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
-        # Gymnasium takes one seed for every environment, the ALE one for each masked environment.
-        observation, info = self._env.reset(seed=seeds.tolist(), options={"reset_mask": mask})
-        if self.masked:
-            self._take_masks(info, mask)
-        return self._own(observation)
+        if self.vector is not None:
+            # Gymnasium takes one seed for every environment, the ALE one for each masked environment.
+            given, info = self.vector.reset(seed=seeds.tolist(), options={"reset_mask": mask})
+            return self._taken(given, info, mask)
+        present = self._present.copy()
+        valid = None if self.action_mask is None else self.action_mask | mask[:, None]
+        for index in mask.nonzero()[0].tolist():
+            # Options are a dictionary of the environment's own, as Gymnasium hands it on.
+            observation, info = self.envs[index].reset(seed=int(seeds[index]), options={})
+            self._began[index] = self._steps
+            if (
+                type(observation) is np.ndarray
+                and observation.dtype == self._dtype
+                and observation.shape == self._plain_shape
+                and type(info) is dict
+                and KEY not in info
+            ):
+                present[index] = observation
+                continue
+            observation, info = self._checks[index].reset(observation, info)
+            self._place(present, index, observation)
+            if valid is not None and KEY in info:
+                valid[index] = info[KEY]
+        self._present, self.action_mask = present, valid
+        return present
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
-        observation, reward, terminated, truncated, info = self._env.step(actions)
-        if self.masked:
-            self._take_masks(info, np.ones(self.num_envs, np.bool_))
-        return Transition(self._own(observation), reward, terminated, truncated, terminated)
+        if self.vector is not None:
+            given, reward, terminated, truncated, info = self.vector.step(actions)
+            observation = self._taken(given, info, np.ones(self.num_envs, np.bool_))
+            return Transition(observation, reward, terminated, truncated, terminated)
+        dtype, shape = self._dtype, self._plain_shape
+        present = np.empty((self.num_envs, *self._shape), dtype)
+        rewards = np.empty(self.num_envs)
+        ended, cut = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
+        valid = None if self.action_mask is None else np.ones_like(self.action_mask)
+        self._steps += 1
+        for index, env in enumerate(self.envs):
+            observation, reward, terminated, truncated, info = env.step(actions[index])
+            if (
+                type(observation) is np.ndarray
+                and observation.dtype == dtype
+                and observation.shape == shape
+                and type(reward) in NUMBERS
+                and type(terminated) in FLAGS
+                and type(truncated) in FLAGS
+                and type(info) is dict
+                and KEY not in info
+            ):
+                # Copied at once: environments may return one array in every step, and share it.
+                present[index], rewards[index] = observation, reward
+                ended[index], cut[index] = terminated, truncated
+                continue
+            number = self._steps - self._began[index]
+            observation, rewards[index], ended[index], cut[index], info = self._checks[index].step(
+                number, observation, reward, terminated, truncated, info
+            )
+            self._place(present, index, observation)
+            if valid is not None and KEY in info:
+                valid[index] = info[KEY]
+        self._present, self.action_mask = present, valid
+        return Transition(present, rewards, ended, cut, ended)
 
-    def _own(self, observation: Any) -> NDArray:
-        """What is to be seen, as one array that is not written to later. [num_envs, *obs]"""
+    def render(self) -> Any:
+        """What each environment shows of itself."""
+        return self.vector.render() if self.vector is not None else [env.render() for env in self.envs]
+
+    def close(self) -> None:
+        """End the environments and the worker processes; calling it again changes nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.vector is not None:
+            self.vector.close()
+        for env in self.envs:
+            env.close()
+        if self.goals is not None:
+            self.goals.close()
+
+    def _place(self, present: NDArray, index: int, observation: Any) -> None:
+        """Copy what one environment gave, in whatever nest, into its row of an array [num_envs, *obs]."""
+        for name, path in self._inputs:
+            part = observation
+            for key in path:
+                part = part[key]
+            if name:
+                present[name][index] = part
+            else:
+                present[index] = part
+
+    def _taken(self, observation: Any, info: Mapping[str, Any], fresh: NDArray[np.bool_]) -> NDArray:
+        """What all environments gave at once, as one array that is not written to later. [num_envs, *obs]
+
+        Masks are those of the `fresh` ones, [num_envs]; one that gives none leaves all its actions valid.
+        """
+        if self.action_mask is not None:
+            valid = self.action_mask | fresh[:, None]
+            if KEY in info:
+                given = fresh & info[f"_{KEY}"]
+                valid[given] = info[KEY][given]
+            self.action_mask = valid
         seen = seen_in(observation) if self._in_dict else observation
         if self._several:
             return packed(seen, self._dtype, self.num_envs)
         # Copied here, not by Gymnasium: its deepcopy takes several times as long.
-        return seen.copy() if self._lent else seen
-
-    def _take_masks(self, info: Mapping[str, Any], fresh: NDArray[np.bool_]) -> None:
-        """Masks of the `fresh` environments; one that gives none leaves all its actions valid. [num_envs]"""
-        before = self.action_mask
-        if before is None:
-            before = np.ones((self.num_envs, sum(choices(self.action_space))), np.bool_)
-        now = np.where(fresh[:, None], True, before)
-        if KEY in info:
-            given = fresh & info[f"_{KEY}"]
-            now[given] = info[KEY][given]
-        self.action_mask = now
-
-    def close(self) -> None:
-        """End the environments and the worker processes."""
-        if not self._env.closed:
-            self._env.close()
-        if self.goals is not None:
-            self.goals.close()
+        return seen.copy() if isinstance(self.vector, Workers) else seen

@@ -7,6 +7,7 @@ from typing import Any
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from labrl.config.component import Component
+from labrl.envs.protocol import Backend
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.observations import Goals
@@ -32,8 +33,22 @@ def make_env(
     """
     if num_envs is None:
         num_envs = env.config.num_envs
+    backend_class(env)
     backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
     return VectorEnv(backend, seed, first)
+
+
+def backend_class(env: Component) -> type[Backend]:
+    """Import the class that `env` names. Raises InputError unless it is a backend."""
+    target = env.load()
+    if not (isinstance(target, type) and issubclass(target, Backend)):
+        raise InputError(
+            f"env._target_={env.target} must be a class derived from labrl.envs.protocol.Backend. "
+            "For a gymnasium.Env, set env=gymnasium env.id=null env.name=<name> and env.make._target_.",
+            code="target",
+            key="env._target_",
+        )
+    return target
 
 
 def goals_of(env: Component, space: Space[Any]) -> Goals | None:
@@ -41,8 +56,7 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
 
     space: of one environment's observations.
     """
-    target = env.load()
-    return target.judge(env.config, space) if hasattr(target, "judge") else None
+    return backend_class(env).judge(env.config, space)
 
 
 def gives_masks(env: Component) -> bool:
@@ -50,8 +64,7 @@ def gives_masks(env: Component) -> bool:
 
     Raises InputError if its masks cannot be used.
     """
-    target = env.load()
-    return bool(target.gives_masks(env.config)) if hasattr(target, "gives_masks") else False
+    return backend_class(env).gives_masks(env.config)
 
 
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
@@ -60,13 +73,12 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
     Raises InputError as `make_env` does, for actions that are not one array, and for observations that are
     neither that nor made of several.
     """
-    target = env.load()
-    if hasattr(target, "spaces"):
-        observation_space, action_space = target.spaces(env.config)
-    else:
+    known = backend_class(env).spaces(env.config)
+    if known is None:
         vector = make_env(env, seed=0, num_threads=1, num_envs=1)
         vector.close()
-        observation_space, action_space = vector.observation_space, vector.action_space
+        known = vector.observation_space, vector.action_space
+    observation_space, action_space = known
     inputs = observation_space.spaces if isinstance(observation_space, Dict) else {"": observation_space}
     for name, space in inputs.items():
         if not isinstance(space, ARRAYS):

@@ -84,19 +84,23 @@ def made_valid(action: Any, space: Space[Any], observation: Any, info: Mapping[s
         flags = flags_of(given, sum(choices(space)))
     except ValueError:  # not a mask; a run that uses masks refuses it
         return action
-    starts = np.cumsum([0, *choices(space)[:-1]])
-    index = np.ravel(action - space.start) + starts  # type: ignore[attr-defined]
+    index = np.ravel(action - space.start) + first_flags(space)  # type: ignore[attr-defined]
     return action if flags[index].all() else first_valid(flags[None], space)[0]
 
 
+def first_flags(space: Space[Any]) -> NDArray[np.intp]:
+    """Return where the flags of each choice begin. [choices]"""
+    return np.cumsum([0, *choices(space)[:-1]])
+
+
 def refuse_empty(
-    mask: NDArray[np.bool_], sizes: list[int], needed: NDArray[np.bool_], told: str, frame: int
+    mask: NDArray[np.bool_], starts: NDArray[np.intp], needed: NDArray[np.bool_], told: str, frame: int
 ) -> None:
     """Raises NoValidActionError where a choice of an environment that needs one has no valid value.
 
-    mask: [num_envs, flags]; sizes: of the choices; needed: [num_envs]; told: how the environment is called.
+    mask: [num_envs, flags]; starts: the first flag of each choice; needed: [num_envs]; told: how the
+    environment is called.
     """
-    starts = np.cumsum([0, *sizes[:-1]])
     empty = needed & ~np.logical_or.reduceat(mask, starts, axis=1).all(axis=1)
     if empty.any():
         raise NoValidActionError(

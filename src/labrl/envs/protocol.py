@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
+
+from labrl.observations import Goals
+
+if TYPE_CHECKING:
+    from labrl.envs.watch import Watched
 
 
 class Transition(NamedTuple):
@@ -24,20 +30,19 @@ class Transition(NamedTuple):
     """The task itself is over: `terminated` without the lost lives. [num_envs]"""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """A vector environment that never resets by itself: its caller says which, and with what seed.
 
-    One that has an attribute `masked` that is True keeps in `action_mask` which actions are valid in the
-    present states, after each reset and step a new array, [num_envs, flags]. One with goals has an attribute
-    `goals`, as `labrl.observations.Goals` says, and a class method `judge(config, space)` that makes it.
-
-    One with a method `prepare(env, seed)` is told, while an episode is played, with what seed the next one of
-    that environment will begin, and may get it ready; of one environment in a step.
+    It is made as `Class(config, num_envs=..., num_threads=..., evaluation=...)`. A class of one's own derives
+    from this one, and declares what it can do beside `reset`, `step` and `close` by the attributes and class
+    methods that have a value here.
 
     A seeded reset determines an episode: the same seed and actions give the same transitions, bit
     for bit, whatever the environment played before.
     """
 
+    Config: ClassVar[type]
+    """The dataclass of its configuration."""
     name: str
     """How messages and tables call the environment."""
     num_envs: int
@@ -47,7 +52,16 @@ class Backend(Protocol):
     """Of one environment."""
     action_space: Space[Any]
     """Of one environment."""
+    masked: bool = False
+    """Whether `action_mask` says which actions are valid."""
+    action_mask: NDArray[np.bool_] | None = None
+    """The valid actions of the present states, after each reset and step a new array. [num_envs, flags]"""
+    goals: Goals | None = None
+    """What knows the rewards of other goals, for environments that have goals."""
+    prepares: bool = False
+    """Whether `prepare` does anything."""
 
+    @abstractmethod
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start a new episode where `mask` is set and leave the others as they are.
 
@@ -55,8 +69,47 @@ class Backend(Protocol):
         mask. Returns the present observation of every environment, [num_envs, *obs].
         """
 
+    @abstractmethod
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action], of the action space's type."""
 
+    @abstractmethod
     def close(self) -> None:
         """Free threads and processes; calling it again changes nothing."""
+
+    def prepare(self, env: int, seed: int) -> None:  # noqa: B027  # most have nothing to prepare
+        """Get the next episode of one environment ready, which will begin with `seed`.
+
+        It is called while an episode is played, of one environment in a step.
+        """
+
+    @classmethod
+    def spaces(cls, config: Any) -> tuple[Space[Any], Space[Any]] | None:
+        """Return the observation and action space of one environment; None: one is made to know them.
+
+        Raises InputError if it cannot be made.
+        """
+        return None
+
+    @classmethod
+    def gives_masks(cls, config: Any) -> bool:
+        """Return whether there are masks of valid actions that are to be used, before a run."""
+        return False
+
+    @classmethod
+    def judge(cls, config: Any, space: Space[Any]) -> Goals | None:
+        """Make what knows the rewards of other goals; None where there are no goals.
+
+        space: of one environment's observations.
+        """
+        return None
+
+    @classmethod
+    def watched(cls, config: Any) -> Watched | None:
+        """Make one environment with pictures, which plays as these do; None: there are none."""
+        return None
+
+
+def action_dtype(space: Space[Any]) -> np.dtype:
+    """The type that environments get: the space's, which refuses others (Gymnasium's `contains`)."""
+    return np.dtype(space.dtype or np.float32)

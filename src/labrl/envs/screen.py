@@ -17,7 +17,7 @@ from labrl.config.component import accepted_settings
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
-from labrl.envs.together import Together
+from labrl.envs.watch import Watched
 from labrl.errors import InputError
 
 # What Gymnasium draws with greets when it is imported, and complains where there is no screen and no sound.
@@ -30,7 +30,7 @@ MODES = ("rgb_array", "rgb_array_list")
 """Values of Gymnasium's `render_mode` with which `render()` returns pictures."""
 
 
-class WatchedAtari(AtariEnv):
+class WatchedAtari(AtariEnv, Watched):
     """A game, and beside it the same one in colours: with the same seed and actions both play alike."""
 
     def __init__(self, config: AtariConfig) -> None:
@@ -64,14 +64,14 @@ class WatchedAtari(AtariEnv):
         self._colours = None
 
 
-class WatchedGymnasium(GymnasiumEnv):
+class WatchedGymnasium(GymnasiumEnv, Watched):
     """An environment made for pictures, anew for every episode."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         super().__init__(_drawing(config), num_envs=1, num_threads=1, evaluation=True)
         self._factory = config.factory()
-        mode = getattr(self._drawn(), "render_mode", None)
-        if not _takes_render_mode(config) and mode not in MODES:
+        drawn: Any = self.vector or self.envs[0]
+        if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()
             raise InputError(
                 f"{self._factory.named} takes no argument render_mode, so that it has no pictures: let it "
@@ -79,13 +79,13 @@ class WatchedGymnasium(GymnasiumEnv):
                 code="unsupported",
                 key=self._factory.key,
             )
-        self.frames_per_second = frames_per_second(getattr(self._drawn(), "metadata", None))
+        self.frames_per_second = frames_per_second(drawn.metadata)
         self._bright = False  # whether a real number of a picture was above 1
 
     def picture(self) -> NDArray[np.uint8]:
         """[height, width, 3]"""
         try:
-            pictures: Any = self._env.render()
+            pictures = self.render()
         except (Exception, SystemExit) as error:
             raise self._no_picture(f"failed: {type(error).__name__}: {error}".rstrip(": ")) from error
         rendered = pictures[0] if isinstance(pictures, list | tuple | np.ndarray) and len(pictures) else None
@@ -118,10 +118,6 @@ class WatchedGymnasium(GymnasiumEnv):
         if values.dtype.kind == "b" or (values.dtype.kind == "f" and not self._bright):
             values = values * 255.0
         return values if values.dtype == np.uint8 else values.clip(0, 255).round().astype(np.uint8)
-
-    def _drawn(self) -> Any:
-        env: Any = self._env
-        return env if isinstance(env, Together) else env.envs[0]
 
 
 def frames_per_second(metadata: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 
 
@@ -26,7 +27,7 @@ def patient_threads() -> Iterator[None]:
 
 def _is_ordinary() -> bool:
     """Whether this thread is scheduled as threads are by default, and may change that."""
-    if not hasattr(os, "sched_setscheduler"):
+    if not sys.platform.startswith("linux"):
         return False
     try:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
@@ -39,5 +40,5 @@ def _is_ordinary() -> bool:
 
 def have_all_cores(num_threads: int) -> bool:
     """Whether there is a thread for each core of the machine, and this process may use them all."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    allowed = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else 0
     return num_threads == allowed == os.cpu_count()

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Never
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Space, Tuple
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.envs.checked import LATE, expected
-from labrl.envs.masks import KEY, carries_mask, choices, first_valid, flags_of
+from labrl.envs.masks import KEY, carries_mask, choices, first_flags, first_valid, flags_of
 from labrl.envs.repeatability import same
 from labrl.envs.single import EnvFactory, answered, takes
 from labrl.errors import Code, EnvironmentFailedError, InputError, LabrlError
@@ -31,6 +32,13 @@ NEEDED = (
     "labrl resets each environment when its episode ends, by reset(seed=[a seed for each], "
     "options={'reset_mask': which}), and a seed must determine its episode"
 )
+
+DECLARED: dict[str, Any] = {
+    "num_envs": Integral,
+    "single_observation_space": Space,
+    "single_action_space": Space,
+}
+"""Attributes that every vector environment sets, which Gymnasium's class has no values for."""
 
 ONE_BY_ONE = "env.vectorization=sync (or async)"
 """Advice for an environment that has to be made once for each member."""
@@ -45,15 +53,14 @@ class VectorFactory(EnvFactory):
         super().__init__(**settings)
         self.num_envs = num_envs
 
-    def vector(self) -> Any:
+    def vector(self) -> VectorEnv[Any, Any, Any]:
         """A new one. Raises InputError where it cannot be made, or does not promise what is needed."""
         env: Any = self.build()
         try:
             self._check(env)
         except LabrlError:
-            close = getattr(env, "close", None)
-            if callable(close):
-                close()
+            if isinstance(env, VectorEnv | gymnasium.Env):
+                env.close()
             raise
         return env
 
@@ -95,40 +102,27 @@ class VectorFactory(EnvFactory):
         )
 
     def _check(self, env: Any) -> None:
-        if isinstance(env, gymnasium.Env) and not hasattr(env, "num_envs"):
+        if isinstance(env, gymnasium.Env):
             self._refuse(
                 f"{type(env).__name__}, which it makes, plays one episode at a time. Set {ONE_BY_ONE}"
             )
-        lacking = [
-            name
-            for name in ("single_observation_space", "single_action_space")
-            if not isinstance(getattr(env, name, None), Space)
-        ]
-        lacking += [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
-        metadata = getattr(env, "metadata", None)
-        mode = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-        mode = getattr(mode, "value", mode)
-        if (lacking or mode is None) and hasattr(env, "send") and hasattr(env, "recv"):
+        if not isinstance(env, VectorEnv):
             self._refuse(
-                "it looks like one of EnvPool's, which get their seed once, when they are made, and reset by "
-                f"themselves what has ended. {NEEDED}"
+                f"it makes a {type(env).__name__}, no gymnasium.vector.VectorEnv. Environments of "
+                f"EnvPool get their seed once, and reset by themselves what has ended. {NEEDED}"
             )
+        lacking = [name for name, kind in DECLARED.items() if not isinstance(getattr(env, name, None), kind)]
         if lacking:
-            self._refuse(
-                f"it must make a gymnasium.vector.VectorEnv; the {type(env).__name__} that it makes lacks "
-                f"{', '.join(lacking)}"
-            )
-        if getattr(env, "num_envs", None) != self.num_envs:
-            self._refuse(
-                f"it was asked for num_envs={self.num_envs} environments and has "
-                f"{getattr(env, 'num_envs', 'no num_envs')}"
-            )
+            self._refuse(f"the {type(env).__name__} that it makes lacks {', '.join(lacking)}")
+        if env.num_envs != self.num_envs:
+            self._refuse(f"it was asked for num_envs={self.num_envs} environments and has {env.num_envs}")
+        mode = env.metadata.get("autoreset_mode") if isinstance(env.metadata, Mapping) else None
         if mode is None:
             self._refuse(
                 "it does not say who resets what has ended. If it leaves that to its caller, let its "
                 f"metadata['autoreset_mode'] be gymnasium.vector.AutoresetMode.DISABLED. {NEEDED}"
             )
-        if mode != AutoresetMode.DISABLED.value:
+        if mode not in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value):
             remedy = f"Set {ONE_BY_ONE}" if self.make is None else "Make it with AutoresetMode.DISABLED"
             if self.make is not None and self.make.load() is gymnasium.make_vec:
                 remedy = "Set env.make=null env.id=<the id> env.vectorization=sync (or async)"
@@ -155,19 +149,18 @@ class Together:
         longest: steps after which an episode is truncated where nothing else limits it; None: never. Raises
         InputError for one that does not give what is needed.
         """
-        self._env: Any = make.vector()
+        self._env: VectorEnv[Any, Any, Any] = make.vector()
         self._name, self.closed = name, False
         self.num_envs: int = self._env.num_envs
         self.single_observation_space: Space[Any] = self._env.single_observation_space
         self.single_action_space: Space[Any] = self._env.single_action_space
-        self.metadata = getattr(self._env, "metadata", None)
-        self.render_mode = getattr(self._env, "render_mode", None)
+        self.metadata, self.render_mode = self._env.metadata, self._env.render_mode
         self._expected = expected(self.single_observation_space, "its observation", self.num_envs)
         self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
         self._present: Any = None
-        spec_limit = getattr(getattr(self._env, "spec", None), "max_episode_steps", None)
         self._limit = make.max_episode_steps
-        self._patience = self._limit is None and spec_limit is None
+        spec = self._env.spec
+        self._patience = self._limit is None and (spec is None or spec.max_episode_steps is None)
         """Whether an episode is truncated though nobody has limited it."""
         if self._patience:
             self._limit = longest
@@ -189,7 +182,8 @@ class Together:
         """
         which = options["reset_mask"]
         # Gymnasium's own take the mask out of the dictionary, and somebody's may keep it.
-        answer = self._env.reset(seed=list(seed), options={"reset_mask": which.copy()})
+        seeds: Any = list(seed)
+        answer = self._env.reset(seed=seeds, options={"reset_mask": which.copy()})
         given, info = answered(self._env, "reset", answer)
         self._steps[which] = 0
         fresh = self._looked_at(given, "after a reset")
@@ -202,7 +196,10 @@ class Together:
     def step(
         self, actions: NDArray
     ) -> tuple[Any, NDArray, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Act in every environment, [num_envs, *action]. Returns what `InTurn.step` does."""
+        """Act in every environment, [num_envs, *action].
+
+        Returns observations [num_envs, *obs], rewards in float64, both flags [num_envs], and masks.
+        """
         answer = self._env.step(actions.copy())
         given, reward, terminated, truncated, info = answered(self._env, "step", answer)
         self._steps += 1
@@ -364,8 +361,7 @@ def _same(envs: slice, left: list[list[NDArray]], right: list[list[NDArray]]) ->
 
 def _valid(actions: NDArray, mask: NDArray[np.bool_], space: Any) -> NDArray:
     """`actions`, and the first valid one where an environment's mask leaves something of it out."""
-    starts = np.cumsum([0, *choices(space)[:-1]])
-    index = (actions - space.start).reshape(len(actions), -1) + starts
+    index = (actions - space.start).reshape(len(actions), -1) + first_flags(space)
     fits = np.take_along_axis(mask, index, axis=1).all(axis=1)
     return np.where(fits.reshape(-1, *[1] * (actions.ndim - 1)), actions, first_valid(mask, space))
 

@@ -1,21 +1,25 @@
-"""labrl's vector environment: explicit seeded resets, whole-game statistics, exact save and restore."""
+"""labrl's vector environment: explicit seeded resets, whole-game statistics, exact save and restore.
+
+An episode is its seed and its actions: that is all that is saved of it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Never
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
-from labrl.envs.actions import ActionRecord, action_dtype, check_actions
-from labrl.envs.masks import choices, first_valid, refuse_empty
-from labrl.envs.protocol import Backend, Transition
+from labrl.envs.masks import first_flags, first_valid, refuse_empty
+from labrl.envs.protocol import Backend, Transition, action_dtype
 from labrl.envs.repeatability import same
 from labrl.errors import EnvironmentFailedError
-from labrl.observations import Goals, not_finite
+from labrl.observations import array_dtype, not_finite
 from labrl.seeding import episode_seed
 from labrl.step import Episode, Step
 
@@ -26,6 +30,9 @@ ENDLESS = 27_000
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Learners see rewards in single precision."""
+
+HARMLESS = LARGEST_REWARD**2
+"""No reward of a step is too large, infinite or NaN if the sum of their squares is at most this."""
 
 SHORT = 32
 """Steps at the start of a run in which no next episode is made ready: it may be over before."""
@@ -40,11 +47,15 @@ class VectorEnv:
 
     Episode number k of environment i starts with `episode_seed(seed, i, k)` and nothing else, so what
     an environment plays depends on the seed and its actions only.
+
+    Rewards and observations that are not finite are found in the step in which they come, by one sum of
+    squares over all environments.
     """
 
     def __init__(self, backend: Backend, seed: int, first: int = 0) -> None:
         """first: number of the first environment, where others of the session play in other processes."""
-        self.backend = backend
+        trusted = type(backend).__module__.partition(".")[0] == __name__.partition(".")[0]
+        self.backend = backend if trusted else CopyingBackend(backend)
         self._first = first
         self.seed = seed
         """Of the session; every episode's seed is derived from it."""
@@ -56,22 +67,21 @@ class VectorEnv:
         """Of one environment."""
         self.action_space = backend.action_space
         """Of one environment."""
-        self.masked = bool(getattr(backend, "masked", False))
+        self.masked = backend.masked
         """Whether the environment says which actions are valid."""
-        self.goals: Goals | None = getattr(backend, "goals", None)
+        self.goals = backend.goals
         """Who knows what other goals would have given, None where there are no goals."""
         self.action_mask: NDArray[np.bool_] | None = None
         """Those of the present observations, None where all always are. [num_envs, flags]"""
         self.actions: NDArray | None = None
         """What was done in the last step, None before there is one. [num_envs, *action]"""
-        self._prepare: Callable[[int, int], None] | None = getattr(backend, "prepare", None)
         self._action_dtype = action_dtype(backend.action_space)
-        self._trusted = type(backend).__module__.partition(".")[0] == __name__.partition(".")[0]
-        """Whether the backend is one of labrl's, which write to no array that they have given."""
+        self._first_flags = first_flags(backend.action_space)
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._observation: NDArray | None = None  # the present one [num_envs, *obs]
-        self._told_of_broken = False
+        self._may_break = array_dtype(backend.observation_space).kind in "fV"
+        """Whether an observation may hold a number that is not finite, of which nothing was said yet."""
         self._lost: NDArray | None = None  # the last one of episodes that did not come back
         self._begin(seed)
 
@@ -81,8 +91,9 @@ class VectorEnv:
         Returns the first observations, [num_envs, *obs].
         """
         self._begin(self.seed if seed is None else seed)
-        observation = self._observation = self._reset(self._all)
-        self._look_at(observation)
+        observation = self._observation = self.backend.reset(self._all, self._episode_seed)
+        if self._may_break:
+            self._look_at(observation)
         self.action_mask = self._mask(self._all)
         return observation
 
@@ -94,46 +105,51 @@ class VectorEnv:
         if self._lost is not None:
             return self._cut(self._lost)
         actions = actions.astype(self._action_dtype, copy=False)
-        transition = self._play(actions)
-        observation, reward, terminated, truncated, ended = transition
+        # Environments may write into the actions that they get, and these are recorded.
+        observation, reward, terminated, truncated, ended = self.backend.step(actions.copy())
         self._record.append(actions)
-        self.actions = actions
+        self.actions, self._reached = actions, observation
         self._return += reward
-        if not np.abs(reward).max() <= LARGEST_REWARD:  # of nan it is nan, which is not
-            self._refuse(reward)
-        self._reached = observation
-        self._look_at(observation)
+        if not np.vdot(reward, reward) <= HARMLESS:  # a sum with a NaN is one, and that is not
+            self._check_rewards(reward)
+        if self._may_break:
+            self._look_at(observation)
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
         self._steps += 1
         if self.masked:
             self.action_mask = step.mask = step.next_mask = self._mask(~ended)
-        if over.any():
-            step.episodes = self._finished(transition, over)
-            step.observation = self._next_episode(over)
-            self.action_mask = step.mask = self._mask(over)
-        self._make_ready()
+        if np.count_nonzero(over):
+            step.episodes, step.observation = self._next_episodes(over, ended)
+            if self.masked:
+                self.action_mask = step.mask = self._mask(over)
+        if self.backend.prepares and self._unprepared and self._steps >= SHORT:
+            self._make_ready()
         self._observation = step.observation
         return step
 
-    def _refuse(self, reward: NDArray) -> Never:
-        """Raises EnvironmentFailedError for a reward that is not a finite number."""
-        env = np.flatnonzero(~(np.abs(reward) <= LARGEST_REWARD))[0]
-        raise EnvironmentFailedError(
-            f"{self.name}: environment {env} gave the reward {reward[env]} for step "
-            f"{self._record.lengths[env]} of its episode; rewards must be finite numbers in single precision "
-            f"(below {LARGEST_REWARD:.0e})",
-            key="env",
-        )
+    def _check_rewards(self, reward: NDArray) -> None:
+        """Raises EnvironmentFailedError for a reward that is not a finite number in single precision."""
+        bad = np.flatnonzero(~(np.abs(reward) <= LARGEST_REWARD))
+        if bad.size:
+            env = bad[0]
+            raise EnvironmentFailedError(
+                f"{self.name}: environment {env} gave the reward {reward[env]} for step "
+                f"{self._record.lengths[env]} of its episode; rewards must be finite numbers in single "
+                f"precision (below {LARGEST_REWARD:.0e})",
+                key="env",
+            )
 
     def _look_at(self, observation: NDArray) -> None:
         """Tell of the first observation that is no finite number: what learns from it fails much later.
 
         It is not refused, for a transform of somebody's own may know what it means.
         """
-        if self._told_of_broken or (found := not_finite(observation)) is None:
+        if observation.dtype.kind == "f" and isfinite(np.vdot(observation, observation)):
             return
-        self._told_of_broken = True
+        if (found := not_finite(observation)) is None:
+            return
+        self._may_break = False
         env, value = found
         _log.warning(
             "%s: environment %d gave an observation with %s in it after step %d of its episode; "
@@ -242,7 +258,8 @@ class VectorEnv:
         """The step after episodes were lost. final: [num_envs, *obs], the last that is known of them."""
         self._lost = None
         no = np.zeros(self.num_envs, dtype=np.bool_)
-        first = self._observation = self._next_episode(self._all)
+        _, first = self._next_episodes(self._all, no)
+        self._observation = first
         reward = np.zeros(self.num_envs, dtype=np.float32)
         yes = self._all.copy()
         step = Step(first, final, reward, no, yes, yes, next_mask=self.action_mask, void=True)
@@ -253,7 +270,8 @@ class VectorEnv:
     def _begin(self, seed: int) -> None:
         self.seed = seed
         self._episode = np.zeros(self.num_envs, dtype=np.int64)  # [num_envs]
-        self._episode_seed = self._seeds(self._all)  # [num_envs]
+        seeds = [self._seed_of(env, 0) for env in range(self.num_envs)]
+        self._episode_seed = np.array(seeds, dtype=np.int64)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
         self._record = ActionRecord(self.num_envs, self.action_space)
         self._unprepared = dict.fromkeys(range(self.num_envs))
@@ -265,75 +283,65 @@ class VectorEnv:
         """The masks as the backend has them now, where `needed` with a valid action. [num_envs, flags]"""
         if not self.masked:
             return None
-        mask = self.backend.action_mask  # type: ignore[attr-defined]  # of those with masks
-        mask = mask if self._trusted else np.array(mask)
-        refuse_empty(mask, choices(self.action_space), needed, self.name, self._steps * self.num_envs)
+        mask = self.backend.action_mask
+        assert mask is not None, "a backend with masks has one after each reset and step"
+        refuse_empty(mask, self._first_flags, needed, self.name, self._steps * self.num_envs)
         return mask
-
-    def _seeds(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Seeds of the present episodes of the masked environments, in order."""
-        own = [self._seed_of(int(env), int(self._episode[env])) for env in np.flatnonzero(envs)]
-        return np.array(own, dtype=np.int64)
 
     def _seed_of(self, env: int, episode: int) -> int:
         return episode_seed(self.seed, self._first + env, episode)
 
-    def _finished(self, transition: Transition, over: NDArray[np.bool_]) -> list[Episode]:
-        lengths = self._record.lengths
-        return [
-            Episode(
-                env=int(env),
-                index=int(self._episode[env]),
-                seed=int(self._episode_seed[env]),
-                episode_return=float(self._return[env]),
-                length=int(lengths[env]),
-                truncated=not transition.ended[env],
+    def _next_episodes(
+        self, over: NDArray[np.bool_], ended: NDArray[np.bool_]
+    ) -> tuple[list[Episode], NDArray]:
+        """Begin the next episode where one is over. over, ended: [num_envs].
+
+        Returns the episodes that were finished, and the present observations of all, [num_envs, *obs].
+        """
+        lengths = self._record.begin(over)
+        finished = []
+        for env in over.nonzero()[0].tolist():
+            index = int(self._episode[env])
+            finished.append(
+                Episode(
+                    env=env,
+                    index=index,
+                    seed=int(self._episode_seed[env]),
+                    episode_return=float(self._return[env]),
+                    length=int(lengths[env]),
+                    truncated=not ended[env],
+                )
             )
-            for env in np.flatnonzero(over)
-        ]
-
-    def _next_episode(self, over: NDArray[np.bool_]) -> NDArray:
-        self._episode[over] += 1
-        self._episode_seed[over] = self._seeds(over)
-        self._return[over] = 0.0
-        self._record.begin(over)
-        self._unprepared |= dict.fromkeys(np.flatnonzero(over).tolist())
-        first = self._reset(over)
-        self._look_at(first)
-        return first
-
-    def _reset(self, mask: NDArray[np.bool_]) -> NDArray:
-        """Let the masked environments begin their present episodes. Returns all observations."""
-        observation = self.backend.reset(mask, self._episode_seed)
-        return observation if self._trusted else np.array(observation)
-
-    def _play(self, actions: NDArray) -> Transition:
-        """Act. Environments get a copy of the actions, into which they may write: these are recorded."""
-        transition = self.backend.step(actions.copy())
-        return transition if self._trusted else Transition(*map(np.array, transition))
+            self._episode[env] = index + 1
+            self._episode_seed[env] = episode_seed(self.seed, self._first + env, index + 1)
+            self._return[env] = 0.0
+            self._unprepared[env] = None
+        observation = self.backend.reset(over, self._episode_seed)
+        if self._may_break:
+            self._look_at(observation)
+        return finished, observation
 
     def _make_ready(self) -> None:
         """Begin the next episode of one environment beside the present ones: not of all in the same step."""
-        if self._prepare is None or not self._unprepared or self._steps < SHORT:
-            return
         env = next(iter(self._unprepared))
         del self._unprepared[env]
-        self._prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
+        self.backend.prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
 
     def _replay(self, rows: NDArray) -> NDArray:
         """Play rows [longest, num_envs, *action], resetting each environment where its own begin."""
         start = len(rows) - self._record.lengths  # [num_envs]
-        observation = self._reset(self._all)
+        observation = self.backend.reset(self._all, self._episode_seed)
         discarded = np.zeros(self.num_envs, dtype=np.bool_)  # ended before their own actions began
         for index, row in enumerate(rows):
             fresh = (start == index) | discarded
             if index and fresh.any():
-                self._reset(fresh)
+                self.backend.reset(fresh, self._episode_seed)
             own = start <= index
             if self.masked and not own.all():  # others than the row's owner may not be able to do the same
-                valid = first_valid(self.backend.action_mask, self.action_space)  # type: ignore[attr-defined]
+                assert self.backend.action_mask is not None
+                valid = first_valid(self.backend.action_mask, self.action_space)
                 row = np.where(own.reshape(-1, *[1] * (row.ndim - 1)), row, valid)
-            observation, reward, _, truncated, ended = self._play(row.astype(self._action_dtype))
+            observation, reward, _, truncated, ended = self.backend.step(row.astype(self._action_dtype))
             self._return[own] += reward[own]
             over = ended | truncated
             if (over & own).any():
@@ -344,4 +352,132 @@ class VectorEnv:
                 )
             discarded = over
         last = (start == len(rows)) | discarded
-        return self._reset(last) if len(rows) and last.any() else observation
+        if len(rows) and last.any():
+            return self.backend.reset(last, self._episode_seed)
+        return observation
+
+
+class CopyingBackend(Backend):
+    """Copies what a user's backend gives, which may write into it later."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.name, self.num_envs, self.frame_skip = backend.name, backend.num_envs, backend.frame_skip
+        self.observation_space, self.action_space = backend.observation_space, backend.action_space
+        self.masked, self.goals, self.prepares = backend.masked, backend.goals, backend.prepares
+
+    def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
+        """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
+        observation = np.array(self._backend.reset(mask, seeds))
+        self._take_mask()
+        return observation
+
+    def step(self, actions: NDArray) -> Transition:
+        """Act in every environment. actions: [num_envs, *action]."""
+        transition = Transition(*map(np.array, self._backend.step(actions)))
+        self._take_mask()
+        return transition
+
+    def close(self) -> None:
+        """Free threads and processes."""
+        self._backend.close()
+
+    def prepare(self, env: int, seed: int) -> None:
+        """Get the next episode of an environment ready."""
+        self._backend.prepare(env, seed)
+
+    def _take_mask(self) -> None:
+        if self.masked:
+            self.action_mask = np.array(self._backend.action_mask)
+
+
+def stored_dtype(space: Space[Any]) -> np.dtype:
+    """The narrowest type that keeps the actions of `space` exactly."""
+    if isinstance(space, Discrete) and space.start >= 0 and int(space.start) + int(space.n) <= 256:
+        return np.dtype(np.uint8)
+    return action_dtype(space)
+
+
+class ActionRecord:
+    """The actions of the running episode of every environment.
+
+    One row is written for a vector step, whichever episodes run; each environment remembers at which
+    row its episode began. Rows before the oldest running episode are left behind when new ones need
+    room, and memory doubles when episodes are longer than it holds. What was written is never changed.
+    """
+
+    def __init__(self, num_envs: int, space: Space[Any], capacity: int = 1024) -> None:
+        shape = space.shape or ()
+        self._rows = np.zeros((capacity, num_envs, *shape), dtype=stored_dtype(space))
+        self._first = np.zeros(num_envs, dtype=np.int64)
+        self._next = 0
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Actions since each environment's reset. [num_envs]"""
+        return self._next - self._first
+
+    def append(self, actions: NDArray) -> None:
+        """Add one action per environment. actions: [num_envs, *action]."""
+        if self._next == len(self._rows):
+            self._make_room()
+        self._rows[self._next] = actions
+        self._next += 1
+
+    def begin(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Forget what the masked environments did: they are at the start of an episode. [num_envs]
+
+        Returns how many actions each environment had done before, [num_envs].
+        """
+        lengths = self._next - self._first
+        self._first[envs] = self._next
+        return lengths
+
+    def since_reset(self) -> list[NDArray]:
+        """A copy of each environment's actions, in order. num_envs arrays [length, *action]"""
+        return [self._rows[first : self._next, env].copy() for env, first in enumerate(self._first)]
+
+    def last(self, env: int, length: int) -> NDArray:
+        """The latest actions of one environment, a view that stays as it is. [length, *action]"""
+        return self._rows[self._next - length : self._next, env]
+
+    def load(self, actions: list[NDArray]) -> NDArray:
+        """Take over what `since_reset` gave, aligned so that every environment ends in the last row.
+
+        Returns the rows, [longest, num_envs, *action]; where an environment's own episode has not
+        begun yet they hold the longest one's actions, which are valid and mean nothing.
+        """
+        longest = max(actions, key=len)
+        count = len(longest)
+        capacity = len(self._rows)
+        while capacity < count:
+            capacity *= 2
+        rows = np.zeros((capacity, *self._rows.shape[1:]), dtype=self._rows.dtype)
+        for env, own in enumerate(actions):
+            rows[: count - len(own), env] = longest[: count - len(own)]
+            rows[count - len(own) : count, env] = own
+        self._rows = rows
+        self._first = count - np.array([len(own) for own in actions], dtype=np.int64)
+        self._next = count
+        return rows[:count]
+
+    def _make_room(self) -> None:
+        oldest = int(self._first.min())
+        live = self._next - oldest
+        # New ones in any case: somebody may still look at the actions of an episode that has ended.
+        longer = 2 if live > len(self._rows) // 2 else 1
+        rows = np.zeros((longer * len(self._rows), *self._rows.shape[1:]), dtype=self._rows.dtype)
+        rows[:live] = self._rows[oldest : self._next]
+        self._rows = rows
+        self._first -= oldest
+        self._next = live
+
+
+def check_actions(actions: list[NDArray], num_envs: int, space: Space[Any]) -> None:
+    """Raise ValueError unless `actions` are saved episodes of `num_envs` environments of `space`."""
+    shape = space.shape or ()
+    if len(actions) != num_envs or any(own.shape[1:] != shape for own in actions):
+        raise ValueError(
+            f"saved environments do not fit: {len(actions)} of them, now {num_envs},"
+            f" with actions shaped {[own.shape[1:] for own in actions][:1]}, now {shape}"
+        )

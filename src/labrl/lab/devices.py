@@ -24,7 +24,7 @@ LARGE_PAGE = 2 * 2**20
 
 def machine_cpus() -> int:
     """Cores that the system grants to this process: its affinity, cut to the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, min(cores, math.ceil(_cgroup_quota() or cores)))
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from labrl.config.component import Component
 from labrl.config.compose import prepare
-from labrl.envs.actions import action_dtype
-from labrl.envs.protocol import Backend
+from labrl.envs.protocol import Backend, action_dtype
 from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
 from labrl.lab.past import find, tell_damages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.plugins.launcher import Launcher
@@ -34,7 +35,8 @@ def sweep_grid(
     path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     words = replaced(params, job.words)
     compose = hydra_context.config_loader.load_sweep_config
-    machine = None if getattr(launcher, "elsewhere", False) else Machine()
+    own: Any = launcher if hasattr(launcher, "launch_orders") else None  # one of labrl.plugins
+    machine = None if own is not None and own.elsewhere else Machine()
     job.in_experiment, job.force = True, again is not None and again.force
     if again is None:
         plan = plan_grid(words, lambda trial: compose(config, trial), machine)
@@ -54,7 +56,7 @@ def sweep_grid(
             if record.number not in left and record.status == "finished":
                 experiment.skipped(record.number)
         _announce(plan.orders, experiment)
-        interrupted = _run(launcher, plan.orders, experiment) if plan.orders else None
+        interrupted = _run(launcher, own, plan.orders, experiment) if plan.orders else None
         job.exit_code = experiment.close(interrupted)
 
 
@@ -72,12 +74,14 @@ def _announce(orders: Sequence[Order], experiment: Experiment) -> None:
         say(f"{len(orders)} trials in {experiment.folder.path}")
 
 
-def _run(launcher: Launcher, orders: Sequence[Order], experiment: Experiment) -> int | None:
-    """Let `launcher` run the trials. Returns the exit code where a signal ended it, else None."""
-    launch_orders = getattr(launcher, "launch_orders", None)
-    if launch_orders is not None:
+def _run(launcher: Launcher, own: Any, orders: Sequence[Order], experiment: Experiment) -> int | None:
+    """Let `launcher` run the trials. Returns the exit code where a signal ended it, else None.
+
+    own: the launcher where it is one of labrl's, else None.
+    """
+    if own is not None:
         with experiment.watched(ends=False):
-            stopped: int | None = launch_orders(orders, experiment.started, experiment.ended)
+            stopped: int | None = own.launch_orders(orders, experiment.started, experiment.ended)
         return stopped
     try:
         with experiment.watched(ends=True):

@@ -22,7 +22,7 @@ from labrl.storage.provenance import Typed, as_typed
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
-    from labrl.networks.ranks import Ranks
+    from labrl.learning.ranks import Ranks
     from labrl.storage.run_folder import RunFolder
 
 _FAILED, _RECORDED = "labrl/failed", "labrl/recorded"
@@ -95,9 +95,9 @@ def check_launch(config: TrialConfig) -> None:
             code="contradiction",
             key="env.num_envs",
         )
-    from labrl.session.session import share
+    from labrl.agents.agent import for_rank
 
-    share(config.agent, launch.size)
+    for_rank(config.agent, launch.size)
 
 
 def check_resume(run: RunFolder) -> None:
@@ -127,7 +127,7 @@ class Group:
         import torch.distributed as dist
         from torch.distributed.rendezvous import rendezvous
 
-        from labrl.networks.ranks import Ranks
+        from labrl.learning.ranks import Ranks
 
         self.begun = False
         """Whether the others were told to begin a session."""
@@ -239,7 +239,7 @@ def follow(launch: Launch) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        from labrl.networks.ranks import RankLostError
+        from labrl.learning.ranks import RankLostError
 
         if group is None or isinstance(error, RankLostError):
             return FAILED

@@ -17,7 +17,8 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 
 from labrl.agents.action_spaces import refuse_masks
-from labrl.agents.agent import heeds_masks
+from labrl.agents.agent import agent_class
+from labrl.agents.parts.experience import ExperienceConfig
 from labrl.agents.random import check_uniform
 from labrl.agents.transforms import Transforms
 from labrl.config.component import Component
@@ -34,7 +35,10 @@ from labrl.lab.summary import how_to_report, how_to_resume, say
 from labrl.lab.torchrun import check_launch, leading
 from labrl.lab.worker import main as session_main
 from labrl.lab.worker import run_session
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
+from labrl.memory.offline import OfflineData
+from labrl.memory.replay import Replay
+from labrl.networks.building import is_recurrent
 from labrl.networks.spaces import Spaces
 from labrl.processes import SIGNALS, children_ignore_ctrl_c, exit_code_of, how_it_ended, signals_raise
 from labrl.script import Carried
@@ -67,12 +71,12 @@ def check(config: TrialConfig) -> None:
             code="usage",
             key="search",
         )
-    meta = config.meta
+    meta, agent = config.meta, agent_class(config.agent)
     machine = Machine(machine_cpus())
     machine.check(Need.of(dataclasses.asdict(meta), 1, machine.cores))
     compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
     if meta.compile:
-        if getattr(config.agent.load(), "REMEMBERS", False):
+        if is_recurrent(config.agent):
             raise InputError(
                 "meta.compile=true: recurrent networks are not compiled, because their cells are kernels of "
                 "PyTorch itself. Set meta.compile=false.",
@@ -83,20 +87,18 @@ def check(config: TrialConfig) -> None:
     observation_space, action_space = describe(config.env)
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
-    agent = config.agent.load()
     config.agent.check("check", spaces)
-    if gives_masks(config.env) and not heeds_masks(agent):
-        refuse_masks(getattr(agent, "NAME", config.agent.target), action_space, config.env.config.name)
-    if config.meta.eval_greedy and not hasattr(agent, "greedy_action"):
+    if gives_masks(config.env) and not agent.TRAITS.masks:
+        refuse_masks(agent.NAME or config.agent.target, action_space, config.env.config.name)
+    if config.meta.eval_greedy and not agent.TRAITS.greedy:
         raise InputError(
-            f"meta.eval_greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`). "
-            "Set meta.eval_greedy=false.",
+            f"meta.eval_greedy=true: {config.agent.target} has no greedy action. Set meta.eval_greedy=false.",
             code="unsupported",
             key="meta.eval_greedy",
         )
     if meta.eval_epsilon:
         check_uniform(action_space, f"meta.eval_epsilon={meta.eval_epsilon:g}")
-    if meta.gradient_noise and not getattr(agent, "HALVES", True):
+    if meta.gradient_noise and not agent.TRAITS.halves:
         raise InputError(
             f"meta.gradient_noise=true compares gradients of half a minibatch and of the whole, and agent "
             f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false.",
@@ -107,10 +109,10 @@ def check(config: TrialConfig) -> None:
     _check_room(meta.max_session)
     if meta.distributed:
         _check_distributed(config)
-    if meta.async_unroll is not None and not hasattr(agent, "adopt"):
+    if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
         raise InputError(
             f"meta.async_unroll: agent {config.agent.target} learns only from what it has just played with "
-            "its own weights (it has no method `adopt`). Set meta.async_unroll=null, or choose an agent with "
+            "its own weights. Set meta.async_unroll=null, or choose an agent with "
             "a replay buffer: agent=dqn, sac, crossq, td3 or ddpg.",
             code="unsupported",
             key="meta.async_unroll",
@@ -125,7 +127,9 @@ def check(config: TrialConfig) -> None:
 
 def _check_collecting(config: TrialConfig) -> None:
     """Raises InputError where nothing is played at times, and something needs that it is."""
-    begin, until = (getattr(config.agent.config, name, None) for name in ("collect_from", "collect_until"))
+    if not isinstance(config.agent.config, ExperienceConfig):
+        return
+    begin, until = config.agent.config.collect_from, config.agent.config.collect_until
     if config.meta.async_unroll is not None and (begin or until is not None):
         key = "collect_until" if until is not None else "collect_from"
         raise InputError(
@@ -146,9 +150,12 @@ def _check_collecting(config: TrialConfig) -> None:
 
 def _check_goals(config: TrialConfig) -> None:
     """Raises InputError where a memory reads goals that a transform has changed."""
-    memory = getattr(config.agent.config, "memory", None)
+    if not isinstance(config.agent.config, ExperienceConfig):
+        return
+    memory = config.agent.config.memory
     given = [name for name, transform in config.transforms.items() if transform is not None]
-    if given and memory is not None and getattr(memory.load(), "reads_goals", False):
+    made = memory.load()
+    if given and isinstance(made, type) and issubclass(made, Replay) and made.TRAITS.goals:
         raise InputError(
             f"transforms.{given[0]} and agent.memory={memory.target} contradict each other: the replay "
             f"buffer needs the goals and rewards of the environment itself. Set transforms.{given[0]}=null "
@@ -163,11 +170,13 @@ def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
 
     actions: of the environment.
     """
-    offline = getattr(config.agent.config, "offline", None)
-    if offline is None or not hasattr(offline.load(), "transforms"):
+    offline = config.agent.config.offline if isinstance(config.agent.config, ExperienceConfig) else None
+    if offline is None or not isinstance(offline.load(), type) or not issubclass(offline.load(), OfflineData):
         return
-    offline.load().check(offline.config)
-    then = offline.load().transforms(offline.config)
+    source: type[OfflineData] = offline.load()
+    source.check(offline.config)
+    if (then := source.transforms(offline.config)) is None:
+        return
     now = {name: transform for name, transform in config.transforms.items() if transform is not None}
     for name in sorted(now | then):
         if now.get(name) != then.get(name):
@@ -179,14 +188,13 @@ def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
                 code="contradiction",
                 key=f"transforms.{name}",
             )
-    if hasattr(offline.load(), "environment"):
-        _compare_actions(offline, actions)
+    if (played_in := source.environment(offline.config)) is not None:
+        _compare_actions(played_in, actions)
 
 
-def _compare_actions(offline: Component, actions: Space[Any]) -> None:
-    """Raises InputError where those of the source mean something else: memories keep them without bounds."""
+def _compare_actions(source: Component, actions: Space[Any]) -> None:
+    """Raises InputError where those of `source` mean something else: memories keep them without bounds."""
     try:
-        source = offline.load().environment(offline.config)
         theirs = describe(source)[1]
     except LabrlError:  # it cannot be made here
         return
@@ -227,7 +235,7 @@ def _check_distributed(config: TrialConfig) -> None:
             code="contradiction",
             key="meta.max_session",
         )
-    if not hasattr(config.agent.load(), "weights"):
+    if not agent_class(config.agent).TRAITS.shares_weights:
         raise InputError(
             f"{asked}: {config.agent.target} cannot train weights together with other sessions; agents that "
             "learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false.",
@@ -308,7 +316,7 @@ def run_sessions(
         say("meta.distributed: sessions write the same weights in no fixed order, so no two runs are equal")
     if config.meta.async_unroll is not None:
         say("meta.async_unroll: how old the weights are that act is up to the machine: no two runs are equal")
-    inexact = [f"meta.{key}" for key in ("distributed", "async_unroll") if getattr(config.meta, key)]
+    inexact = [f"meta.{key}" for key in ("distributed", "async_unroll") if vars(config.meta)[key]]
     if inexact:
         run.set_status("running", inexact=inexact)
     group = leading()

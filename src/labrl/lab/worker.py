@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from labrl.agents.errors import NonFiniteError
+from labrl.agents.agent import NonFiniteError
+from labrl.agents.parts.experience import ExperienceConfig
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
 from labrl.lab.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.lab.result import SessionResult
 from labrl.lab.torchrun import why_lost
-from labrl.networks.ranks import ALONE, RankLostError, Ranks
+from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent
 from labrl.script import Carried
@@ -94,7 +95,7 @@ def run_session(
 
 def _warn_of_another_scale(session: Session) -> None:
     drifting = session.transforms.drifting
-    if drifting and getattr(session.config.agent.config, "memory", None) is not None:
+    if drifting and isinstance(session.config.agent.config, ExperienceConfig):
         _log.warning(
             "transforms.%s: its statistics move on, and agent.memory keeps steps as they were seen when they "
             "were played: the first ones stay beside later ones on another scale. For rewards, a fixed scale "
@@ -192,13 +193,14 @@ def _fill(result: SessionResult, session: Session) -> None:
     result.frame, result.opt_step, result.wall = clock.frame, clock.opt_step, clock.wall
     result.phases = dict(session.timers.seconds)
     result.networks = {name: count(module) for name, module in session.agent.modules().items()}
-    result.episodes = session.episodes.total
-    if len(session.episodes):
+    result.episodes = clock.episode
+    if session.episodes.latest:
         statistics = session.episodes.statistics()
-        result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes)
+        result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes.latest)
         if result.return_episodes > 1:
             result.return_std = statistics["return_std"]
-    result.best_return, result.best_source = session.best_return, session.best_source
+    evaluate = session.evaluate
+    result.best_return, result.best_source = evaluate.best_return, evaluate.best_source
 
 
 def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_threads: int) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from labrl.config.types import Probability
 from labrl.errors import InputError
-from labrl.memory.replay import Replay, ReplayConfig, Sample
+from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits, Sample
 from labrl.observations import ACHIEVED, DESIRED, Goals
 from labrl.step import Step
 
@@ -35,26 +35,24 @@ class HindsightReplay(Replay):
     """
 
     Config = HindsightReplayConfig
-    reads_goals = True
+    TRAITS = ReplayTraits(goals=True)
 
     def __init__(
-        self, config: HindsightReplayConfig, *, n_step: int, goals: Goals | None = None, **runtime: Any
+        self, config: HindsightReplayConfig, *, gamma: float, goals: Goals | None = None, **runtime: Any
     ) -> None:
-        """goals: of the environment; all else as Replay."""
+        """Take the arguments of `Replay`. goals: of the environment."""
         if goals is None and not runtime["workspace"].acting_only:
             raise _no_goals()
-        super().__init__(config, n_step=n_step, **runtime)
-        self._strategy, self._share, self._goals = config.strategy, config.relabelled, goals
-        self._gamma = np.float32(runtime["gamma"])
-        shape = self._transitions.num_envs, self._transitions.slots
-        self._first = np.zeros(shape, np.int64)
-        self._last = np.full(shape, -1, np.int64)
-        """By place, the first and the last step of the episode that a step is of; -1: it goes on."""
-        self._begin = np.zeros(shape[0], np.int64)  # of the running episode [num_envs]
+        super().__init__(config, gamma=gamma, **runtime)
+        self._goals, self._gamma = goals, np.float32(gamma)
+        # By place, the first and the last step of the episode that a step belongs to; last -1: it goes on.
+        self._first = np.zeros((self.num_envs, self.slots), np.int64)
+        self._last = np.full((self.num_envs, self.slots), -1, np.int64)
+        self._begin = np.zeros(self.num_envs, np.int64)  # of the running episode [num_envs]
 
     @classmethod
-    def check(cls, config: HindsightReplayConfig, goals: Goals | None, n_step: int) -> None:
-        """Raises InputError where there are no goals, and for windows of several steps."""
+    def check_goals(cls, goals: Goals | None, n_step: int) -> None:
+        """Raises InputError where the environment has no goals, and for windows of several steps."""
         if goals is None:
             raise _no_goals()
         goals.check()
@@ -67,45 +65,46 @@ class HindsightReplay(Replay):
             )
 
     def add(
-        self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
+        self,
+        observation: NDArray,
+        action: NDArray,
+        step: Step,
+        mask: NDArray[np.bool_] | None = None,
+        state: NDArray | None = None,
     ) -> None:
         """Store one vector step; the episodes that it ends can be given other goals from now on."""
-        super().add(observation, action, step, mask)
-        latest = self._transitions.steps - 1
+        super().add(observation, action, step, mask, state)
+        latest = self.steps - 1
         if step.void:
-            for env in np.flatnonzero(self._begin <= latest):
-                self._end(int(env), latest)
-            return
-        # Not the episode that had the place before, of which a memory that comes back would not know.
-        self._last[:, latest % self._transitions.slots] = -1
-        for env in np.flatnonzero(step.terminated | step.episode_over):
+            ended = self._begin <= latest
+        else:
+            ended = step.terminated | step.episode_over
+            # Not the episode that had the place before, of which a restored buffer would not know.
+            self._last[:, latest % self.slots] = -1
+        for env in np.flatnonzero(ended):
             self._end(int(env), latest)
 
     def sample(self, batch_size: int, frame: int) -> Sample:
-        """As Replay, then with other goals."""
+        """Draw as `Replay`, then replace goals."""
         sample = super().sample(batch_size, frame)
-        env, step = self._transitions.pairs(sample.index)
-        place = step % self._transitions.slots
-        last = self._last[env, place]
-        wanted = (self._generator.random(batch_size) < self._share) & (last >= step)
-        first = np.maximum(self._first[env, place], self._transitions.oldest[env])
-        reached = self._chosen(step, first, last)
+        step, env = np.divmod(sample.index, self.num_envs)
+        last = self._last[env, step % self.slots]
+        wanted = (self.generator.random(batch_size) < self._config.relabelled) & (last >= step)
+        # The step that led to the state whose goal is taken.
+        reached = last
+        if self._config.strategy != "final":
+            first = np.maximum(self._first[env, step % self.slots], self.oldest[env])
+            begin = step if self._config.strategy == "future" else first
+            reached = self.generator.integers(begin, np.maximum(last, begin) + 1)
         rows = np.flatnonzero(wanted)
-        if not len(rows):
-            return sample
-        goal = self._transitions.reached(env[rows], reached[rows], ACHIEVED)
-        return self._relabelled(sample, rows, goal)
+        if len(rows):
+            env, reached = env[rows], reached[rows]
+            frames = self._columns["next_frame"][env, reached % self.slots]
+            self._relabel(sample, rows, self._ring.input_of(env, frames, ACHIEVED))
+        return sample
 
-    def _chosen(
-        self, step: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """The step that led to the state whose goal is taken. [batch] each"""
-        if self._strategy == "final":
-            return last
-        begin = step if self._strategy == "future" else first
-        return self._generator.integers(begin, np.maximum(last, begin) + 1)
-
-    def _relabelled(self, sample: Sample, rows: NDArray[np.int64], goal: NDArray) -> Sample:
+    def _relabel(self, sample: Sample, rows: NDArray[np.int64], goal: NDArray) -> None:
+        """Give some rows of a sample another goal, with the reward and the end that it brings."""
         assert self._goals is not None
         sample.observation[DESIRED][rows] = goal
         sample.next_observation[DESIRED][rows] = goal
@@ -114,22 +113,21 @@ class HindsightReplay(Replay):
         terminated = self._goals.terminated(achieved, goal)
         if terminated is not None:
             sample.discount[rows] = np.where(terminated, np.float32(0), self._gamma)
-        return sample
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         super()._restore(state)
         # The first episode of each environment may have begun before what is left of it: no matter.
-        transitions = self._transitions
         self._last.fill(-1)
-        self._begin[:] = transitions.oldest
-        for step, env in transitions.ends():
-            self._end(env, step)
+        self._begin[:] = self.oldest
+        steps = np.arange(int(self.oldest.min()), self.steps)
+        cut = self._columns["cut"][:, steps % self.slots].T & (steps[:, None] >= self.oldest)
+        for row, env in np.argwhere(cut).tolist():
+            self._end(env, int(steps[row]))
 
     def _end(self, env: int, last: int) -> None:
-        """An episode of `env` has ended with step `last`."""
-        slots = self._transitions.slots
-        first = max(int(self._begin[env]), last + 1 - slots)
-        places = np.arange(first, last + 1) % slots
+        """Note that an episode of `env` has ended with step `last`."""
+        first = max(int(self._begin[env]), last + 1 - self.slots)
+        places = np.arange(first, last + 1) % self.slots
         self._first[env, places] = first
         self._last[env, places] = last
         self._begin[env] = last + 1

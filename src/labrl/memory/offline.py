@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
+from labrl.config.component import Component
 from labrl.config.types import PositiveInt, Probability
 from labrl.errors import InputError
-from labrl.memory.piece import Piece
 from labrl.memory.replay import Replay, ReplayConfig, Sample
 from labrl.workspace import Workspace
 
@@ -37,11 +38,103 @@ class Wanted(NamedTuple):
     action: gym.Space[Any]
     """As the environment takes them."""
     stored: gym.Space[Any]
-    """As the agent remembers them."""
+    """As the agent stores them."""
     gamma: float
     n_step: int
     num_masked: int = 0
     """Actions that masks have a flag for, 0 for an agent that does not support masks."""
+
+
+class Piece(NamedTuple):
+    """Consecutive transitions of one environment."""
+
+    observation: NDArray
+    """[n, *obs]"""
+    action: NDArray
+    """As the agent stores them. [n, *stored]"""
+    reward: NDArray
+    """[n]"""
+    next_observation: NDArray
+    """What each led to. [n, *obs]"""
+    terminated: NDArray[np.bool_]
+    """[n]"""
+    cut: NDArray[np.bool_]
+    """Whether the next one is not what follows. [n]"""
+    mask: NDArray[np.bool_] | None = None
+    """Which actions were valid, None where there are no masks. [n, actions]"""
+    next_mask: NDArray[np.bool_] | None = None
+    """Which are valid in `next_observation`. [n, actions]"""
+
+    def part(self, rows: slice) -> Piece:
+        """Return some of them."""
+        columns: list[Any] = [None if column is None else column[rows] for column in self]
+        return Piece(*columns)
+
+
+class PieceReplay(Replay):
+    """Replay buffer that is filled and read piece by piece, many times faster than step by step."""
+
+    def extend(self, piece: Piece) -> None:
+        """Store a piece, in a buffer of a single environment that has room for it."""
+        # However the observations follow each other, those of so many transitions fit into the ring.
+        most = max(self._ring.length // self._ring.most_frames, 1)
+        for begin in range(0, len(piece.reward), most):
+            self._extend(piece.part(slice(begin, begin + most)))
+
+    def pieces(self, size: int) -> Iterator[Piece]:
+        """Read all that is stored, at most `size` transitions of an environment at once."""
+        for env in range(self.num_envs):
+            for begin in range(int(self.oldest[env]), self.steps, size):
+                step = np.arange(begin, min(begin + size, self.steps))
+                envs = np.full(len(step), env)
+                sample = self._gather(envs, step, np.ones(len(step), np.float32))
+                cut = self._columns["cut"][env, step % self.slots]
+                cut[-1] |= step[-1] == self.steps - 1
+                yield Piece(
+                    sample.observation,
+                    sample.action,
+                    sample.reward,
+                    sample.next_observation,
+                    sample.discount == 0,
+                    cut,
+                    sample.mask,
+                    sample.next_mask,
+                )
+
+    def _extend(self, piece: Piece) -> None:
+        columns, first, last = self._columns, self.steps, self.steps + len(piece.reward)
+        rows = (0, slice(first, last))
+        columns["frame"][rows], columns["next_frame"][rows] = self._push(piece)
+        columns["action"][rows], columns["reward"][rows] = piece.action, piece.reward
+        columns["terminated"][rows], columns["cut"][rows] = piece.terminated, piece.cut
+        if self._masked:
+            columns["mask"][rows] = True if piece.mask is None else piece.mask
+            columns["next_mask"][rows] = True if piece.next_mask is None else piece.next_mask
+        self._written[-1] = self.steps = last
+        ended = first + np.flatnonzero(piece.cut)
+        self.complete[0] = max(self.complete[0], last - self._n_step + 1, *(ended[-1:] + 1))
+        self._drop_without_frames()
+
+    def _push(self, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Push the frames of a piece. Returns the newest of its observations and of what they led to."""
+        ring, stack = self._ring, self._ring.stack
+        frames, before, after = ring.frames[0], piece.observation, piece.next_observation
+        olds, news = ring.stacks_of(before), ring.stacks_of(after)
+        shifted = np.ones(len(news), np.bool_)
+        if stack > 1:
+            shifted = (news[:, :-1] == olds[:, 1:]).reshape(len(news), -1).all(axis=1)
+        begins = np.concatenate([[True], piece.cut[:-1]])
+        for row in np.flatnonzero(begins)[1:]:  # where only a life was lost, the game went on
+            begins[row] = before[row].tobytes() != after[row - 1].tobytes()
+        pushed = np.where(shifted, 1, stack)
+        following = ring.head[0] + (pushed + stack * begins).cumsum() - 1
+        newest = following - pushed
+        for back in range(stack):
+            whole = slice(None) if back == 0 else ~shifted
+            frames[(newest[begins] - back) % ring.length] = olds[begins, -1 - back]
+            frames[(following[whole] - back) % ring.length] = news[whole, -1 - back]
+        ring.head[0] = ring.written[0] = following[-1] + 1
+        return newest, following
 
 
 class OfflineData:
@@ -66,7 +159,7 @@ class OfflineData:
                 code="unsupported",
                 key="agent.offline",
             )
-        self._memory = Replay(
+        self._memory = PieceReplay(
             ReplayConfig(capacity=total + wanted.n_step, storage="ram", newest_share=0.0),
             observation_space=wanted.observation,
             action_space=wanted.stored,
@@ -83,29 +176,46 @@ class OfflineData:
                 self._checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), self._checksum)
             self._memory.extend(piece)
 
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raise InputError where the source is not there. Nothing is built yet."""
+
+    @classmethod
+    def environment(cls, config: Any) -> Component | None:
+        """Return the environment in which the transitions were played; None where it is not known."""
+        return None
+
+    @classmethod
+    def transforms(cls, config: Any) -> dict[str, Component] | None:
+        """Return what observations and rewards have gone through, by name; None where it is not known."""
+        return None
+
     def __len__(self) -> int:
         """Transitions."""
         return len(self._memory)
 
     def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Sample:
-        """A minibatch of both kinds; those of the source come last and have an index below 0.
+        """Draw a minibatch of both kinds; those of the source come last and have an index below 0.
 
         update: its number from 0; joined: whether the session's transitions may take part yet.
         """
         own = batch_size - round(self._config.share * batch_size)
         if not joined or update % self._config.online_every or len(online) < own:
             own = 0
-        theirs = self._memory.sample(batch_size - own, frame) if own < batch_size else None
-        if theirs is not None:
-            theirs = theirs._replace(index=np.full_like(theirs.index, -1))
+        if own == batch_size:
+            return online.sample(own, frame)
+        theirs = self._memory.sample(batch_size - own, frame)
+        theirs = theirs._replace(index=np.full_like(theirs.index, -1))
         if not own:
-            assert theirs is not None
             return theirs
-        sample = online.sample(own, frame)
-        return sample if theirs is None else _joined(sample, theirs)
+        pairs = zip(online.sample(own, frame), theirs, strict=True)
+        columns: list[Any] = [
+            None if left is None else np.concatenate([left, right]) for left, right in pairs
+        ]
+        return Sample(*columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it is known by again: the transitions are their source's."""
+        """Return what it is known by again: the transitions are their source's."""
         return {"transitions": len(self), "checksum": self._checksum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -120,20 +230,12 @@ class OfflineData:
 
 
 def _first(pieces: Iterable[Piece], left: int) -> Iterable[Piece]:
-    """As many as hold `left` transitions, the last one cut short."""
+    """Yield as many as hold `left` transitions, the last one cut short."""
     for piece in pieces:
         if left < len(piece.reward):
-            piece = piece.rows(slice(left))
+            piece = piece.part(slice(left))
             piece.cut[-1:] = True
         yield piece
         left -= len(piece.reward)
         if left == 0:
             return
-
-
-def _joined(one: Sample, other: Sample) -> Sample:
-    """One minibatch of two."""
-    columns: dict[str, Any] = {}
-    for name, left, right in zip(Sample._fields, one, other, strict=True):
-        columns[name] = None if left is None else np.concatenate([left, right])
-    return Sample(**columns)

@@ -1,26 +1,32 @@
-"""Replay memory (Lin, 1992, "Self-improving reactive agents"; Mnih et al., 2015): uniform sampling."""
+"""Replay buffer (Lin, 1992, "Self-improving reactive agents"; Mnih et al., 2015): the latest transitions.
+
+`Replay` keeps rows of transitions and draws from them uniformly, a `FrameRing` keeps the frames of their
+observations, each once, the `Workspace` provides the arrays of both, in memory or in files, and a `Sample`
+is a minibatch. Prioritized replay, hindsight and replay of sequences derive from `Replay`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.config.component import Component
 from labrl.config.types import PositiveInt, Probability
 from labrl.errors import DamagedFileError, InputError
-from labrl.memory.extent import Extent
-from labrl.memory.piece import Piece
-from labrl.memory.transitions import Sample, Transitions
+from labrl.observations import Goals, array_dtype
 from labrl.step import Step
-from labrl.workspace import Arrays, Layout, NoRoomError, UnfitFileError, Workspace, gigabytes
+from labrl.workspace import Layout, Workspace
 
-__all__ = ["Replay", "ReplayConfig", "Sample", "check_capacity"]
+_log = logging.getLogger(__name__)
+_WAY_OUT = "Resume from a newer checkpoint, or start a new run."
 
 
 @dataclass(kw_only=True)
@@ -35,6 +41,30 @@ class StorageConfig:
     """Where the transitions lie: in memory, so that every checkpoint copies them, or in files in the run
     folder, so that a checkpoint has them written out and copies nothing."""
 
+    def steps_kept(self, n_step: int) -> int:
+        """Return the steps of an environment that must be kept, so that there is always one to sample."""
+        return n_step + 1
+
+    def reasons(self, num_envs: int, n_step: int) -> str:
+        """Return the options that say how many steps must be kept, for messages."""
+        return f"env.num_envs={num_envs}, agent.n_step={n_step}"
+
+    def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
+        """Return the frames after which a minibatch can be drawn."""
+        return batch_size + n_step * num_envs
+
+    def check_capacity(self, num_envs: int, n_step: int) -> None:
+        """Raises InputError where the buffer could not keep enough steps of every environment."""
+        steps = self.steps_kept(n_step)
+        if self.capacity < num_envs * steps:
+            raise InputError(
+                f"agent.memory.capacity must be at least {num_envs * steps}, so that {steps} steps of each "
+                f"environment are kept ({self.reasons(num_envs, n_step)}), got {self.capacity} (set "
+                f"agent.memory.capacity={num_envs * steps} or more).",
+                code="contradiction",
+                key="agent.memory.capacity",
+            )
+
 
 @dataclass(kw_only=True)
 class ReplayConfig(StorageConfig):
@@ -45,26 +75,184 @@ class ReplayConfig(StorageConfig):
     is combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
 
 
-def check_capacity(config: ReplayConfig, num_envs: int, n_step: int) -> None:
-    """Raises InputError where the memory could not keep a whole window of every environment."""
-    least = num_envs * (n_step + 1)
-    if config.capacity < least:
-        raise InputError(
-            f"agent.memory.capacity must be at least {least} (env.num_envs {num_envs} x (agent.n_step "
-            f"{n_step} + 1)), got {config.capacity} (set agent.memory.capacity={least} or more).",
-            code="contradiction",
-            key="agent.memory.capacity",
-        )
+@dataclass(frozen=True)
+class ReplayTraits:
+    """What a replay buffer needs of an agent and an environment."""
+
+    sequences: bool = False
+    """It samples sequences with recurrent states, instead of single transitions."""
+    goals: bool = False
+    """It computes rewards for other goals, so that the environment must have some."""
+
+
+class Sample(NamedTuple):
+    """A batch of transitions, n steps long or shorter where an episode or a life ended.
+
+    To be read only: `observation` and `next_observation` may share the frames that both have.
+    """
+
+    observation: NDArray
+    """[batch, *obs]"""
+    action: NDArray
+    """[batch, *action]"""
+    reward: NDArray[np.float32]
+    """Discounted sum of the rewards over the window. [batch]"""
+    next_observation: NDArray
+    """The state at the end of the window: the true final one where an episode was cut. [batch, *obs]"""
+    discount: NDArray[np.float32]
+    """Factor of the value of `next_observation`: gamma^k after k steps, 0 after a termination. [batch]"""
+    weight: NDArray[np.float32]
+    """Importance weights, the largest is 1; all 1 where sampling is uniform. [batch]"""
+    index: NDArray[np.int64]  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a batch
+    """Names the transitions to `update_priorities`. [batch]"""
+    mask: NDArray[np.bool_] | None = None
+    """Which actions were valid, None where all always are. [batch, actions]"""
+    next_mask: NDArray[np.bool_] | None = None
+    """Which are valid in `next_observation`; they mean nothing where `discount` is 0. [batch, actions]"""
+
+
+class FrameRing:
+    """The latest frames of every environment, each stored once however many stacked observations show it.
+
+    A frame is named by how many its environment had pushed before it: a number that only grows. Frames
+    of one observation follow each other, so that an observation is named by its newest frame.
+
+    Bytes of three axes or more with a first axis shorter than the next two are a stack of frames, the
+    newest last, as the ALE gives them ([stack, height, width]). Everything else is one frame, and so are
+    an observation of several inputs, stacks among them too, and a first axis of three or a multiple of it,
+    which may be colours: those do not move on by one frame a step.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.shape: tuple[int, ...] = space.shape or ()
+        is_image = len(self.shape) >= 3 and space.dtype == np.uint8
+        is_stack = is_image and self.shape[0] < min(self.shape[1:3]) and self.shape[0] % 3 > 0
+        self.stack: int = self.shape[0] if is_stack else 1
+        """Frames in an observation, >= 1."""
+        self.frame: tuple[int, ...] = self.shape[1:] if is_stack else self.shape
+        """Shape of a frame."""
+        dtype = array_dtype(space)
+        self.dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
+        self.is_image = _has_image(space)
+
+    def length_for(self, transitions: int, n_step: int, together: int = 0) -> int:
+        """Return the frames that one environment needs to keep its latest `transitions`.
+
+        Small observations: enough for episodes of one step. Images: one for each transition and a
+        sixteenth more for the starts of episodes, at least what the last n_step + 1 may take, and the last
+        `together`, which are of use only if all of them are there.
+        """
+        if not self.is_image:
+            return 2 * transitions + 1
+        usual = transitions + -(-transitions // 16) + (2 * n_step + 3) * self.stack
+        return max(usual, (2 * together + 1) * self.stack)
+
+    @property
+    def most_frames(self) -> int:
+        """Frames that one step may push: all that it led to, and all that the next episode begins with."""
+        return 2 * self.stack
+
+    def open(self, frames: NDArray, written: NDArray[np.int64], live: int) -> None:
+        """Keep the frames in an array from now on.
+
+        frames: zeros, or what a run before this one left [num_envs, length, *frame]; written: for each
+        environment the most frames that were ever pushed into `frames` [num_envs]; live: how many of the
+        latest are in use, the places of the others may hold what a checkpoint still needs.
+        """
+        self.num_envs, self.length = frames.shape[:2]
+        self.frames, self.written, self.live = frames, written, live
+        self.head = np.zeros(self.num_envs, np.int64)
+        """Frames pushed so far. [num_envs]"""
+        self._flat = frames.reshape(-1, *self.frame)
+        self._envs = np.arange(self.num_envs)
+        self._start = self._envs * self.length  # row of `_flat` where an environment's ring begins
+        self._same = np.empty((self.num_envs, self.stack - 1, *self.frame), np.bool_)
+
+    @property
+    def newest(self) -> NDArray[np.int64]:
+        """The newest frame of each environment. [num_envs]"""
+        return self.head - 1
+
+    def begin(self, observation: NDArray, envs: NDArray[np.int64] | None = None) -> None:
+        """Push whole observations, the first of their episodes. [num_envs, *obs], or those of `envs`."""
+        self._push(self._envs if envs is None else envs, self.stacks_of(observation))
+
+    def follow(self, before: NDArray, after: NDArray) -> None:
+        """Push what is new in `after`, the observations that followed `before`. [num_envs, *obs] each
+
+        A stack that is not the one before it shifted by a frame is pushed whole.
+        """
+        new = self.stacks_of(after)
+        if self.stack > 1:
+            same = np.equal(new[:, :-1], self.stacks_of(before)[:, 1:], out=self._same)
+            if not same.all():
+                shifted = same.reshape(self.num_envs, -1).all(axis=1)
+                self._push(self._envs[~shifted], new[~shifted])
+                self._push(self._envs[shifted], new[shifted, -1:])
+                return
+        self._push(self._envs, new[:, -1:])
+
+    def observations(self, env: NDArray[np.int64], newest: NDArray[np.int64]) -> NDArray:
+        """Return observations of `env` that end with the frames `newest`. [batch] each -> [batch, *obs]"""
+        return self._gather(env, newest, self.stack).reshape(-1, *self.shape)
+
+    def pairs(
+        self, env: NDArray[np.int64], newest: NDArray[np.int64], following: NDArray[np.int64]
+    ) -> tuple[NDArray, NDArray]:
+        """Return observations of `env` that end with the frames `newest`, and that end with `following`.
+
+        [batch] each -> [batch, *obs] each. Two stacks that share frames are parts of one array, where
+        each frame is copied once.
+        """
+        gap = int(following[0] - newest[0])
+        if gap < self.stack and (following - newest == gap).all():
+            frames = self._gather(env, following, self.stack + gap)
+            return frames[:, : self.stack], frames[:, gap:]
+        both = self.observations(np.concatenate([env, env]), np.concatenate([newest, following]))
+        return both[: len(env)], both[len(env) :]
+
+    def input_of(self, env: NDArray[np.int64], newest: NDArray[np.int64], name: str) -> NDArray:
+        """Return one input of the frames `newest` of `env`. [batch] each -> [batch, *input]"""
+        return self._flat[name][newest % self.length + self._start[env]]
+
+    def stacks_of(self, observation: NDArray) -> NDArray:
+        """Return observations as stacks of frames. [n, *obs] -> [n, stack, *frame]"""
+        return observation.reshape(len(observation), self.stack, *self.frame)
+
+    def _gather(self, env: NDArray[np.int64], newest: NDArray[np.int64], count: int) -> NDArray:
+        """Return the `count` frames of each `env` that end with `newest`. -> [batch, count, *frame]"""
+        places = (newest[:, None] + np.arange(1 - count, 1)) % self.length
+        return self._flat.take(places + self._start[env][:, None], axis=0)
+
+    def _push(self, envs: NDArray[np.int64], frames: NDArray) -> None:
+        """Push the same number of frames in each of `envs`. frames: [len(envs), number, *frame]"""
+        head = self.head[envs]
+        after = head + frames.shape[1]
+        # Before the frames, so that a process that dies in between has not said too little.
+        self.written[envs] = np.maximum(self.written[envs], after)
+        places = (head[:, None] + np.arange(frames.shape[1])) % self.length
+        self.frames[envs[:, None], places] = frames
+        self.head[envs] = after
 
 
 class Replay:
-    """Every transition is as likely as any other."""
+    """Replay buffer from which every transition is as likely as any other.
 
-    Config: type[ReplayConfig] = ReplayConfig
+    The steps of all environments lie in rings of rows that are as long for each; windows of n steps are
+    put together on sampling. A transition is named by the number of its vector step and its environment.
+    Of an environment, the steps from `oldest` to before `complete` may be sampled. Rows never change once
+    written, except for the `cut` of the last one where a resume breaks off its episode, as each resume from
+    there does: so a checkpoint of rings in files needs no copy of them.
+
+    To sample otherwise, derive from this class and override `draw` and `weights`.
+    """
+
+    Config: ClassVar[Any] = ReplayConfig
+    TRAITS: ClassVar[ReplayTraits] = ReplayTraits()
 
     def __init__(
         self,
-        config: ReplayConfig,
+        config: StorageConfig,
         *,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
@@ -74,151 +262,384 @@ class Replay:
         workspace: Workspace,
         generator: np.random.Generator,
         num_masked: int = 0,
+        state_size: int = 0,
+        goals: Goals | None = None,
     ) -> None:
         """Spaces: of one environment; generator: of the session's streams, which save it; num_masked: actions
-        that masks have a flag for, 0 without masks.
+        that masks have a flag for, 0 without masks; state_size, goals: for buffers whose traits name them.
 
         Raises InputError for a capacity that is too small, and where there is no room for it.
         """
         self._acting_only = workspace.acting_only
         if self._acting_only:
-            config = dataclasses.replace(config, capacity=num_envs * (n_step + 1), storage="ram")
-        check_capacity(config, num_envs, n_step)
-        self._newest_share, self._generator = config.newest_share, generator
-        extent, mapped = extent_of(config, observation_space, num_envs, n_step, workspace)
-        arrays = arrays_of(config, extent.layouts(action_space, num_masked), workspace, mapped)
-        self._transitions = transitions_in(arrays, extent, n_step, gamma, workspace)
-        self._num_bytes = arrays.num_bytes
+            least = num_envs * config.steps_kept(n_step)
+            config = dataclasses.replace(config, capacity=least, storage="ram")
+        config.check_capacity(num_envs, n_step)
+        self._config: Any = config
+        self.generator, self.num_envs, self.steps = generator, num_envs, 0
+        self.live = config.capacity // num_envs
+        """Transitions of each environment that may be sampled, when full."""
+        self._folder = workspace.folder if config.storage == "mmap" else None
+        # Only what lies in files goes on being written to while a checkpoint counts on it.
+        spare = 0 if self._folder is None else -(-workspace.frames_kept // num_envs)
+        ring = self._ring = FrameRing(observation_space)
+        live_frames = ring.length_for(self.live, n_step, config.steps_kept(n_step))
+        frames = live_frames + (ring.length_for(spare, n_step) if spare else 0)
+        dtype = row_dtype(action_space, num_masked)
+        layouts = {
+            **self._more_layouts(self.live, spare, state_size),
+            "frames": Layout((num_envs, frames, *ring.frame), ring.dtype, live_frames),
+            "transitions": Layout((num_envs, self.live + spare), dtype, self.live),
+            # The most frames that each environment ever pushed, and the most steps. It is made last.
+            "written": Layout((num_envs + 1,), np.dtype(np.int64)),
+        }
+        arrays = self._arrays = workspace.arrays(layouts, config.capacity, self._folder is not None)
+        self.rows, self._written = arrays["transitions"], arrays["written"]
+        """The stored transitions, of `row_dtype`. [num_envs, slots]"""
+        ring.open(arrays["frames"], self._written[:num_envs], live_frames)
+        self._columns = {name: self.rows[name] for name in self.rows.dtype.names or ()}
+        self.slots = self.rows.shape[1]
+        """Places for transitions of each environment; those beyond `live` hold what checkpoints may need."""
+        self.oldest = np.zeros(num_envs, np.int64)
+        """The first step of each environment that may be sampled. [num_envs]"""
+        self.complete = np.zeros(num_envs, np.int64)
+        """The first step of each environment whose window is not whole yet. [num_envs]"""
+        self._masked, self._n_step = num_masked > 0, n_step
+        self._marked = np.zeros(num_envs, np.int64)  # frames pushed when `mark` was called last
+        self._envs = np.arange(num_envs)
+        self._ahead = np.arange(n_step)
+        self._powers = gamma ** np.arange(n_step + 1)  # float64 [n_step + 1]
+        self._current: NDArray | None = None  # the observation that is to be acted on
+        self._warned = False
+        # Vectors have frames for episodes of one step, but not for what was broken off besides.
+        self._may_lack_frames = ring.is_image
+        if self._folder is not None:
+            workspace.rooms.append(self)
+
+    @classmethod
+    def check(cls, config: StorageConfig, *, batch_size: int, num_envs: int, n_step: int) -> None:
+        """Raises InputError where options contradict each other."""
+        config.check_capacity(num_envs, n_step)
+
+    @classmethod
+    def check_goals(cls, goals: Goals | None, n_step: int) -> None:
+        """Raises InputError where the buffer needs goals and the environment has none."""
 
     def __len__(self) -> int:
         """Transitions that can be sampled now: the latest, but for those whose window is not whole."""
-        return len(self._transitions)
+        return int((self.complete - self.oldest).sum())
 
     @property
     def num_bytes(self) -> int:
-        """Of memory or disk that all of it takes when full."""
-        return self._num_bytes
+        """Bytes of memory or disk that all of it takes when full."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    @property
+    def frames_safe(self) -> int:
+        """Transitions of all environments that may follow a checkpoint, as far as their frames have room."""
+        return self.num_envs * (self.slots - self.live)
+
+    def mark(self) -> None:
+        """Note that a checkpoint counts on the present content."""
+        self._marked[:] = self._ring.head
+
+    def spent(self) -> float:
+        """Return the part of the room for frames that was filled since the last mark, or may be with the
+        next step."""
+        filled = int((self._ring.head - self._marked).max()) + self._ring.most_frames
+        return filled / max(self._ring.length - self._ring.live, 1)
 
     def add(
-        self, observation: NDArray, action: NDArray, step: Step, mask: NDArray[np.bool_] | None = None
+        self,
+        observation: NDArray,
+        action: NDArray,
+        step: Step,
+        mask: NDArray[np.bool_] | None = None,
+        state: NDArray | None = None,
     ) -> None:
-        """Store one vector step.
+        """Store one vector step, unless nothing was played in it.
 
         observation: what was acted on, the `step.observation` of the call before [num_envs, *obs];
         action: as it is to be sampled [num_envs, *action]; step: the learner's view of the outcome; mask:
-        which actions were valid, if that is told [num_envs, actions]. Raises ValueError when `observation` is
-        another one.
+        which actions were valid, where there are masks [num_envs, actions]; state: recurrent state before
+        `observation`, for sequences. Raises ValueError when `observation` is another one.
         """
-        self._transitions.add(observation, action, step, mask)
-
-    def extend(self, piece: Piece) -> None:
-        """Store transitions that follow each other, in a memory of a single environment."""
-        self._transitions.extend(piece)
+        if observation is not self._current:
+            self._check_observation(observation)
+        if step.void:
+            self._break_off(step.observation)
+            return
+        ring, slot, over = self._ring, self.steps % self.slots, step.episode_over
+        cut = step.terminated | over
+        self._written[-1] = max(self._written[-1], self.steps + 1)  # before the row, as for frames
+        columns = self._columns
+        columns["frame"][:, slot] = ring.head - 1
+        ring.follow(observation, step.next_observation)
+        columns["next_frame"][:, slot] = ring.head - 1
+        columns["action"][:, slot] = action
+        columns["reward"][:, slot] = step.reward
+        columns["terminated"][:, slot] = step.terminated
+        columns["cut"][:, slot] = cut
+        if self._masked:
+            columns["mask"][:, slot] = mask
+            columns["next_mask"][:, slot] = step.next_mask
+        if over.any():
+            envs = np.flatnonzero(over)
+            ring.begin(step.observation[envs], envs)
+        self._current = step.observation
+        self.steps += 1
+        np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
+        self.complete[cut] = self.steps
+        np.maximum(self.oldest, self.steps - self.live, out=self.oldest)
+        self._drop_without_frames()
 
     def sample(self, batch_size: int, frame: int) -> Sample:
-        """A batch drawn with replacement at `frame` of the run; it does not change with the memory.
+        """Draw a batch with replacement at `frame` of the run; it does not change with the buffer.
 
         Raises ValueError when there is nothing to sample.
         """
         if not len(self):
-            raise ValueError("the replay memory holds no transition that can be sampled yet")
+            raise ValueError("the replay buffer holds no transition that can be sampled yet")
         # Rounded, because 0.1 * 30 is a little more than 3.
-        wanted = math.ceil(round(self._newest_share * batch_size, 6))
+        wanted = math.ceil(round(self._config.newest_share * batch_size, 6))
         if wanted:
-            newest_env, newest_step = self._transitions.newest(wanted)
-            env, step = self._draw(batch_size - len(newest_env))
+            newest_env, newest_step = self._newest(wanted)
+            env, step = self.draw(batch_size - len(newest_env))
             env, step = np.concatenate([newest_env, env]), np.concatenate([newest_step, step])
         else:
-            env, step = self._draw(batch_size)
-        return self._transitions.gather(env, step, self._weights(env, step, frame))
+            env, step = self.draw(batch_size)
+        return self._gather(env, step, self.weights(env, step, frame))
 
     def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
-        """Nothing to do: all transitions are alike. [batch] each"""
+        """Take in the errors of a sample. Nothing to do: all transitions are alike. [batch] each"""
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the generator."""
-        return {"transitions": self._transitions.state_dict()}
+        """Return counters, and the content unless it is in files, which are flushed; not the generator."""
+        content = None
+        if self._folder is None:
+            # Bytes before they are cut: a copy of rows leaves out what lies between their fields, and has
+            # there whatever the process had in that place.
+            rows = self.rows.view(np.uint8)[:, : self.steps * self.rows.itemsize]
+            frames = self._ring.frames[:, : int(self._ring.head.max())]
+            content = {"frames": frames.copy(), "rows": rows.copy()}
+        self.close()
+        counters = {
+            "extent": self._lengths(),
+            "kind": repr(self.rows.dtype.descr),
+            "steps": self.steps,
+            "head": self._ring.head.copy(),
+            "oldest": self.oldest.copy(),
+            "complete": self.complete.copy(),
+        }
+        return {"transitions": {**counters, "content": content}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state. Raises InputError when it does not fit, or files are gone."""
+        """Continue from a saved state.
+
+        Raises InputError when it is of a buffer of another size, DamagedFileError when it needs files that
+        are not there or no longer hold what it needs.
+        """
         if not self._acting_only:
             self._restore(state)
 
     def close(self) -> None:
         """Write out what is in files."""
-        self._transitions.close()
+        for array in self._arrays.values():
+            if isinstance(array.base, np.memmap):
+                array.base.flush()
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self._transitions.load_state_dict(state["transitions"])
+    def _more_layouts(self, live: int, spare: int, state_size: int) -> dict[str, Layout]:
+        """Return arrays that a derived buffer needs besides. live, spare: steps of each environment."""
+        return {}
 
-    def _draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Environment and step of `count` transitions."""
-        return self._transitions.at(self._generator.integers(0, len(self), count))
+    def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw environment and step of `count` transitions. [count] each"""
+        place = self.generator.integers(0, len(self), count)
+        counts = self.complete - self.oldest
+        ends = counts.cumsum()
+        env = ends.searchsorted(place, side="right")
+        return env, place + (self.oldest + counts - ends)[env]
 
-    def _weights(self, env: NDArray[np.int64], step: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
-        """Importance weights. [batch]"""
+    def weights(self, env: NDArray[np.int64], step: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
+        """Return importance weights. [batch]"""
         return np.ones(len(env), np.float32)
 
+    def _newest(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return environment and step of the `count` newest that may be sampled, or of all there are."""
+        # The count-th newest of all is at most the count-th newest of its own environment.
+        steps = self.steps - 1 - np.arange(min(count + self._n_step - 1, self.slots))
+        there = (steps[:, None] >= self.oldest) & (steps[:, None] < self.complete)
+        row, env = np.nonzero(there)
+        return env[:count], steps[row[:count]]
 
-def extent_of(
-    config: StorageConfig,
-    space: gym.Space[Any],
-    num_envs: int,
-    n_step: int,
-    workspace: Workspace,
-    together: int = 0,
-) -> tuple[Extent, bool]:
-    """How much is kept of each environment, and whether it lies in files.
+    def _windows(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> tuple[NDArray, ...]:
+        """Return the windows of `env` that begin at `step`, each of at most n steps. [batch] each
 
-    together: steps that are sampled as one, and so have to be kept at once.
-    """
-    mapped = config.storage == "mmap" and workspace.folder is not None
-    # Only what lies in files goes on being written to while a checkpoint counts on it.
-    kept = workspace.frames_kept if mapped else 0
-    return Extent(space, num_envs, config.capacity, n_step, kept, together), mapped
+        They are the rows of the first and of the last step, the number of steps between them, and the
+        discounted reward and the discount as in a Sample.
+        """
+        slots = (step[:, None] + self._ahead) % self.slots
+        window = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])  # [batch, n_step]
+        # The window ends with the first row after which nothing follows, or with the last.
+        window["cut"][:, -1] = True
+        length = window["cut"].argmax(axis=1)
+        last = window.reshape(-1).take(length + np.arange(0, window.size, self._n_step))
+        counted = self._ahead <= length[:, None]
+        reward = (window["reward"] * counted) @ self._powers[:-1]
+        discount = self._powers[length + 1] * ~last["terminated"]
+        return window[:, 0], last, length, reward.astype(np.float32), discount.astype(np.float32)
+
+    def _gather(self, env: NDArray[np.int64], step: NDArray[np.int64], weight: NDArray[np.float32]) -> Sample:
+        """Return the transitions of `env` that begin at `step`. [batch] each"""
+        first, last, _, reward, discount = self._windows(env, step)
+        observation, next_observation = self._ring.pairs(env, first["frame"], last["next_frame"])
+        return Sample(
+            observation,
+            first["action"],
+            reward,
+            next_observation,
+            discount,
+            weight,
+            step * self.num_envs + env,
+            first["mask"] if self._masked else None,
+            last["next_mask"] if self._masked else None,
+        )
+
+    def _check_observation(self, observation: NDArray) -> None:
+        """Push the first observation; compare a later one with what the last step led to."""
+        ring = self._ring
+        if not np.can_cast(observation.dtype, ring.dtype, "same_kind"):
+            raise InputError(
+                f"transforms: observations have become {observation.dtype}, agent.memory has reserved room "
+                f"for {ring.dtype}, which the environment gives. Leave the transform out or let it keep the "
+                "type.",
+                code="unsupported",
+                key="transforms",
+            )
+        if self.steps == 0:
+            self._written[:] = 0
+            ring.begin(observation)
+            return
+        current = ring.observations(self._envs, ring.newest)
+        if current.tobytes() != observation.astype(ring.dtype, copy=False).tobytes():
+            raise ValueError("the observation added must be the one that the last step led to")
+
+    def _break_off(self, first: NDArray) -> None:
+        """Let all episodes end with what was stored last. first: of the next ones, [num_envs, *obs]"""
+        if self.steps:
+            self._columns["cut"][:, (self.steps - 1) % self.slots] = True
+        self._ring.begin(first)
+        self._current = first
+        self.complete[:] = self.steps
+        self._may_lack_frames = True
+        self._drop_without_frames()
+
+    def _drop_without_frames(self) -> None:
+        """Let the oldest transitions go early where short episodes have used up the frames."""
+        while self._may_lack_frames:
+            gone = self._oldest_frames() < self._ring.head - self._ring.live
+            if not gone.any():
+                return
+            self.oldest[gone] += 1
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "agent.memory holds fewer transitions than its capacity: episodes are very short, or "
+                    "observations are no stacks of the latest frames."
+                )
+
+    def _oldest_frames(self) -> NDArray[np.int64]:
+        """Return the first frame of the oldest transition of each environment. [num_envs]"""
+        return self._columns["frame"][self._envs, self.oldest % self.slots] - self._ring.stack + 1
+
+    def _lengths(self) -> list[int]:
+        return [self.num_envs, self.slots, self._ring.length]
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        saved, ring = state["transitions"], self._ring
+        content = saved["content"]
+        if (content is None) != (self._folder is not None):
+            storage = "mmap" if content is None else "ram"
+            raise InputError(
+                "agent.memory.storage must stay as it was when the checkpoint was written "
+                f"(set agent.memory.storage={storage}).",
+                code="changed-past",
+                key="agent.memory.storage",
+            )
+        if list(saved["extent"]) != self._lengths():
+            raise InputError(
+                "agent.memory.capacity: the checkpoint's memory has {} environments, {} transitions and {} "
+                "frames of each, this one {}, {} and {} (set agent.memory.capacity, env.num_envs and "
+                "agent.n_step as they were).".format(*saved["extent"], *self._lengths()),
+                code="changed-past",
+                key="agent.memory.capacity",
+            )
+        self.steps = int(saved["steps"])
+        self.oldest[:] = saved["oldest"]
+        self.complete[:] = saved["complete"]
+        ring.head[:] = saved["head"]
+        self._current = None
+        self._may_lack_frames = True
+        if content is None:
+            self._check_files()
+            return
+        rows = np.ascontiguousarray(content["rows"]).view(self.rows.dtype)
+        self.rows[:, : rows.shape[1]] = rows
+        ring.frames[:, : content["frames"].shape[1]] = content["frames"]
+        ring.written[:] = ring.head
+
+    def _check_files(self) -> None:
+        """Raises DamagedFileError unless the files still hold all that the counters say."""
+        if self.steps == 0:
+            return
+        problem, frames, steps = None, self._written[:-1], int(self._written[-1])
+        if (frames < self._ring.head).any() or steps < self.steps:
+            problem = (
+                "hold less than the checkpoint needs: they are new, or those of another run. Restore the "
+                "files that were there, or start a new run."
+            )
+        elif steps > int(self.oldest.min()) + self.slots:
+            problem = f"no longer hold the transitions of this checkpoint. {_WAY_OUT}"
+        elif (frames > self._oldest_frames() + self._ring.length).any():
+            problem = f"no longer hold the frames of this checkpoint. {_WAY_OUT}"
+        if problem is not None:
+            raise DamagedFileError(
+                f"agent.memory: the files in {self._folder} {problem}", key=str(self._folder)
+            )
 
 
-def arrays_of(
-    config: StorageConfig, layouts: dict[str, Layout], workspace: Workspace, mapped: bool
-) -> Arrays:
-    """Arrays for all that is kept.
-
-    Raises InputError if there is no room, DamagedFileError for files that do not fit.
-    """
-    try:
-        return workspace.in_files(layouts) if mapped else workspace.in_memory(layouts)
-    except UnfitFileError as unfit:
-        raise DamagedFileError(
-            f"agent.memory: {unfit}: the file is damaged or was written with another configuration. Set "
-            "agent.memory.capacity, env.num_envs and agent.n_step as they were, or remove "
-            f"{workspace.folder} to start anew.",
-            key=str(unfit.path),
-        ) from None
-    except NoRoomError as full:
-        place = f"on the disk of {workspace.folder}" if mapped else "of memory"
-        each = f" for each of {workspace.sharers} sessions" if not mapped and workspace.sharers > 1 else ""
-        other = "ram" if mapped else "mmap, which needs the room on the disk"
-        fits = _two_digits(config.capacity * full.available // full.needed)
-        raise InputError(
-            f"agent.memory.capacity={config.capacity} needs {gigabytes(full.needed)} GB {place}, "
-            f"{gigabytes(full.available)} GB are available{each} (set agent.memory.capacity={fits}, or "
-            f"agent.memory.storage={other}).",
-            code="resources",
-            key="agent.memory.capacity",
-        ) from None
+def replay_class(memory: Component) -> type[Replay]:
+    """Load the class that `memory` names. Raises InputError unless it derives from `Replay`."""
+    found = memory.load()
+    if isinstance(found, type) and issubclass(found, Replay) and isinstance(memory.config, StorageConfig):
+        return found
+    raise InputError(
+        f"{memory.named} must be a class that derives from labrl.memory.replay.Replay, with a Config that "
+        "derives from that of the class it extends. Set agent/memory=uniform, or change the class.",
+        code="target",
+        key=memory.key or "agent.memory",
+    )
 
 
-def transitions_in(
-    arrays: Arrays, extent: Extent, n_step: int, gamma: float, workspace: Workspace
-) -> Transitions:
-    """What `arrays` hold, or are to hold; the workspace watches over the room of those in files."""
-    transitions = Transitions(arrays, extent, n_step, gamma)
-    if arrays.folder is not None:
-        workspace.rooms.append(transitions)
-    return transitions
+def _has_image(space: gym.Space[Any]) -> bool:
+    """Return whether an input has three axes or more, so that a frame is large."""
+    if isinstance(space, gym.spaces.Dict):
+        return any(map(_has_image, space.spaces.values()))
+    return len(space.shape or ()) >= 3
 
 
-def _two_digits(number: int) -> int:
-    """`number` rounded down to what one would type."""
-    unit = 10 ** max(len(str(number)) - 2, 0)
-    return number // unit * unit
+def row_dtype(action_space: gym.Space[Any], num_masked: int) -> np.dtype:
+    """Return what is stored of a transition. num_masked: actions that have a flag in a mask."""
+    assert action_space.shape is not None, "spaces in several parts are refused before"
+    action = np.float32 if action_space.dtype == np.float64 else action_space.dtype
+    fields: list[Any] = [
+        ("frame", np.int64),  # the newest of the observation
+        ("next_frame", np.int64),  # the newest of what it led to
+        ("action", action, action_space.shape),
+        ("reward", np.float32),
+        ("terminated", np.bool_),
+        ("cut", np.bool_),  # the next row is not what follows, or not to the learner
+    ]
+    if num_masked:
+        fields += [("mask", np.bool_, (num_masked,)), ("next_mask", np.bool_, (num_masked,))]
+    return np.dtype(fields, align=True)

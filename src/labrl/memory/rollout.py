@@ -1,22 +1,31 @@
-"""Storage of one rollout: `horizon` steps of every environment, and the advantages over it."""
+"""Rollouts: what one policy has just played, the advantages over it, and minibatches of it.
+
+A `Rollout` is `horizon` steps of every environment, `Episodes` are a number of whole episodes. Agents use
+both alike: `add_choice`, `add_cuts` and `add_outcome` in each step; once it is `full`, `set_values`,
+`advantages`, `batch` and `clear`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.errors import InputError
-from labrl.memory.stacks import pack_stacks, unpack_stacks
+from labrl.errors import InputError, LabrlError
 from labrl.observations import array_dtype
 from labrl.step import Step
 from labrl.workspace import gigabytes, memory_available
+
+STACK = 4
+"""Frames of a stack that is packed: four bytes of a pixel are compared and shifted as one integer."""
 
 
 def generalized_advantages(
@@ -53,150 +62,427 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
         raise InputError(
             f"agent.horizon={horizon} x env.num_envs={num_envs}: the observations of a rollout need "
             f"{gigabytes(needed)} GB of memory, {gigabytes(available)} GB are available. Set "
-            f"agent.horizon to {horizon * available // needed} or less.",
+            f"agent.horizon to {max(horizon * available // needed, 1)} or less, or env.num_envs lower.",
             code="resources",
             key="agent.horizon",
         )
 
 
-class Rollout:
-    """Fixed arrays `[horizon, num_envs, ...]` that are filled step by step and then read as one batch."""
+@dataclass(slots=True)
+class Minibatch:
+    """Rows of a rollout to learn from, or whole sequences of them, one after the other.
 
-    def __init__(
-        self,
-        horizon: int,
-        observation: NDArray,
-        action_shape: tuple[int, ...],
-        action_dtype: torch.dtype,
-        num_parameters: int,
-        masked: bool = False,
-    ) -> None:
-        """observation: a first one of all environments, for shape and type [num_envs, *obs];
-        num_parameters: of the action distribution; masked: whether each has a mask of valid actions."""
-        self.horizon, self.num_envs = horizon, len(observation)
-        shape = (horizon, self.num_envs)
-        dtype: DTypeLike = np.float32 if observation.dtype == np.float64 else observation.dtype
+    Its length counts what is independent of each other: the sequences, which are single rows unless the
+    network is recurrent. Slices are taken by the same count.
+    """
+
+    observations: Tensor
+    """Where `observation` is taken from. [n, *obs]"""
+    rows: Tensor | None
+    """Which of `observations` are in the minibatch [batch]; None: all."""
+    action: Tensor
+    """[batch, *action]"""
+    advantage: Tensor
+    """[batch]"""
+    value_target: Tensor
+    """[batch]"""
+    value: Tensor
+    """Value of the network that acted. [batch]"""
+    log_prob: Tensor
+    """Log-probability of the action when it was drawn. [batch]"""
+    mask: Tensor | None
+    """Which actions were valid, None where all always are. [batch, actions]"""
+    sequence_length: int
+    """Rows of a sequence."""
+    state: Tensor
+    """Recurrent state before each sequence, of size 0 without one. [sequences, state_size]"""
+    start: NDArray[np.bool_]
+    """Whether a row that is not the first of its sequence is the first of its episode. [sequences, length]"""
+
+    @property
+    def observation(self) -> Tensor:
+        """What was acted on, [batch, *obs]; gathered when asked for, so that each worker gathers its own."""
+        if self.rows is None:
+            return self.observations
+        # The same as by brackets, which look up each element: of images in a seventh of the time.
+        return self.observations.index_select(0, self.rows)
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.state)
+
+    def __getitem__(self, which: slice) -> Minibatch:
+        """Return some sequences."""
+        begin, end, _ = which.indices(len(self))
+        if end - begin == len(self):
+            return self
+        rows = slice(begin * self.sequence_length, end * self.sequence_length)
+        return Minibatch(
+            observations=self.observations[rows] if self.rows is None else self.observations,
+            rows=None if self.rows is None else self.rows[rows],
+            action=self.action[rows],
+            advantage=self.advantage[rows],
+            value_target=self.value_target[rows],
+            value=self.value[rows],
+            log_prob=self.log_prob[rows],
+            mask=None if self.mask is None else self.mask[rows],
+            sequence_length=self.sequence_length,
+            state=self.state[begin:end],
+            start=self.start[begin:end],
+        )
+
+    def minibatches(
+        self, order: Tensor, size: int, std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    ) -> Iterator[Minibatch]:
+        """Yield one epoch: the sequences in the order given, `size` rows at a time.
+
+        order: a permutation [sequences], on the processor; size: a multiple of `sequence_length` that divides
+        the rows; std_mean: where given, advantages are normalized within each minibatch by the deviation and
+        mean, [minibatches, 1] each, that it returns for [minibatches, size].
+
+        All but the observations is gathered at once, which is cheaper than many small look-ups.
+        """
+        device, length = self.action.device, self.sequence_length
+        rows = order if length == 1 else (order.unsqueeze(1) * length + torch.arange(length)).flatten()
+        rows, count = rows.to(device), size // length
+        small = torch.stack((self.advantage, self.value_target, self.value, self.log_prob), dim=1)[rows]
+        if std_mean is not None:
+            advantage = small[:, 0].view(-1, size)
+            std, mean = std_mean(advantage)
+            advantage.sub_(mean).div_(std + 1e-8)
+        action = self.action[rows].split(size)
+        mask = None if self.mask is None else self.mask[rows].split(size)
+        state, start = self.state[order.to(device)].split(count), self.start[order.numpy()]
+        for part, (seen, columns) in enumerate(zip(rows.split(size), small.split(size), strict=True)):
+            advantage, value_target, value, log_prob = columns.unbind(1)
+            yield Minibatch(
+                observations=self.observations,
+                rows=seen if self.rows is None else self.rows[seen],
+                action=action[part],
+                advantage=advantage,
+                value_target=value_target,
+                value=value,
+                log_prob=log_prob,
+                mask=None if mask is None else mask[part],
+                sequence_length=length,
+                state=state[part],
+                start=start[part * count : (part + 1) * count],
+            )
+
+
+class Rollout:
+    """Fixed arrays `[horizon, num_envs, ...]` that are filled step by step and then read as one batch.
+
+    They are read sequence after sequence: `sequence_length` steps of one environment in their order. All
+    environments' first sequences come before all their second ones.
+    """
+
+    def __init__(self, horizon: int, num_envs: int, *, sequence_length: int = 1, state_size: int = 0) -> None:
+        """sequence_length: divides the horizon; state_size: of a recurrent network, 0 without one. The shapes
+        and types of all else are those of the first choice that is stored."""
+        self.horizon, self.num_envs, self.sequence_length = horizon, num_envs, sequence_length
+        shape = (horizon, num_envs)
         self._arrays: dict[str, NDArray] = {
-            "observation": np.zeros((*shape, *observation.shape[1:]), dtype),
-            "action": torch.zeros((*shape, *action_shape), dtype=action_dtype).numpy(),
-            "parameters": np.zeros((*shape, num_parameters), np.float32),
             "value": np.zeros(shape, np.float32),
             "reward": np.zeros(shape, np.float32),
             "terminated": np.zeros(shape, np.bool_),
             "episode_over": np.zeros(shape, np.bool_),
         }
-        self.masked = masked
-        if masked:
-            self._arrays["mask"] = np.zeros((*shape, num_parameters), np.bool_)
+        self._state = np.zeros((horizon // sequence_length, num_envs, state_size), np.float32)
         # Final observations of truncated episodes, by (t, env): the only states that are not in the rows.
         self.cut: dict[tuple[int, int], NDArray] = {}
         self.cut_mask: dict[tuple[int, int], NDArray[np.bool_]] = {}
         """Which actions are valid in these, where there are masks."""
+        self._cut_state: list[NDArray] = []
         self.t = 0
         """Steps stored so far."""
 
     def __getitem__(self, name: str) -> NDArray:
-        """One of the arrays, [horizon, num_envs, ...]."""
+        """Return one of the arrays, [horizon, num_envs, ...]."""
         return self._arrays[name]
 
     @property
     def full(self) -> bool:
-        """Whether all rows are filled."""
+        """Whether there is enough to learn from: all rows are filled."""
         return self.t == self.horizon
 
     def add_choice(
         self,
         observation: NDArray,
         action: NDArray,
-        parameters: NDArray | float,
+        parameters: NDArray,
         value: NDArray | float,
         mask: NDArray[np.bool_] | None = None,
+        state: NDArray | None = None,
     ) -> None:
-        """What the agent saw and did at step t; the outcome follows by `add_outcome`."""
-        self._arrays["observation"][self.t] = observation
-        self._arrays["action"][self.t] = action
-        self._arrays["parameters"][self.t] = parameters
-        self._arrays["value"][self.t] = value
+        """Store what the agent saw and did at step t; the outcome follows by `add_outcome`.
+
+        observation: as the network reads it; parameters, value: what it gave; mask: which actions were valid;
+        state: before the observation, where the network is recurrent. [num_envs, ...] each
+        """
+        arrays, t = self._arrays, self.t
+        if "observation" not in arrays:
+            self._make_arrays(observation=observation, action=action, parameters=parameters, mask=mask)
+        arrays["observation"][t] = observation
+        arrays["action"][t] = action
+        arrays["parameters"][t] = parameters
+        arrays["value"][t] = value
         if mask is not None:
-            self._arrays["mask"][self.t] = mask
+            arrays["mask"][t] = mask
+        if state is not None and self._state.size and t % self.sequence_length == 0:
+            self._state[t // self.sequence_length] = state
 
-    def add_cuts(self, step: Step, final: NDArray) -> None:
-        """The last states of the episodes that the outcome of step t cuts short; before `add_outcome`.
+    def _make_arrays(self, **rows: NDArray | None) -> None:
+        """Allocate the arrays of which these are rows, [num_envs, ...] each; None: there is none of them."""
+        for name, row in rows.items():
+            if row is not None:
+                dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
+                self._arrays[name] = np.zeros((self.horizon, *row.shape), dtype)
 
-        final: what the step led to, as the rows hold observations. [num_envs, *obs]
+    def add_cuts(self, step: Step, final: NDArray, state: NDArray | None = None) -> None:
+        """Store the last states of the episodes that the outcome of step t truncates; before `add_outcome`.
+
+        final: what the step led to, as the network reads it [num_envs, *obs]; state: after step t, where the
+        network is recurrent [num_envs, state_size].
         """
         for env in np.flatnonzero(step.truncated & ~step.terminated):
             self.cut[self.t, int(env)] = final[env].copy()
             if step.next_mask is not None:
                 self.cut_mask[self.t, int(env)] = step.next_mask[env].copy()
+            if state is not None:
+                self._cut_state.append(state[env].copy())
 
     def add_outcome(self, reward: NDArray, terminated: NDArray, episode_over: NDArray) -> None:
-        """What came of step t, [num_envs] each; the rollout moves on to t + 1."""
+        """Store the outcome of step t, [num_envs] each; the rollout moves on to t + 1."""
         self._arrays["reward"][self.t] = reward
         self._arrays["terminated"][self.t] = terminated
         self._arrays["episode_over"][self.t] = episode_over
         self.t += 1
 
+    def beyond(self, observation: NDArray, state: NDArray) -> tuple[NDArray, NDArray]:
+        """Return the states whose values `advantages` needs: those after the last row, then those of `cut`.
+
+        observation, state: what the last row led to, as the network reads it, and the recurrent state there,
+        of size 0 without one [num_envs, ...]. Returns observations and recurrent states, [n, ...] each.
+        """
+        if not self.cut:
+            return observation, state
+        finals, states = np.stack(list(self.cut.values())), np.stack(self._cut_state)
+        return np.concatenate([observation, finals]), np.concatenate([state, states])
+
     def set_values(self, value: NDArray) -> None:
-        """Fill in the values of all rows that are learned from, in the order of `flat`. [n]"""
-        self._arrays["value"][:] = value.reshape(self.horizon, self.num_envs)
+        """Fill in the values of all rows that are learned from, in the order of `rows`. [n]"""
+        shape = (-1, self.num_envs, self.sequence_length)
+        self._arrays["value"][:] = value.reshape(shape).swapaxes(1, 2).reshape(self.horizon, self.num_envs)
 
     def advantages(self, beyond: NDArray, gamma: float, gae_lambda: float) -> NDArray[np.float32]:
-        """Advantages of a full rollout whose values are filled in, in the order of `flat`. [n]
+        """Return advantages of a full rollout whose values are filled in, in the order of `rows`. [n]
 
-        beyond: values of the states that are not in the rows: what the last row led to, then each of `cut`.
+        beyond: values of the states of `beyond`.
         """
-        rows = {
-            name: self._arrays[name][: self.t] for name in ("reward", "value", "terminated", "episode_over")
-        }
-        next_value = np.concatenate([rows["value"][1:], beyond[None, : self.num_envs]])
-        for position, value in zip(self.cut, beyond[self.num_envs :], strict=True):
-            next_value[position] = value
-        advantage = generalized_advantages(
-            rows["reward"],
-            rows["value"],
-            next_value,
-            rows["terminated"],
-            rows["episode_over"],
-            gamma,
-            gae_lambda,
+        arrays, t = self._arrays, self.t
+        reward, value = arrays["reward"][:t], arrays["value"][:t]
+        terminated, episode_over = arrays["terminated"][:t], arrays["episode_over"][:t]
+        next_value = np.concatenate([value[1:], beyond[None, : self.num_envs]])
+        for position, final in zip(self.cut, beyond[self.num_envs :], strict=True):
+            next_value[position] = final
+        return self._learned_from(
+            generalized_advantages(reward, value, next_value, terminated, episode_over, gamma, gae_lambda)
         )
-        return self._learned_from(advantage)
+
+    def batch(self, advantage: NDArray, log_prob: Tensor, device: torch.device | str = "cpu") -> Minibatch:
+        """Return all rows of a full rollout that are learned from, as one minibatch on a device.
+
+        advantage: as `advantages` returns them; log_prob: of the actions, in the order of `rows`. [n] each
+        """
+        value, length = self.rows("value"), self.sequence_length
+        # One array for all: what is read of them later is read together.
+        small = torch.from_numpy(np.stack([advantage, advantage + value, value, log_prob.numpy()], axis=1))
+        columns = small.to(device).unbind(1)
+        over = self.rows("episode_over").reshape(-1, length)
+        return Minibatch(
+            observations=torch.from_numpy(self.rows("observation")).to(device),
+            rows=None,
+            action=torch.from_numpy(self.rows("action")).to(device),
+            advantage=columns[0],
+            value_target=columns[1],
+            value=columns[2],
+            log_prob=columns[3],
+            mask=torch.from_numpy(self.rows("mask")).to(device) if "mask" in self._arrays else None,
+            sequence_length=length,
+            state=torch.from_numpy(self._state.reshape(len(over), self._state.shape[2])).to(device),
+            # At the first row of a sequence the state is 0 where an episode begins.
+            start=np.concatenate([np.zeros_like(over[:, :1]), over[:, :-1]], axis=1),
+        )
 
     def clear(self) -> None:
         """Begin the next rollout."""
         self.t = 0
         self.cut.clear()
         self.cut_mask.clear()
-
-    def flat(self, name: str) -> Tensor:
-        """One of the arrays as a batch without copying it, [n, ...] with n = horizon * num_envs."""
-        return torch.from_numpy(self.rows(name))
+        self._cut_state.clear()
 
     def rows(self, name: str) -> NDArray:
-        """The same for NumPy, of whatever type: observations of several inputs too. [n, ...]"""
+        """Return the rows of one of the arrays that are learned from, sequence after sequence. [n, ...]"""
         return self._learned_from(self._arrays[name])
 
     def _learned_from(self, array: NDArray) -> NDArray:
         """[horizon, num_envs, ...] -> [n, ...]"""
-        return array.reshape(-1, *array.shape[2:])
+        parts = array.reshape(-1, self.sequence_length, *array.shape[1:])  # sequences of each, length, ...
+        return parts.swapaxes(1, 2).reshape(-1, *array.shape[2:])
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows that are filled, copied; of stacked frames each frame once."""
+        """Return copies of the rows that are filled; of stacked frames each frame once."""
         arrays = {name: array[: self.t] for name, array in self._arrays.items()}
+        begun = -(-self.t // self.sequence_length) if self._state.size else 0
         return {
             "t": self.t,
-            "observation": pack_stacks(arrays.pop("observation")),
+            "observation": pack_stacks(arrays.pop("observation")) if "observation" in arrays else None,
             "arrays": {name: array.copy() for name, array in arrays.items()},
             "cut": [[t, env, observation.copy()] for (t, env), observation in self.cut.items()],
             "cut_mask": [[t, env, mask.copy()] for (t, env), mask in self.cut_mask.items()],
+            "state": self._state[:begun].copy(),
+            "cut_state": [state.copy() for state in self._cut_state],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle of a rollout."""
+        """Continue in the middle of a rollout."""
         self.t = int(state["t"])
-        self._arrays["observation"][: self.t] = unpack_stacks(state["observation"])
-        for name, rows in state["arrays"].items():
+        packed = state["observation"]
+        saved = {} if packed is None else {"observation": unpack_stacks(packed)}
+        for name, rows in {**saved, **state["arrays"]}.items():
+            if name not in self._arrays:
+                self._arrays[name] = np.zeros((self.horizon, *rows.shape[1:]), rows.dtype)
             self._arrays[name][: self.t] = rows
         self.cut = {(int(t), int(env)): observation for t, env, observation in state["cut"]}
         self.cut_mask = {(int(t), int(env)): mask for t, env, mask in state["cut_mask"]}
+        self._state[: len(state["state"])] = state["state"]
+        self._cut_state = list(state["cut_state"])
+
+
+class Episodes(Rollout):
+    """Whole episodes: collects until `count` have ended; what is still under way stays for the next time.
+
+    A lost life ends an episode as the learner sees it. Memory grows with the longest episode. Rows are read
+    environment after environment.
+    """
+
+    FIRST_ROWS = 128
+    """Vector steps for which there is room at first."""
+
+    def __init__(self, count: int, num_envs: int) -> None:
+        """count: of episodes over all environments."""
+        super().__init__(self.FIRST_ROWS, num_envs)
+        self._count, self._ended = count, 0
+        self._first = np.zeros(self.num_envs, np.int64)  # rows that no update has used begin here [num_envs]
+        self._end = np.zeros(self.num_envs, np.int64)  # the last episode that has ended, ends here [num_envs]
+
+    @property
+    def full(self) -> bool:
+        """Whether there is enough to learn from: so many episodes have ended."""
+        return self._ended >= self._count
+
+    def add_choice(self, observation: NDArray, *choice: Any, **state: Any) -> None:
+        """Store what the agent saw and did, as a Rollout, after making room."""
+        self._make_room(self.t + 1)
+        super().add_choice(observation, *choice, **state)
+
+    def add_outcome(self, reward: NDArray, terminated: NDArray, episode_over: NDArray) -> None:
+        """Store the outcome of step t, [num_envs] each; the rollout moves on to t + 1."""
+        super().add_outcome(reward, terminated, episode_over)
+        ended = terminated | episode_over
+        self._end[ended] = self.t
+        self._ended += int(ended.sum())
+
+    def set_values(self, value: NDArray) -> None:
+        """Fill in the values of all rows that are learned from, in the order of `rows`. [n]"""
+        self._arrays["value"][: self.t].swapaxes(0, 1)[self._whole().T] = value
+
+    def clear(self) -> None:
+        """Forget the episodes that have ended, and keep the beginnings of the others."""
+        self._first[:] = self._end
+        gone = int(self._first.min())
+        if gone:
+            for array in self._arrays.values():
+                array[: self.t - gone] = array[gone : self.t].copy()
+        left = self.t - gone
+        super().clear()  # a cut ends an episode, so all have been used
+        self.t = left
+        self._first -= gone
+        self._end -= gone
+        self._ended = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows that are there, and which of them are whole episodes."""
+        own = {"ended": self._ended, "first": self._first.copy(), "end": self._end.copy()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue in the middle of episodes."""
+        self._make_room(int(state["t"]))
+        super().load_state_dict(state)
+        self._ended = int(state["ended"])
+        self._first[:] = state["first"]
+        self._end[:] = state["end"]
+
+    def _whole(self) -> NDArray[np.bool_]:
+        """Return which rows are of episodes that have ended. [t, num_envs]"""
+        row = np.arange(self.t)[:, None]
+        return (row >= self._first) & (row < self._end)
+
+    def _learned_from(self, array: NDArray) -> NDArray:
+        """[rows, num_envs, ...] -> [n, ...]: one environment's steps in order, then the next one's."""
+        return array[: self.t].swapaxes(0, 1)[self._whole().T]
+
+    def _make_room(self, rows: int) -> None:
+        """Raises LabrlError before the system would end the process."""
+        while self.horizon < rows:
+            more, free = sum(array.nbytes for array in self._arrays.values()), memory_available()
+            if free is not None and more > free:
+                raise LabrlError(
+                    f"agent.episodes: storing {self.num_envs} episodes of up to {self.t:,} steps needs "
+                    f"{more / 2**30:.1f} GB more, and {free / 2**30:.1f} GB are free: learn from a fixed "
+                    "number of steps (agent.horizon) instead of whole episodes, or set env.num_envs lower",
+                    code="resources",
+                    key="agent.episodes",
+                )
+            for name, array in self._arrays.items():
+                self._arrays[name] = np.concatenate([array, np.zeros_like(array)])
+            self.horizon *= 2
+
+
+def pack_stacks(rows: NDArray) -> dict[str, NDArray]:
+    """Pack consecutive observations of several environments, frames stored once where they are stacks.
+
+    rows: [steps, num_envs, *obs]. Stacks of four frames of bytes, the newest last and along the last axis,
+    shrink to nearly a quarter; what is no stack, or begins a new one, is kept whole. `unpack_stacks` gives
+    back the same rows, whatever they held.
+    """
+    is_stack = rows.dtype == np.uint8 and rows.ndim == 5 and rows.shape[-1] == STACK
+    if not is_stack or len(rows) == 0 or sys.byteorder != "little":
+        return {"whole": rows.copy()}
+    pixels = rows.view(np.uint32)[..., 0]  # [steps, num_envs, height, width]
+    follows = np.zeros(rows.shape[:2], np.bool_)
+    kept, shifted = np.empty_like(pixels[0]), np.empty_like(pixels[0])
+    same = np.empty(kept.shape, np.bool_)
+    for t in range(1, len(rows)):
+        # The three older frames of this stack against the three newer ones of the stack before.
+        np.bitwise_and(pixels[t], 0x00FFFFFF, out=kept)
+        np.right_shift(pixels[t - 1], 8, out=shifted)
+        np.equal(kept, shifted, out=same)
+        follows[t] = same.all(axis=(1, 2))
+    return {"newest": rows[follows][..., -1].copy(), "whole": rows[~follows], "follows": follows}
+
+
+def unpack_stacks(packed: Mapping[str, Any]) -> NDArray:
+    """Return the rows that `pack_stacks` was given, [steps, num_envs, *obs]."""
+    whole = np.asarray(packed["whole"])
+    if "follows" not in packed:
+        return whole
+    follows = np.asarray(packed["follows"])
+    rows = np.empty((*follows.shape, *whole.shape[1:]), np.uint8)
+    rows[~follows] = whole
+    rows[follows, ..., -1] = packed["newest"]
+    for t in range(1, len(rows)):
+        rows[t, follows[t], ..., :-1] = rows[t - 1, follows[t], ..., 1:]
+    return rows

@@ -1,82 +1,284 @@
-"""Storage of one rollout as sequences, each with the state of the network before its first step."""
+"""Replay of sequences with the recurrent state before each (Kapturowski et al., 2019, R2D2)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.memory.rollout import Rollout
+from labrl.config.types import NonNegativeInt, PositiveInt
+from labrl.errors import InputError
+from labrl.memory.replay import Replay, ReplayTraits, StorageConfig
 from labrl.step import Step
+from labrl.workspace import Layout
 
 
-class SequenceRollout(Rollout):
-    """A rollout that is read sequence after sequence: `length` steps of one environment in their order.
+@dataclass(kw_only=True)
+class SequenceReplayConfig(StorageConfig):
+    """Options of a replay memory of sequences, each of one environment's steps, whatever ends in them."""
 
-    All environments' first sequences come before all their second ones.
+    sequence_length: PositiveInt
+    """Steps of a sequence, those of the burn-in included, >= 1; m in the paper."""
+    burn_in: NonNegativeInt
+    """First steps of a sequence that only bring the network's state up to date, >= 0 and less than
+    sequence_length. Sequences overlap by as many, so that every step is learned from alike."""
+
+    def __post_init__(self) -> None:
+        if self.burn_in >= self.sequence_length:
+            raise ValueError(
+                f"burn_in must be less than sequence_length {self.sequence_length}, or there is no step to "
+                f"learn from: got {self.burn_in} (set agent.memory.burn_in={self.sequence_length // 2} or a "
+                "longer sequence)"
+            )
+
+    @property
+    def learned(self) -> int:
+        """Steps of a sequence that are learned from; sequences begin as many steps apart."""
+        return self.sequence_length - self.burn_in
+
+    def steps_for(self, n_step: int) -> int:
+        """Return the steps of an environment that one sequence and its targets need."""
+        return self.sequence_length + n_step - 1
+
+    def reasons(self, num_envs: int, n_step: int) -> str:
+        """Return the options that say how many steps must be kept, for messages."""
+        return f"{super().reasons(num_envs, n_step)}, agent.memory.sequence_length={self.sequence_length}"
+
+    def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
+        """Return the frames after which there are as many sequences as `batch_size` steps to learn from."""
+        rounds = -(-batch_size // (self.learned * num_envs))
+        return num_envs * (self.steps_for(n_step) + (rounds - 1) * self.learned)
+
+    def steps_kept(self, n_step: int) -> int:
+        """Return the steps among which there is a whole sequence, wherever the next one begins."""
+        return self.steps_for(n_step) + self.learned
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Observations of some sequences, one sequence after the other."""
+
+    observation: NDArray
+    """[rows, *obs]"""
+    start: NDArray[np.bool_]
+    """Which are the first of their episodes; the recurrent state before a sequence is so already. [rows]"""
+    begin: NDArray[np.int64]
+    """The row that each sequence begins with, and the number of rows. [sequences + 1]"""
+
+    def __getitem__(self, sequences: slice) -> Rows:
+        """Return the rows of some sequences alone."""
+        begin = self.begin[sequences.start : sequences.stop + 1]
+        rows = slice(begin[0], begin[-1])
+        return Rows(self.observation[rows], self.start[rows], begin - begin[0])
+
+
+@dataclass(frozen=True)
+class SequenceSample:
+    """A batch of sequences, of which slices can be taken. To be read only."""
+
+    state: NDArray[np.float32]
+    """Recurrent state of the network that acted, before each sequence. [sequences, state_size]"""
+    burn_in: Rows
+    """The steps before those that are learned from."""
+    rows: Rows
+    """The steps that are learned from, the few after them that their targets reach to, and where an episode
+    ends the true final observation."""
+    at: NDArray[np.int64]
+    """The row of each step that is learned from, counted from its sequence's first. [sequences, learned]"""
+    following: NDArray[np.int64]
+    """The row of the state at the end of its window, likewise. [sequences, learned]"""
+    action: NDArray
+    """[sequences * learned, *action]"""
+    reward: NDArray[np.float32]
+    """Discounted sum of the rewards over the window. [sequences * learned]"""
+    discount: NDArray[np.float32]
+    """Factor of the value at `following`. [sequences * learned]"""
+    weight: NDArray[np.float32]
+    """Importance weights, the largest is 1. [sequences]"""
+    index: NDArray[np.int64]
+    """Names the sequences to `update_priorities`. [sequences]"""
+    next_mask: NDArray[np.bool_] | None
+    """Which actions are valid at `following`, None where all are. [sequences * learned, actions]"""
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.index)
+
+    def __getitem__(self, sequences: slice) -> SequenceSample:
+        """Return some of the sequences."""
+        learned = self.at.shape[1]
+        steps = slice(sequences.start * learned, sequences.stop * learned)
+        return SequenceSample(
+            state=self.state[sequences],
+            burn_in=self.burn_in[sequences],
+            rows=self.rows[sequences],
+            at=self.at[sequences],
+            following=self.following[sequences],
+            action=self.action[steps],
+            reward=self.reward[steps],
+            discount=self.discount[steps],
+            weight=self.weight[sequences],
+            index=self.index[sequences],
+            next_mask=None if self.next_mask is None else self.next_mask[steps],
+        )
+
+
+class SequenceReplay(Replay):
+    """Replay buffer from which every sequence is as likely as any other.
+
+    Sequences of an environment begin every `learned` steps, in the middle of episodes or not, and may go on
+    over an episode's end: there the network's state begins anew, and no target reaches beyond. A sequence
+    is named by its number in its environment.
     """
 
-    def __init__(self, length: int, state_size: int, horizon: int, *shapes: Any) -> None:
-        """length: of a sequence, divides the horizon; the others as those of a Rollout."""
-        super().__init__(horizon, *shapes)
-        self.length = length
-        self._state = np.zeros((horizon // length, self.num_envs, state_size), np.float32)
-        self._cut_state: list[NDArray] = []
+    Config = SequenceReplayConfig
+    TRAITS = ReplayTraits(sequences=True)
 
-    def add_state(self, state: NDArray) -> None:
-        """What was remembered before step t; kept if a sequence begins there. [num_envs, state_size]"""
-        if self.t % self.length == 0:
-            self._state[self.t // self.length] = state
+    def __init__(self, config: SequenceReplayConfig, *, n_step: int, **runtime: Any) -> None:
+        """Take the arguments of `Replay`."""
+        self._period, self._count = config.learned, config.steps_for(n_step)
+        super().__init__(config, n_step=n_step, **runtime)
+        self._states = self._arrays["states"]  # [num_envs, places, state_size]
 
-    def add_cut_states(self, step: Step, state: NDArray) -> None:
-        """With `add_cuts`: what is remembered at the last states of episodes that were cut short.
+    @classmethod
+    def check(cls, config: Any, *, batch_size: int, num_envs: int, n_step: int) -> None:
+        """Raises InputError where no sequence would fit, or a minibatch would not be of whole ones."""
+        super().check(config, batch_size=batch_size, num_envs=num_envs, n_step=n_step)
+        learned = config.learned
+        if batch_size % learned:
+            raise InputError(
+                f"agent.batch_size counts steps and must be a multiple of the {learned} that each sequence "
+                f"is learned from (agent.memory.sequence_length {config.sequence_length} less "
+                f"agent.memory.burn_in {config.burn_in}), got {batch_size} (set "
+                f"agent.batch_size={-(-batch_size // learned) * learned}).",
+                code="contradiction",
+                key="agent.batch_size",
+            )
 
-        state: after step t. [num_envs, state_size]
+    def __len__(self) -> int:
+        """Sequences that can be sampled now."""
+        return int(self._counts().sum())
+
+    def add(
+        self,
+        observation: NDArray,
+        action: NDArray,
+        step: Step,
+        mask: NDArray[np.bool_] | None = None,
+        state: NDArray | None = None,
+    ) -> None:
+        """Store one vector step, and the recurrent state where a sequence begins. [num_envs, state_size]"""
+        number, rest = divmod(self.steps, self._period)
+        if rest == 0:
+            self._states[:, number % self._states.shape[1]] = state
+        super().add(observation, action, step, mask)
+
+    def sample(self, batch_size: int, frame: int) -> SequenceSample:  # type: ignore[override]
+        """Draw sequences with `batch_size` steps to learn from, with replacement.
+
+        Raises ValueError when there is nothing to sample.
         """
-        self._cut_state += [state[env].copy() for env in np.flatnonzero(step.truncated & ~step.terminated)]
-
-    @property
-    def cut_state(self) -> NDArray:
-        """What was remembered at each of `cut`. [cuts, state_size]"""
-        return np.stack(self._cut_state) if self._cut_state else self._state[0, :0]
-
-    @property
-    def state(self) -> NDArray:
-        """What was remembered before each sequence. [sequences, state_size]"""
-        return self._state.reshape(-1, self._state.shape[2])
-
-    @property
-    def start(self) -> NDArray[np.bool_]:
-        """Whether a step that is not the first of its sequence is the first of its episode.
-
-        [sequences, length]; at the first of a sequence the state is a fresh one where an episode begins.
-        """
-        over = self._learned_from(self["episode_over"]).reshape(-1, self.length)
-        return np.concatenate([np.zeros_like(over[:, :1]), over[:, :-1]], axis=1)
-
-    def clear(self) -> None:
-        """Begin the next rollout."""
-        super().clear()
-        self._cut_state.clear()
+        if not len(self):
+            raise ValueError("the replay buffer holds no sequence that can be sampled yet")
+        env, number = self.draw(batch_size // self._period)
+        weight = self.weights(env, number, frame)
+        burn_in, learned = self._config.burn_in, self._period
+        # Names of what was acted on, and of what each step led to. [sequences, steps]
+        slots = ((number * learned)[:, None] + np.arange(self._count)) % self.slots
+        steps = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])
+        frames, led_to = steps["frame"], steps["next_frame"]
+        start = np.zeros(frames.shape, np.bool_)
+        start[:, 1:] = frames[:, 1:] != led_to[:, :-1]  # a new episode's first observation was pushed between
+        before = Rows(
+            self._ring.observations(np.repeat(env, burn_in), frames[:, :burn_in].ravel()),
+            start[:, :burn_in].ravel(),
+            np.arange(len(env) + 1) * burn_in,
+        )
+        rows, at = self._with_ends(env, frames[:, burn_in:], led_to[:, burn_in:], start[:, burn_in:])
+        begins = (number * learned + burn_in)[:, None] + np.arange(learned)
+        first, last, length, reward, discount = self._windows(np.repeat(env, learned), begins.ravel())
+        ends = np.arange(learned) + length.reshape(-1, learned)
+        return SequenceSample(
+            state=self._states[env, number % self._states.shape[1]],
+            burn_in=before,
+            rows=rows,
+            at=at[:, :learned],
+            following=np.take_along_axis(at, ends, axis=1) + 1,
+            action=first["action"],
+            reward=reward,
+            discount=discount,
+            weight=weight,
+            index=number * self.num_envs + env,
+            next_mask=last["next_mask"] if self._masked else None,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows that are filled, and the states that belong to them."""
-        begun = -(-self.t // self.length)
+        """Return all but the generator."""
+        used = -(-self.steps // self._period)
         return {
             **super().state_dict(),
-            "state": self._state[:begun].copy(),
-            "cut_state": [state.copy() for state in self._cut_state],
+            "states": self._states[:, :used].copy() if self._folder is None else None,
+            "sequence_length": self._config.sequence_length,
+            "burn_in": self._config.burn_in,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle of a rollout."""
-        super().load_state_dict(state)
-        self._state[: len(state["state"])] = state["state"]
-        self._cut_state = list(state["cut_state"])
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        own = {"sequence_length": self._config.sequence_length, "burn_in": self._config.burn_in}
+        for name, length in own.items():
+            if state[name] != length:
+                raise InputError(
+                    f"agent.memory.{name} must stay {state[name]}, as it was when the checkpoint was "
+                    f"written, got {length}.",
+                    code="changed-past",
+                    key=f"agent.memory.{name}",
+                )
+        super()._restore(state)
+        if state["states"] is not None:
+            self._states[:, : state["states"].shape[1]] = state["states"]
 
-    def _learned_from(self, array: NDArray) -> NDArray:
-        """[horizon, num_envs, ...] -> [n, ...]"""
-        parts = array.reshape(-1, self.length, *array.shape[1:])  # [sequences of each, length, num_envs, ...]
-        return parts.swapaxes(1, 2).reshape(-1, *array.shape[2:])
+    def _more_layouts(self, live: int, spare: int, state_size: int) -> dict[str, Layout]:
+        # As many more as the transitions have spare places, so that they outlast these.
+        places, least = (live + spare) // self._period + 2, live // self._period + 2
+        return {"states": Layout((self.num_envs, places, state_size), np.dtype(np.float32), least)}
+
+    def _first(self) -> NDArray[np.int64]:
+        """Return the number of the oldest sequence of each environment. [num_envs]"""
+        return -(-self.oldest // self._period)
+
+    def _counts(self) -> NDArray[np.int64]:
+        """Return how many sequences of each environment are there with all that their targets need."""
+        end = (self.steps - self._count) // self._period + 1
+        return np.maximum(end - self._first(), 0)
+
+    def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw environment and number of `count` sequences. [count] each"""
+        counts, first = self._counts(), self._first()
+        ends = counts.cumsum()
+        place = self.generator.integers(0, ends[-1], count)
+        env = ends.searchsorted(place, side="right")
+        return env, place - (ends - counts - first)[env]
+
+    def _with_ends(
+        self,
+        env: NDArray[np.int64],
+        frame: NDArray[np.int64],
+        led_to: NDArray[np.int64],
+        start: NDArray[np.bool_],
+    ) -> tuple[Rows, NDArray[np.int64]]:
+        """Return steps, and after the last of each episode and of each sequence what it led to.
+
+        frame, led_to, start: [sequences, steps]. Returns the rows, and which of its sequence's rows each
+        step is, [sequences, steps].
+        """
+        last = np.ones_like(start)
+        last[:, :-1] = start[:, 1:]
+        after = np.flatnonzero(last) + 1
+        names = np.insert(frame.ravel(), after, led_to[last])
+        count = frame.shape[1] + last.sum(axis=1)
+        begin = np.append(0, count.cumsum())
+        observation = self._ring.observations(np.repeat(env, count), names)
+        rows = Rows(observation, np.insert(start.ravel(), after, False), begin)
+        return rows, np.arange(frame.shape[1]) + last.cumsum(axis=1) - last

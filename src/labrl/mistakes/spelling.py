@@ -12,7 +12,7 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
     A name is close that shares most letters with `word`, or begins with it.
     """
     given = word.lower()
-    ranks: dict[str, tuple[float, int]] = {}
+    ranks: dict[str, tuple[float, int, int]] = {}
     for name in known:
         lower = name.lower()
         ratio = difflib.SequenceMatcher(None, lower, given).ratio()
@@ -20,7 +20,7 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
             ratio = max(ratio, 0.95)
         in_place = sum(map(str.__eq__, lower, given)) - abs(len(lower) - len(given))
         if ratio >= 0.6:
-            ranks[name] = (-ratio, -in_place)
+            ranks[name] = (-ratio, -in_place, -sum(map(str.__eq__, name, word)))
     return sorted(ranks, key=lambda name: ranks[name])[:count]
 
 

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
+from labrl.config.component import Component
 from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from labrl.networks.building import TorsoTraits, build_torso
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
-from labrl.networks.spaces import choices_of
-from labrl.networks.torso import AutoTorso, ImageTorso, NatureCNN, NatureCNNConfig, vectors
+from labrl.networks.preprocessing import numbers
+from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, fitting
 
 
 @dataclass(kw_only=True)
@@ -100,12 +102,11 @@ class RenormalizedMLP(nn.Module):
     """A perceptron with batch renormalization before each layer and of its features (Bhatt et al., 2024)."""
 
     Config = RenormalizedMLPConfig
-    batch_statistics = True
-    """What it makes of one sample depends, in training, on the others of the minibatch."""
+    TRAITS = TorsoTraits(batch_statistics=True)
 
     def __init__(self, config: RenormalizedMLPConfig, observation_space: gym.Space) -> None:
         super().__init__()
-        self._choices = choices_of(observation_space)
+        self.numbers = nn.Sequential(*numbers(observation_space, shares=False))
         self.activation = activation_layer(config.activation)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
@@ -114,7 +115,7 @@ class RenormalizedMLP(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
-        x = self.norms[0](vectors(observation, self._choices))
+        x = self.norms[0](self.numbers(observation))
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
             x = norm(self.activation(layer(x)))
         return x
@@ -133,7 +134,7 @@ class RenormalizedCNN(ImageTorso):
 
     Config = RenormalizedConfig
     smallest = NatureCNN.smallest
-    batch_statistics = True
+    TRAITS = TorsoTraits(batch_statistics=True)
 
     def __init__(self, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__(config, observation_space)
@@ -149,29 +150,31 @@ class RenormalizedCNN(ImageTorso):
         num_features = self.first.out_channels
         for part in (*plain.convolutions, *plain.linear):  # type: ignore[misc]  # both are nn.Sequential
             layers.append(part)
-            if isinstance(part, type(activation_layer(between))):
+            if isinstance(part, nn.Conv2d | nn.Linear):
+                num_features = part.out_channels if isinstance(part, nn.Conv2d) else part.out_features
+            elif not isinstance(part, nn.Flatten):
                 layers.append(BatchRenorm(config.renorm, num_features))
-            else:
-                num_features = getattr(part, "out_channels", getattr(part, "out_features", num_features))
         self.layers = nn.Sequential(*layers)
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
-        return self.layers(self.first_convolution(self.first, observation))
+        return self.layers(self.first(observation))
 
 
-class RenormalizedTorso(AutoTorso):
+class RenormalizedTorso(nn.Sequential):
     """A normalized CNN for images that are large enough, a normalized perceptron for everything else."""
 
-    Config = RenormalizedConfig  # type: ignore[assignment]
-    batch_statistics = True
+    Config = RenormalizedConfig
+    TRAITS = TorsoTraits(several_inputs=True, batch_statistics=True)
+
+    def __init__(self, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> None:
+        torso = build_torso(self.check(config, observation_space), observation_space)
+        super().__init__(torso)
+        self.layout = torso.layout
 
     @classmethod
-    def for_images(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
-        """The torso for an image."""
-        return RenormalizedCNN(config, observation_space)
-
-    @classmethod
-    def for_vectors(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
-        """The torso for whatever is none, or too small."""
-        return RenormalizedMLP(config, observation_space)
+    def check(cls, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> Component:
+        """Return the torso that fits. Raise InputError where none does."""
+        kinds = RenormalizedTorso, RenormalizedCNN, RenormalizedMLP
+        own, cnn, mlp = (Component(f"{__name__}.{kind.__name__}", config) for kind in kinds)
+        return fitting(own, cnn, mlp, observation_space)

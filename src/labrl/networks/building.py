@@ -1,94 +1,205 @@
-"""How every network of an agent begins, and how many threads share its minibatches."""
+"""How the networks of an agent are built, and what is asked of a user's own torso before a run begins."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from labrl.errors import InputError
-from labrl.networks.compute import Compute
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import BY_THE_MINIBATCH
+from labrl.config.component import Component, accepted_settings
+from labrl.errors import Code, InputError, LabrlError
+from labrl.networks.layers import identity
+from labrl.networks.preprocessing import SideBySide, vector_space
+from labrl.networks.spaces import Spaces, sees_images, several_images
+from labrl.observations import example
 
-DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
-"""Layers that draw what they drop, or none where their `p` is 0."""
-DROPS = nn.RNNBase, nn.MultiheadAttention
-"""Layers with the same inside them, where their `dropout` is not 0."""
-
+TORSO = "agent.network.torso"
 UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"
+BY_THE_MINIBATCH = (
+    "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
+)
 
-Built = TypeVar("Built", bound=tuple[nn.Module, ...])
+
+@dataclass(frozen=True)
+class TorsoTraits:
+    """What a torso class declares of itself in an attribute `TRAITS`, where it differs from these."""
+
+    several_inputs: bool = False
+    """Whether it takes a Dict space with images; its `layout` makes one array of the inputs."""
+    recurrent: bool = False
+    """Whether it has a `state_size` and is called as `torso(observation, state, lengths)`."""
+    batch_statistics: bool = False
+    """Whether, in training, what it makes of one sample depends on the others of the minibatch."""
 
 
-def built(
-    make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute, whole_minibatches: bool = False
-) -> Built:
-    """What `make` builds, its weights drawn from `seed` alone, laid out for the observations.
+def traits_of(torso: Component) -> TorsoTraits:
+    """Return what the class of a torso declares."""
+    return getattr(torso.load(), "TRAITS", TorsoTraits())
 
-    whole_minibatches: as for `check_torso`. Raises InputError for layers with which a run would not repeat.
+
+def refusal(what: str, code: Code = "unsupported") -> InputError:
+    """Return the error for a torso that cannot be used."""
+    return InputError(f"{TORSO}: {what}", code=code, key=TORSO)
+
+
+def check_torso(
+    torso: Component, spaces: Spaces, recurrent: bool | None = False, whole_minibatches: bool = False
+) -> bool:
+    """Raise InputError for a torso that cannot read the observations, or that the agent cannot use.
+
+    recurrent: whether the torso must carry a state from step to step (True), must not (False), or may (None);
+    whole_minibatches: whether the agent learns from each as a whole, and acts by what its network keeps of
+    them. Return whether the torso is recurrent.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        networks = make()
-    for network in networks:
-        _check_layers(network, whole_minibatches)
-        if sees_images(spaces.observation):
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
-        network.to(compute.device)
-        if compute.compiled:
-            from labrl.networks.compiling import compile_network  # late: few ask for it
-
-            compile_network(network)
-    return networks
-
-
-def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
-    """Raises InputError for layers of a user's network that draw numbers, mix the rows of a batch or keep
-    something of it: copies of the network, for other threads and as a target, would not have the same."""
-    for name, layer in network.named_modules():
-        told = f"{name} of {type(network).__name__} is a {type(layer).__name__}"
-        if isinstance(layer, DRAWS) and layer.p > 0:
-            raise _unsupported(f"{told}, {UNSEEDED}. Leave it out, or set its p to 0.")
-        if isinstance(layer, DROPS) and layer.dropout > 0:
-            raise _unsupported(f"{told} with dropout, {UNSEEDED}. Set dropout to 0.")
-        if isinstance(layer, nn.RReLU):
-            raise _unsupported(f"{told}, {UNSEEDED}. Use nn.LeakyReLU.")
-        if isinstance(layer, _BatchNorm) and not whole_minibatches:
-            raise _unsupported(
-                f"{told}: it {BY_THE_MINIBATCH}. Use nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
+    for part in () if whole_minibatches else _components(torso):
+        if traits_of(part).batch_statistics:
+            raise refusal(
+                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=wide or another one "
+                "(agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
             )
-    for torso in network.modules():
-        habits = getattr(torso, "habits", None)
-        told = f"the forward pass of {type(torso).__name__}"
-        if habits is not None and habits.draws:
-            raise _unsupported(f"{told} draws random numbers, {UNSEEDED}. Leave them out.")
-        if habits is not None and habits.changes and not whole_minibatches:
-            raise _unsupported(
-                f"{told} changes its buffer {habits.changes[0]}, which would differ between the threads that "
-                "learn and the target network. Compute with weights and constants alone, such as weight_norm "
-                "or LayerNorm instead of spectral_norm."
-            )
+    is_recurrent = traits_of(torso).recurrent
+    if is_recurrent and recurrent is False:
+        raise refusal(
+            f"{torso.target} is recurrent, and this agent carries no state between steps. Set "
+            "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
+        )
+    if recurrent and not is_recurrent:
+        raise refusal(
+            f"{torso.target} is not recurrent, but a recurrent agent needs one that is: set "
+            "agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn)."
+        )
+    check_reads(torso, spaces.observation)
+    return is_recurrent
 
 
-def _unsupported(what: str) -> InputError:
-    return InputError(f"agent.network.torso: {what}", code="unsupported", key="agent.network.torso")
+def check_reads(torso: Component, space: gym.Space[Any]) -> None:
+    """Raise InputError for observations that the torso cannot read."""
+    if several_images(space) and not traits_of(torso).several_inputs:
+        raise refusal(
+            f"{torso.target} reads one array, this environment's observations are {space}. Use "
+            "agent/network=auto or agent/network=inputs."
+        )
+    taken = accepted_settings(torso.load())
+    if taken is not None and "observation_space" not in taken:
+        raise refusal(
+            f"{torso.target} cannot be built for an environment, because its __init__ takes no argument "
+            "observation_space. Derive a class from it whose __init__ does, and name that one.",
+            "target",
+        )
+    torso.check("check", vector_space(space))
 
 
-def precise(spaces: Spaces, compute: Compute) -> Compute:
-    """`compute`, but in float32 where no pixels are seen.
+def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
+    """Return the torso, a module, for observations of `space`. Raise InputError where it is none.
 
-    Values of hundreds with differences of one need all digits; bfloat16 has three.
+    It has `layout`, from observations as they come, [batch, *obs], to the one array that it takes;
+    `num_features`; `state_size`, 0 where it is not recurrent; and `changes`, the names of buffers that its
+    forward pass writes to.
     """
-    if sees_images(spaces.observation):
-        return compute
-    return dataclasses.replace(compute, precision=torch.float32)
+    check_reads(torso, space)
+    layout = SideBySide(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
+    try:
+        built: Any = torso.build(observation_space=space if layout is None else layout.space)
+        weights = list(built.parameters()) if isinstance(built, nn.Module) else []
+    except LabrlError:
+        raise
+    except Exception as error:  # whatever a user's own code may raise
+        raise refusal(f"{torso.target} cannot be made: {type(error).__name__}: {error}", "target") from error
+    if not isinstance(built, nn.Module):
+        raise refusal(f"{torso.target} is not a torch.nn.Module; derive it from that class.", "target")
+    for weight in weights:
+        if weight.dtype != torch.float32:
+            raise refusal(
+                f"{torso.target} has weights in {weight.dtype}; labrl trains weights in torch.float32, and "
+                "meta.precision=bf16 computes in bfloat16 with them.",
+                "target",
+            )
+    made: Any = built
+    made.layout = layout or getattr(built, "layout", identity)
+    made.state_size = getattr(built, "state_size", 0)
+    made.num_features, made.changes = _examine(made, made.layout(example(space)))
+    return made
 
 
-def num_workers(spaces: Spaces, compute: Compute) -> int:
-    """Threads that share a minibatch: two inside one small matrix product cost more than they bring."""
-    return compute.num_threads if compute.device.type == "cpu" and sees_images(spaces.observation) else 1
+def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
+    """Return how many features a torso makes, and the buffers that a forward pass changes.
+
+    Its buffers and torch's generator are afterwards as they were.
+    """
+    one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
+    several = torch.cat([one, one])
+    torso.eval()
+    with torch.no_grad():
+        size = _count_features(torso, one)
+    torso.train()
+    generator = torch.get_rng_state()
+    before = {name: buffer.clone() for name, buffer in torso.named_buffers()}
+    _features(torso, several)
+    draws = not torch.equal(generator, torch.get_rng_state())
+    torch.set_rng_state(generator)
+    now = dict(torso.named_buffers())
+    changes = tuple(name for name in now if not torch.equal(now[name], before.get(name, several)))
+    with torch.no_grad():
+        for name, buffer in now.items():
+            buffer.copy_(before.get(name, buffer))
+        _count_features(torso.eval(), several)
+    torso.train()
+    if draws:
+        raise refusal(
+            f"the forward pass of {type(torso).__name__} draws random numbers, {UNSEEDED}. Leave them out."
+        )
+    return size, changes
+
+
+def _count_features(torso: nn.Module, batch: Tensor) -> int:
+    version = batch._version
+    features = _features(torso, batch)
+    if batch._version != version:
+        raise refusal(
+            f"{type(torso).__name__} changes the observations that it is given, which are stored to be "
+            "learned from. Clone them first in its forward().",
+            "target",
+        )
+    expected = f"{type(torso).__name__} must turn observations into features [batch, features]"
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
+        given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise refusal(f"{expected}, it turned {list(batch.shape)} into {given}.", "target")
+    if features.dtype not in (torch.float32, torch.bfloat16):
+        raise refusal(f"{expected} in float32, it returned {features.dtype}.", "target")
+    return int(features.shape[1])
+
+
+def _features(torso: Any, batch: Tensor) -> Any:
+    try:
+        return torso(batch)[0] if torso.state_size else torso(batch)
+    except Exception as error:  # whatever a user's own code may raise
+        raise refusal(
+            f"{type(torso).__name__} must turn observations into features [batch, features], and fails on "
+            f"{list(batch.shape)}: {type(error).__name__}: {error}",
+            "target",
+        ) from error
+
+
+def is_recurrent(settings: Any) -> bool:
+    """Return whether a torso in some settings carries a state from step to step."""
+    found = (traits_of(part) for part in _components(settings))
+    return any(isinstance(traits, TorsoTraits) and traits.recurrent for traits in found)
+
+
+def _components(settings: Any) -> Iterator[Component]:
+    """Yield all components in some settings, and those in theirs."""
+    if isinstance(settings, Component):
+        yield settings
+        yield from _components(settings.config)
+    elif is_dataclass(settings):
+        for each in fields(settings):
+            yield from _components(getattr(settings, each.name))
+    elif isinstance(settings, dict):
+        for inner in settings.values():
+            yield from _components(inner)

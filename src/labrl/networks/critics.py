@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,12 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.inputs import build_torso, layout_of, num_features, vector_space
+from labrl.networks.building import build_torso
+from labrl.networks.layers import Output, activation_layer
+from labrl.networks.preprocessing import numbers, vector_space
 from labrl.networks.q_network import Stream
 from labrl.networks.spaces import Spaces, is_image
-from labrl.networks.torso import MLP, vectors
+from labrl.networks.torso import MLP, AutoTorso
 
 
 @dataclass(kw_only=True)
@@ -38,24 +39,28 @@ class PolicyNetwork(nn.Module):
 
     def __init__(self, torso: Component, observation_space: gym.Space, num_outputs: int) -> None:
         super().__init__()
-        self.torso: nn.Module = build_torso(torso, observation_space)
-        self.layout = layout_of(self.torso)
-        size = num_features(self.torso, observation_space)
-        self.outputs = Stream(size, [], num_outputs)
+        self.torso = build_torso(torso, observation_space)
+        self.layout = self.torso.layout
+        self.outputs = Output(self.torso.num_features, num_outputs)
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: [batch, *obs]. Returns [batch, num_outputs], float32."""
-        return self.outputs.forward(self.torso.forward(observation), None)
+        return self.outputs(self.torso(observation))
 
 
 class Perceptrons(nn.Module):
     """Perceptrons of the same shape side by side, each layer of all of them one product."""
 
-    def __init__(self, perceptrons: list[list[nn.Linear]], activate: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, perceptrons: list[list[nn.Linear]], activate: nn.Module) -> None:
         """perceptrons: the layers of each, whose weights are taken over; activate: between layers."""
         super().__init__()
-        self._activate = activate
+        self.activate = activate
         layers = list(zip(*perceptrons, strict=True))
+        self._count, self._last, self._single = (
+            len(perceptrons),
+            len(layers) - 1,
+            layers[-1][0].out_features == 1,
+        )
         with torch.no_grad():
             weights = [torch.stack([part.weight.T for part in layer]).contiguous() for layer in layers]
             biases = [torch.stack([part.bias for part in layer]).unsqueeze(1) for layer in layers]
@@ -63,23 +68,19 @@ class Perceptrons(nn.Module):
         """Of each layer, [perceptrons, inputs, outputs]."""
         self.biases = nn.ParameterList(biases)
         """Of each layer, [perceptrons, 1, outputs]."""
-        # The same without look-ups, as dear as a small product.
-        self._layers = list(zip(self.weights, self.biases, strict=True))
 
     def forward(self, x: Tensor, first: bool = False) -> Tensor:
         """x: [batch, inputs]; first: by the first perceptron alone. Returns [perceptrons, batch, outputs]."""
-        count = 1 if first else len(self._layers[0][0])
-        x = x.expand(count, *x.shape)
-        last = len(self._layers) - 1
-        for i, (weight, bias) in enumerate(self._layers):
+        x = x.expand(1 if first else self._count, -1, -1)
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if first:
                 weight, bias = weight[:1], bias[:1]
-            if i == last and weight.shape[2] == 1:
+            if i == self._last and self._single:
                 # A product with one column, and its gradient, take twice as long as this.
                 return torch.add((x * weight.mT).sum(2, keepdim=True), bias)
             x = torch.baddbmm(bias, x, weight)
-            if i < last:
-                x = self._activate(x)
+            if i < self._last:
+                x = self.activate(x)
         return x
 
 
@@ -96,19 +97,22 @@ class Critics(nn.Module):
             size = gym.spaces.flatdim(space) + action_size
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         torsos: list[Any] = [build_torso(torso, space) for _ in range(count)]
-        self.layout = layout_of(torsos[0])
-        num_inputs, hidden = num_features(torsos[0], space), []
+        self.layout = torsos[0].layout
+        num_inputs, hidden = torsos[0].num_features, []
         if self._continuous and not self._joint:
             num_inputs, hidden = num_inputs + action_size, config.action_head
         num_outputs = 1 if self._continuous else int(spaces.action.n)  # type: ignore[attr-defined]
         heads = [Stream(num_inputs, hidden, num_outputs) for _ in range(count)]
         self.perceptrons: Perceptrons | None = None
-        if _is_vector(space) and all(type(part) is MLP and not part.norms for part in torsos):
-            layers = [[*t.layers, *h.layers] for t, h in zip(torsos, heads, strict=True)]
-            self.perceptrons = Perceptrons(layers, torsos[0].activate)
+        is_vector = _is_vector(space)
+        self.numbers = nn.Sequential(*numbers(vector_space(spaces.observation)) if is_vector else [])
+        mlps: list[Any] = [torso[0] if type(torso) is AutoTorso else torso for torso in torsos]
+        if is_vector and all(type(mlp) is MLP and not mlp.layer_norm for mlp in mlps):
+            linear = [[layer for layer in mlp if isinstance(layer, nn.Linear)] for mlp in mlps]
+            layers = [[*own, *head.layers] for own, head in zip(linear, heads, strict=True)]
+            self.perceptrons = Perceptrons(layers, activation_layer(mlps[0].activation))
             return
         self.torsos, self.heads = nn.ModuleList(torsos), nn.ModuleList(heads)
-        self._parts = list(zip(torsos, heads, strict=True))
 
     def forward(self, observation: Tensor, action: Tensor, first: bool = False) -> Tensor:
         """Values of the actions taken, [critics, batch]; of all actions where they are discrete,
@@ -118,20 +122,20 @@ class Critics(nn.Module):
         at; first: of the first critic alone.
         """
         if self._joint:
-            observation = torch.cat([vectors(observation, []), action], dim=1)
+            observation = torch.cat([self.numbers(observation), action], dim=1)
         if self.perceptrons is not None:
-            values = self.perceptrons.forward(observation if self._joint else vectors(observation, []), first)
+            values = self.perceptrons(observation if self._joint else self.numbers(observation), first)
         else:
-            parts = self._parts[:1] if first else self._parts
+            parts = list(zip(self.torsos, self.heads, strict=True))[: 1 if first else None]
             values = torch.stack([self._values(torso, head, observation, action) for torso, head in parts])
         return values.squeeze(2) if self._continuous else values
 
-    def _values(self, torso: nn.Module, head: Stream, observation: Tensor, action: Tensor) -> Tensor:
+    def _values(self, torso: nn.Module, head: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
         """Of one critic. [batch, outputs]"""
         features = torso(observation)
         if self._continuous and not self._joint:
             features = torch.cat([features, action.to(features.dtype)], dim=1)
-        return head.forward(features, None)
+        return head(features)
 
 
 def _is_vector(space: gym.Space) -> bool:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.errors import InputError
-from labrl.networks.box_actions import log_tanh_slope
 from labrl.networks.spaces import has_bounds
 
 INVALID = -1e9
@@ -32,6 +31,75 @@ def masked(logits: Logits, mask: Logits) -> Logits:
     if isinstance(logits, Tensor):
         return torch.where(mask, logits, INVALID)
     return np.where(mask, logits, logits.dtype.type(INVALID))
+
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Log standard deviations are kept between these, as in the code of Haarnoja et al. (2018)."""
+
+
+def log_tanh_slope(u: Tensor) -> Tensor:
+    """log d tanh(u)/du = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The same shape.
+
+    It stays finite, and keeps its digits, where tanh(u) rounds to 1.
+    """
+    return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+
+
+def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
+
+    log pi(a) = log N(u) - sum log(1 - tanh(u)^2).
+
+    mean, log_std, noise: [batch, size], the noise standard normal. Returns [batch, size] and [batch].
+    """
+    u = torch.addcmul(mean, log_std.exp(), noise)
+    normal = -0.5 * noise.square() - log_std
+    constant = 0.5 * math.log(2 * math.pi) * mean.shape[1]
+    return u.tanh(), (normal - log_tanh_slope(u)).sum(1) - constant
+
+
+def typed(action: NDArray, dtype: np.dtype[Any]) -> NDArray:
+    """Return actions in the type of a space: cutting off what follows the point would favour 0."""
+    real = np.issubdtype(dtype, np.floating)
+    return (action if real else np.rint(action)).astype(dtype, copy=False)
+
+
+class BoxActions:
+    """Actions in [-1, 1], one flat row each, and those of a bounded box."""
+
+    def __init__(self, space: gym.spaces.Box, precision: type[np.floating] | None = None) -> None:
+        """precision: of the bounds in between, None for the type of the space."""
+        self.size = math.prod(space.shape)
+        """Numbers in one action."""
+        self.stored = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
+        """The space of what a memory keeps."""
+        self._shape, self._dtype = space.shape, space.dtype
+        self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
+        low, high = self._low, self._high
+        if precision is not None:
+            low, high = low.astype(precision), high.astype(precision)
+        self._middle, self.half = (low + high) / 2, (high - low) / 2
+
+    @classmethod
+    def check(cls, space: gym.spaces.Box, agent: str) -> None:
+        """Raise InputError for a box without bounds, or of whole numbers."""
+        if not has_bounds(space) or not np.issubdtype(space.dtype, np.floating):
+            raise InputError(
+                f"agent: {agent} rescales its actions from (-1, 1) to the bounds of a box of real numbers; "
+                f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds.",
+                code="unsupported",
+                key="agent",
+            )
+
+    def to_env(self, action: NDArray) -> NDArray:
+        """Rescale to the bounds. [n, size] -> [n, *action]"""
+        # A rounding error beyond the bounds would be refused by some environments.
+        scaled = np.clip(self._middle + action * self.half, self._low, self._high)
+        return typed(scaled, self._dtype).reshape(-1, *self._shape)
+
+    def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
+        """Draw uniform actions in [-1, 1]. [count, size]"""
+        return generator.random((count, self.size), np.float32) * np.float32(2) - np.float32(1)
 
 
 class ActionDistribution(Protocol):
@@ -221,12 +289,7 @@ class DiagonalGaussian:
 
     def to_env(self, action: NDArray) -> NDArray:
         """Clipped to the bounds of the space. [batch, *action_shape]"""
-        return self._typed(np.clip(action, self._low, self._high))
-
-    def _typed(self, action: NDArray) -> NDArray:
-        """Of the space's type: cutting off what follows the point would favour 0. [batch, *action_shape]"""
-        real = np.issubdtype(self._dtype, np.floating)
-        return (action if real else np.rint(action)).astype(self._dtype, copy=False)
+        return typed(np.clip(action, self._low, self._high), self._dtype)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Before it is brought within bounds. [batch, size] both"""
@@ -250,14 +313,11 @@ class RescaledGaussian(DiagonalGaussian):
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
         self._low, self._high = -1.0, 1.0
-        self._center = (space.high.astype(np.float64) + space.low) / 2
-        self._reach = (space.high.astype(np.float64) - space.low) / 2
-        self._bounds = space.low, space.high
+        self._box = BoxActions(space, np.float64)
 
     def to_env(self, action: NDArray) -> NDArray:
         """Within the bounds of the space. [batch, *action_shape]"""
-        stretched = self._center + self._reach * np.clip(action, -1, 1)
-        return self._typed(np.clip(stretched, *self._bounds))  # rounding may reach beyond
+        return self._box.to_env(np.clip(action, -1, 1).reshape(-1, self._box.size))
 
 
 class SquashedGaussian(RescaledGaussian):
@@ -273,7 +333,7 @@ class SquashedGaussian(RescaledGaussian):
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
         # A bound that is both the lowest and the highest value leaves nothing to choose.
-        self._log_reach = float(np.log(self._reach[self._reach > 0]).sum())
+        self._log_reach = float(np.log(self._box.half[self._box.half > 0]).sum())
         nodes, weights = np.polynomial.hermite_e.hermegauss(self.NODES)
         self._nodes = torch.tensor(nodes, dtype=torch.float32)
         self._weights = torch.tensor(weights / weights.sum(), dtype=torch.float32)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labrl.config.types import PositiveInt
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
-from labrl.networks.torso import ImageTorso
+from labrl.networks.torso import ImageTorso, PixelConvolution
 
 
 @dataclass(kw_only=True)
@@ -53,11 +53,13 @@ class ImpalaCNN(ImageTorso):
 
     def __init__(self, config: ImpalaCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__(config, observation_space)
-        height, width, channels = self.image_shape
+        height, width, _ = self.image_shape
         kind, between = config.initialization, config.activation
-        sizes = [channels, *config.channels]
-        self.convolutions = nn.ModuleList(
-            initialized(nn.Conv2d(before, after, 3, padding=1), kind) for before, after in pairwise(sizes)
+        first = PixelConvolution(observation_space, config.channels[0], 3, padding=1)
+        others = pairwise(config.channels)
+        self.convolutions = nn.ModuleList([initialized(first, kind)])
+        self.convolutions.extend(
+            initialized(nn.Conv2d(before, after, 3, padding=1), kind) for before, after in others
         )
         self.blocks = nn.ModuleList(
             nn.Sequential(
@@ -77,9 +79,7 @@ class ImpalaCNN(ImageTorso):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
-        first, *others = self.convolutions
-        assert isinstance(first, nn.Conv2d)
-        x = self.blocks[0](self.first_convolution(first, observation))
-        for convolution, block in zip(others, list(self.blocks)[1:], strict=True):
+        x = observation
+        for convolution, block in zip(self.convolutions, self.blocks, strict=True):
             x = block(convolution(x))
         return self.linear(self.activate(x).flatten(1))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
+Result = TypeVar("Result")
 
 
 # fmt: off
@@ -20,21 +22,68 @@ Activation = Literal[
 # fmt: on
 """Activations of torch.nn that act on each element by itself, draw nothing and learn nothing."""
 
-IN_PLACE = {"ReLU": torch.relu_, "Tanh": torch.tanh_}
-
-
-def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation of that name, for outputs of a layer that nobody else reads.
-
-    So the two most common ones act where these lie.
-    """
-    module: nn.Module = getattr(nn, name)()
-    return IN_PLACE.get(name, module.forward)
-
 
 def activation_layer(name: Activation) -> nn.Module:
-    """The same as a module."""
+    """The activation of that name, for outputs of a layer that nobody else reads."""
     return nn.ReLU(inplace=True) if name == "ReLU" else getattr(nn, name)()
+
+
+def autocast_device() -> str | None:
+    """The kind of device that autocast is on for, None without it. (torch.fx can trace this question.)"""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            return device
+    return None
+
+
+def in_float32(layers: Callable[..., Result], x: Tensor, *others: Tensor | None) -> Result:
+    """`layers` of x in float32, whatever autocast says.
+
+    bfloat16 has three digits: too few for values and policies whose small differences decide.
+    """
+    device = autocast_device()
+    if device is None:
+        return layers(x, *others)
+    with torch.autocast(device, enabled=False):
+        return layers(x.float(), *others)
+
+
+class Output(nn.Linear):
+    """A linear layer that computes in float32, whatever autocast says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, inputs] -> [batch, outputs], float32"""
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return in_float32(super().forward, x)
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def identity(observation: NDArray) -> NDArray:
+    """Return observations as they are: the `layout` of a torso that has none of its own."""
+    return observation
+
+
+class Normalized(nn.Module):
+    """Layers, each with a layer normalization and an activation after it."""
+
+    def __init__(self, layers: Sequence[nn.Linear], activate: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.norms = nn.ModuleList(nn.LayerNorm(layer.out_features) for layer in layers)
+        self.activate = activate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, inputs] -> [batch, outputs]"""
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = self.activate(norm(layer(x)))
+        return x
+
+
+def activated(layers: Sequence[nn.Linear], between: Activation, layer_norm: bool) -> list[nn.Module]:
+    """Layers with an activation after each, one after the other."""
+    if layer_norm and layers:
+        return [Normalized(layers, activation_layer(between))]
+    return [part for layer in layers for part in (layer, activation_layer(between))]
 
 
 def check_head(units: Mapping[str, list[int]], layer_norm: bool) -> None:

@@ -34,7 +34,7 @@ class NoisyLinear(nn.Module):
         self.weight_sigma = nn.Parameter(torch.full((num_outputs, num_inputs), sigma * bound))
         self.bias_sigma = nn.Parameter(torch.full((num_outputs,), sigma * bound))
 
-    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         """x: [batch, num_inputs]. Returns [batch, num_outputs].
 
         noise: made by `factor_noise`, one for all rows [num_noise] or one for each [batch, num_noise];

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
-from labrl.networks.compute import in_float32
-from labrl.networks.in_numpy import ACTIVATIONS, Affine, Chain, InNumpy
-from labrl.networks.inputs import build_torso, layout_of, num_features
-from labrl.networks.layers import Activation, activation, check_head
+from labrl.networks.building import build_torso
+from labrl.networks.layers import Activation, Output, activation_layer, check_head, in_float32
 from labrl.networks.noisy import NoisyLinear
 from labrl.networks.spaces import Spaces
 
@@ -57,44 +55,38 @@ class Stream(nn.Module):
         sizes = list(pairwise([num_inputs, *hidden, num_outputs]))
         self.num_noise = sum(inputs + outputs for inputs, outputs in sizes) if noisy is not None else 0
         """Noise variables of all layers."""
-        layers = [
-            nn.Linear(inputs, outputs) if noisy is None else NoisyLinear(inputs, outputs, noisy)
-            for inputs, outputs in sizes
-        ]
-        self.layers = nn.ModuleList(layers)
-        # The same without look-ups and calls of modules, as dear as the products of a small network.
-        self._hidden = [(layer, layer.weight, layer.bias) for layer in layers]
-        self._last = self._hidden.pop()
+        self.layers = nn.ModuleList()
+        for size in sizes:
+            plain = Output if size is sizes[-1] else nn.Linear
+            self.layers.append(plain(*size) if noisy is None else NoisyLinear(*size, noisy))
         self.norms = nn.ModuleList(nn.LayerNorm(n) for n in hidden if layer_norm)
-        self._between, self._activate, self._normed = between, activation(between), layer_norm
+        self.activations = nn.ModuleList(activation_layer(between) for _ in hidden)
 
-    def layers_in_numpy(self) -> list[Affine] | None:
-        """The same for a `Chain`, without noise; None on a GPU, and where a layer does more than one can."""
-        activate = ACTIVATIONS.get(self._between)
-        if self._last[1].device.type != "cpu" or (self._hidden and (activate is None or self._normed)):
-            return None
-        hidden: list[Affine] = [(weight, bias, activate) for _, weight, bias in self._hidden]
-        return [*hidden, (*self._last[1:], None)]
-
-    def forward(self, x: Tensor, noise: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         """x: features [batch, num_inputs]; noise: [num_noise] or [batch, num_noise], None for none.
 
         Returns [batch, num_outputs].
         """
-        for i, (layer, weight, bias) in enumerate(self._hidden):
+        *hidden, last = self.layers
+        for i, layer in enumerate(hidden):
             if noise is None:
-                x = nn.functional.linear(x, weight, bias)
+                x = layer(x)
             else:
                 x = layer(x, noise[..., : layer.num_noise])
                 noise = noise[..., layer.num_noise :]
-            x = self._activate(self.norms[i](x) if self._normed else x)
-        return in_float32(lambda features: self._outputs(features, noise), x)
+            x = self.activations[i](self.norms[i](x) if len(self.norms) else x)
+        if not self.num_noise:
+            return last(x)
+        return in_float32(last, x, None if noise is None else noise[..., : last.num_noise])
 
-    def _outputs(self, x: Tensor, noise: Tensor | None) -> Tensor:
-        layer, weight, bias = self._last
-        if noise is None:
-            return nn.functional.linear(x, weight, bias)
-        return layer(x, noise[..., : layer.num_noise])
+
+class QOutput(NamedTuple):
+    """What a QNetwork gives for a batch of observations."""
+
+    outputs: Tensor
+    """For each action, [batch, actions, outputs], float32."""
+    state: Tensor | None
+    """The recurrent state after each piece, [pieces, state_size]; as it was given without one."""
 
 
 class QNetwork(nn.Module):
@@ -105,85 +97,41 @@ class QNetwork(nn.Module):
 
     def __init__(self, config: QNetworkConfig, spaces: Spaces, num_actions: int, num_outputs: int) -> None:
         super().__init__()
-        self.torso: nn.Module = build_torso(config.torso, spaces.observation)
-        self.layout = layout_of(self.torso)
-        size = num_features(self.torso, spaces.observation)
-        self._shape = (-1, num_actions, num_outputs)
+        self.torso = build_torso(config.torso, spaces.observation)
+        self.layout, self.state_size = self.torso.layout, self.torso.state_size
+        size = self.torso.num_features
+        self.output_shape = (-1, num_actions, num_outputs)
         options = config.noisy, config.head_activation, config.head_layer_norm
         self.advantage = Stream(size, config.head, num_actions * num_outputs, *options)
         self.value = Stream(size, config.head, num_outputs, *options) if config.dueling else None
         self.num_noise = self.advantage.num_noise + (self.value.num_noise if self.value is not None else 0)
         """Noise variables of all layers; 0 without noise."""
 
-    def in_numpy(self) -> InNumpy | None:
-        """`forward` without noise by NumPy, None where the torso is more than a chain of layers."""
-        layers = getattr(self.torso, "layers_in_numpy", lambda: None)()
-        advantages = self.advantage.layers_in_numpy()
-        if layers is None or advantages is None:
-            return None
-        if self.value is None:
-            actions = Chain([*layers, *advantages])
+    def forward(
+        self,
+        observation: Tensor,
+        state: Tensor | None = None,
+        lengths: NDArray[np.int64] | None = None,
+        noise: Tensor | None = None,
+    ) -> QOutput:
+        """Outputs for each action.
 
-            def plain(observation: NDArray) -> NDArray | None:
-                outputs = actions(observation)
-                return None if outputs is None else outputs.reshape(self._shape)
-
-            return plain
-
-        torso = Chain(layers)
-        streams = Chain(advantages), Chain(self.value.layers_in_numpy() or [])
-
-        def dueling(observation: NDArray) -> NDArray | None:
-            if (features := torso(observation)) is None:
-                return None
-            advantage, value = (stream(features) for stream in streams)
-            if advantage is None or value is None:
-                return None
-            advantage = advantage.reshape(self._shape)
-            return value[:, None] + advantage - advantage.mean(1, keepdims=True)
-
-        return dueling
-
-    def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Outputs for each action, [batch, actions, outputs], float32.
-
-        observation: [batch, *obs]; noise: made by `factor_noise`, the same for all rows [num_noise] or one
-        for each [batch, num_noise]; None: the mean weights alone.
+        observation: of steps, piece after piece [batch, *obs]; state: before each piece [pieces, state_size],
+        None for a fresh one; lengths: of the pieces, None where every step is one; noise: made by
+        `factor_noise`, the same for all rows [num_noise] or one for each [batch, num_noise], None for the
+        mean weights alone.
 
         Dueling: V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581, eq. 9). Their
         factor on the gradient into the torso is left out: but for its `eps`, and for a gradient that is
         clipped, Adam's step does not depend on it.
         """
-        # Not `self.torso(...)`: that call asks for hooks, which nobody hangs on, and costs what a layer does.
-        return self._outputs(self.torso.forward(observation), noise)
-
-    @property
-    def state_size(self) -> int:
-        """Numbers that a torso with a memory carries for each environment."""
-        memory: Any = self.torso
-        return int(memory.state_size)
-
-    def unroll(
-        self,
-        observation: Tensor,
-        state: Tensor,
-        lengths: NDArray[np.int64] | None = None,
-        noise: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """As `forward`, of a torso with a memory, and the state after each piece.
-
-        observation: of the steps, piece after piece [batch, *obs]; state: before each piece
-        [pieces, state_size]; lengths: of the pieces; None: every step is one.
-        """
-        memory: Any = self.torso
-        features, after = memory.unroll(observation, state, lengths)
-        return self._outputs(features, noise), after
-
-    def _outputs(self, features: Tensor, noise: Tensor | None) -> Tensor:
-        """[batch, actions, outputs]"""
-        advantage = self.advantage.forward(features, noise).view(self._shape)
+        if self.state_size:
+            features, state = self.torso(observation, state, lengths)
+        else:
+            features = self.torso(observation)
+        advantage = self.advantage(features, noise).view(self.output_shape)
         if self.value is None:
-            return advantage
+            return QOutput(advantage, state)
         rest = None if noise is None else noise[..., self.advantage.num_noise :]
-        value = self.value.forward(features, rest).unsqueeze(1)
-        return value + advantage - advantage.mean(1, keepdim=True)
+        value = self.value(features, rest).unsqueeze(1)
+        return QOutput(value + advantage - advantage.mean(1, keepdim=True), state)

@@ -1,7 +1,7 @@
 """A memory behind any torso: a GRU or LSTM, whose state is carried from one step to the next.
 
-A network that remembers has, besides what a torso has, `state_size` and `unroll`: agents that carry a state
-ask for these two, and only they can be given such a network. A user's own needs the same.
+A recurrent torso says so in its `TRAITS`, has a `state_size`, and is called with the
+state: `torso(observation, state, lengths) -> (features, state)`. Only agents that carry a state can use one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.nn.utils.rnn import PackedSequence
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
 from labrl.errors import InputError
-from labrl.networks.inputs import build_torso, check_reads, layout_of, num_features
+from labrl.networks.building import TorsoTraits, build_torso, check_reads, traits_of
+from labrl.networks.layers import in_float32
 
 
 class Pieces(NamedTuple):
@@ -97,13 +98,13 @@ class Recurrent(nn.Module):
     """
 
     Config = RecurrentConfig
-    several_inputs = True  # as far as the torso takes them
+    TRAITS = TorsoTraits(several_inputs=True, recurrent=True)  # several inputs as far as the torso takes them
 
     def __init__(self, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
         self.torso = build_torso(config.torso, observation_space)
-        self.layout = layout_of(self.torso)
-        size = num_features(self.torso, observation_space)
+        self.layout = self.torso.layout
+        size = self.torso.num_features
         cells = {"gru": nn.GRU, "lstm": nn.LSTM}[config.kind]
         self.core: nn.RNNBase = cells(size, config.hidden_size, config.layers)
         for name, parameter in self.core.named_parameters():
@@ -117,7 +118,7 @@ class Recurrent(nn.Module):
     @classmethod
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
         """Raises InputError if the torso cannot read the observations, or is recurrent itself."""
-        if hasattr(config.torso.load(), "unroll"):
+        if traits_of(config.torso).recurrent:
             raise InputError(
                 f"agent.network.torso.torso: {config.torso.target} is recurrent itself, and its state would "
                 "be empty at every step. Set another torso, or agent.network.torso.layers=2 for two layers.",
@@ -126,49 +127,49 @@ class Recurrent(nn.Module):
             )
         check_reads(config.torso, observation_space)
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """Features of first observations of episodes. [batch, *obs] -> [batch, hidden_size]"""
-        rows = len(observation)
-        state = torch.zeros((rows, self.state_size), device=observation.device)
-        return self.unroll(observation, state)[0]
-
-    def unroll(
-        self, observation: Tensor, state: Tensor, lengths: NDArray[np.int64] | None = None
+    def forward(
+        self, observation: Tensor, state: Tensor | None = None, lengths: NDArray[np.int64] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Features of steps that follow each other in pieces, and the state after each piece.
 
         observation: of the steps, piece after piece, as `layout` makes them [batch, *obs]; state: before each
-        piece [pieces, state_size]; lengths: of the pieces, their sum is batch; None: every step is a piece.
-        Returns [batch, hidden_size] and [pieces, state_size].
+        piece [pieces, state_size], None for a fresh one, which is 0; lengths: of the pieces, their sum is
+        batch; None: every step is a piece. Returns [batch, hidden_size] and [pieces, state_size].
         """
-        features = self.torso.forward(observation)
-        with torch.autocast(features.device.type, enabled=False):
-            features = features.float()
-            if lengths is None:
-                outputs, after = self.core(features.unsqueeze(0), self._split(state))
-                return outputs.squeeze(0), self._joined(after)
-            # All first steps, then all second ones, ..., the longest pieces first, as the cells want it.
-            order = np.argsort(-lengths, kind="stable")
-            rank = np.empty_like(order)
-            rank[order] = np.arange(len(order))
-            age = np.arange(len(features)) - np.repeat(lengths.cumsum() - lengths, lengths)
-            row = np.lexsort((np.repeat(rank, lengths), age))
-            place = np.empty_like(row)
-            place[row] = np.arange(len(row))
-            device = features.device
-            there, back, by_length, by_rank = (
-                torch.from_numpy(index).to(device) for index in (row, place, order, rank)
-            )
-            packed = PackedSequence(features[there], torch.from_numpy(np.bincount(age)))
-            outputs, after = self.core(packed, self._split(state[by_length]))
-            return outputs.data[back], self._joined(after)[by_rank]
+        return in_float32(lambda features: self._carried(features, state, lengths), self.torso(observation))
+
+    def _carried(
+        self, features: Tensor, state: Tensor | None, lengths: NDArray[np.int64] | None
+    ) -> tuple[Tensor, Tensor]:
+        features = features.float()
+        if state is None:
+            pieces = features.shape[0] if lengths is None else len(lengths)
+            state = features.new_zeros((pieces, self.state_size))
+        if lengths is None:
+            outputs, after = self.core(features.unsqueeze(0), self._split(state))
+            return outputs.squeeze(0), self._joined(after)
+        # All first steps, then all second ones, ..., the longest pieces first, as the cells want it.
+        order = np.argsort(-lengths, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        age = np.arange(len(features)) - np.repeat(lengths.cumsum() - lengths, lengths)
+        row = np.lexsort((np.repeat(rank, lengths), age))
+        place = np.empty_like(row)
+        place[row] = np.arange(len(row))
+        device = features.device
+        there, back, by_length, by_rank = (
+            torch.from_numpy(index).to(device) for index in (row, place, order, rank)
+        )
+        packed = PackedSequence(features[there], torch.from_numpy(np.bincount(age)))
+        outputs, after = self.core(packed, self._split(state[by_length]))
+        return outputs.data[back], self._joined(after)[by_rank]
 
     def _split(self, state: Tensor) -> Any:
         """[pieces, state_size] as torch's cells take it."""
-        parts = state.view(len(state), self._parts, -1).transpose(0, 1).contiguous()
+        parts = state.view(-1, self._parts, self.core.hidden_size).transpose(0, 1).contiguous()
         return (parts[: self._layers], parts[self._layers :]) if self._parts > self._layers else parts
 
     def _joined(self, parts: Any) -> Tensor:
         """As torch's cells give it, [pieces, state_size]."""
-        whole = torch.cat(parts) if isinstance(parts, tuple) else parts
-        return whole.transpose(0, 1).reshape(whole.shape[1], -1)
+        whole = torch.cat(parts) if self._parts > self._layers else parts
+        return whole.transpose(0, 1).flatten(1)

@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from labrl.observations import Goals
 
@@ -44,32 +43,14 @@ def sees_images(space: gym.Space[Any]) -> bool:
     )
 
 
+def several_images(space: gym.Space[Any]) -> bool:
+    """Whether pixels are among several inputs."""
+    return isinstance(space, gym.spaces.Dict) and sees_images(space)
+
+
 def is_image(space: gym.Space[Any]) -> bool:
     """Whether observations are pixels: three axes of bytes."""
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8"
-
-
-def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
-    """(first value, number of values) of each choice that makes an observation; none for numbers."""
-    if isinstance(space, gym.spaces.Discrete):
-        return [(int(space.start), int(space.n))]
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        return [(int(first), int(n)) for first, n in zip(space.start.flat, space.nvec.flat, strict=True)]
-    return []
-
-
-def range_of(space: gym.Space[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | float:
-    """The range of bytes, which networks read as shares of it: from 0 to 1.
-
-    The largest value where all begin at 0 and have the same, 255 for most pixels and RAM; otherwise the
-    smallest values and the widths, each of the shape of `space`. 1 for all but bytes, which stay as they are.
-    """
-    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
-        return 1.0
-    low = space.low.astype(np.float32)
-    width = np.maximum(space.high - low, np.float32(1))  # 1 where a byte never changes
-    same = not low.any() and (width == width.flat[0]).all()
-    return float(width.flat[0]) if same else (low, width)
 
 
 def has_bounds(space: gym.spaces.Box) -> bool:

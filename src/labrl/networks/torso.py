@@ -7,8 +7,7 @@ layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,39 +16,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.errors import InputError
-from labrl.networks.in_numpy import ACTIVATIONS, Affine
-from labrl.networks.inputs import Inputs, InputsConfig, check_reads
-from labrl.networks.kept import Kept, along
+from labrl.networks.building import TorsoTraits, build_torso, refusal
+from labrl.networks.inputs import InputsConfig
 from labrl.networks.layers import (
     Activation,
     Initialization,
-    activation,
+    activated,
     activation_layer,
+    autocast_device,
     initialized,
     normalization,
 )
-from labrl.networks.packed import Packable, Packed
-from labrl.networks.spaces import Spaces, choices_of, is_image, range_of
-
-
-def vectors(observation: Tensor, choices: list[tuple[int, int]], unit: float = 1.0) -> Tensor:
-    """Observations as rows of numbers, one-hot where `choices` make them. [batch, *obs] -> [batch, size]
-
-    unit: what they are multiplied by.
-    """
-    if choices:
-        columns = observation.long().reshape(len(observation), -1).unbind(1)
-        pairs = zip(columns, choices, strict=True)
-        observation = torch.cat([nn.functional.one_hot(c - first, n) for c, (first, n) in pairs], dim=1)
-    if observation.dim() != 2:
-        observation = observation.reshape(len(observation), -1)
-    numbers = observation if observation.dtype == torch.float32 else observation.float()
-    return numbers if unit == 1 else numbers * unit
+from labrl.networks.preprocessing import Shares, numbers, range_of
+from labrl.networks.spaces import is_image
 
 
 @dataclass(kw_only=True)
@@ -66,24 +48,7 @@ class MLPConfig:
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
 
-class Shares(nn.Module):
-    """Bytes as shares of their ranges, where these differ or do not begin at 0."""
-
-    low: Tensor
-    width: Tensor
-
-    def __init__(self, low: NDArray[np.float32], width: NDArray[np.float32]) -> None:
-        """low, width: smallest values and widths of the ranges, in the shape of an observation."""
-        super().__init__()
-        self.register_buffer("low", torch.tensor(low), persistent=False)
-        self.register_buffer("width", torch.tensor(width), persistent=False)
-
-    def forward(self, numbers: Tensor) -> Tensor:
-        """[batch, *shape] -> [batch, *shape], in [0, 1]"""
-        return (numbers - self.low) / self.width
-
-
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded.
 
     Bytes, of RAM or of images that are too small for convolutions, are read as shares of the range of their
@@ -93,43 +58,47 @@ class MLP(nn.Module):
     Config = MLPConfig
 
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
-        super().__init__()
-        self._choices, bounds = choices_of(observation_space), range_of(observation_space)
-        self._unit = 1.0 if isinstance(bounds, tuple) else 1 / bounds
-        self.shares = Shares(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
-        self.activate = activation(config.activation)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
         layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
-        self.layers = nn.ModuleList(layers)
-        # Acting in a small environment is bound by calls of modules and look-ups of their parameters,
-        # more than by the products: here are the same parameters without either.
-        self._weights = [(layer.weight, layer.bias) for layer in layers]
-        self.norms = nn.ModuleList(nn.LayerNorm(n) for n in config.hidden if config.layer_norm)
-        self._normed = config.layer_norm
-        self._activation = config.activation
+        hidden = activated(layers, config.activation, config.layer_norm)
+        super().__init__(*numbers(observation_space), *hidden)
+        self.activation, self.layer_norm = config.activation, config.layer_norm
 
-    def layers_in_numpy(self) -> list[Affine] | None:
-        """The same for a `Chain`; None on a GPU, and where a layer does more than one can."""
-        activate = ACTIVATIONS.get(self._activation)
-        on_cpu = all(weight.device.type == "cpu" for weight, _ in self._weights)
-        scaled = self._unit != 1 or self.shares is not None
-        if self._choices or scaled or self._normed or activate is None or not on_cpu:
-            return None
-        return [(weight, bias, activate) for weight, bias in self._weights]
+
+class PixelConvolution(nn.Conv2d):
+    """A convolution of images as bytes, which it reads as shares of the range of their space.
+
+    `divisor` divides its few weights, which saves a pass over the many pixels.
+    """
+
+    def __init__(
+        self, space: gym.Space[Any], maps: int, size: int, stride: int = 1, padding: int = 0
+    ) -> None:
+        channels, channels_first = image_shape(space)[2:]
+        super().__init__(channels, maps, size, stride, padding)
+        bounds = range_of(space)
+        self.divisor = 1.0 if isinstance(bounds, tuple) else bounds
+        self.shares: Shares | None = None
+        if isinstance(bounds, tuple):
+            axes = (0, 1, 2) if channels_first else (2, 0, 1)
+            self.shares = Shares(*(part.transpose(axes) for part in bounds))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
-        observation = vectors(observation, self._choices, self._unit)
-        if self.shares is not None:
-            observation = self.shares(observation)
-        activate = self.activate
-        if self._normed:
-            for (weight, bias), norm in zip(self._weights, self.norms, strict=True):
-                observation = activate(norm(linear(observation, weight, bias)))
-            return observation
-        for weight, bias in self._weights:
-            observation = activate(linear(observation, weight, bias))
-        return observation
+        """[batch, height, width, channels] -> [batch, maps, h, w]"""
+        device = autocast_device()
+        pixels = self.pixels(
+            observation, torch.float32 if device is None else torch.get_autocast_dtype(device)
+        )
+        return nn.functional.conv2d(pixels, self.weight / self.divisor, self.bias, self.stride, self.padding)
+
+    def pixels(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """Bytes [batch, height, width, channels] -> [batch, channels, height, width], not yet divided.
+
+        A permuted view of channels-last bytes is what the fast convolutions want, so that one pass makes
+        floats of them (every byte is exact in bfloat16).
+        """
+        pixels = observation.permute(0, 3, 1, 2)
+        return pixels.to(dtype) if self.shares is None else self.shares(pixels.float()).to(dtype)
 
 
 def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
@@ -149,41 +118,28 @@ class ImageTorso(nn.Module):
 
     smallest: int
     """Pixels of height and width below which nothing is left after the convolutions."""
-    all_in_autocast = True
-    """Whether autocast rounds whatever its layers compute with, so that large weights may be kept rounded."""
 
     def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raises InputError as `check` does."""
+        """Raise InputError as `check` does."""
         super().__init__()
         self.check(config, observation_space)
         self.image_shape = image_shape(observation_space)[:3]
         """Height, width and channels."""
         self.channels_first = image_shape(observation_space)[3]
-        bounds = range_of(observation_space)
-        self.divisor = 1.0 if isinstance(bounds, tuple) else bounds
-        """Divides the few weights of the first layer, which saves a pass over the many pixels."""
-        self.shares: Shares | None = None
-        if isinstance(bounds, tuple):
-            axes = (0, 1, 2) if self.channels_first else (2, 0, 1)
-            self.shares = Shares(*(part.transpose(axes) for part in bounds))
 
     @classmethod
     def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raises InputError for what is no image, or too small a one."""
+        """Raise InputError for what is no image, or too small a one."""
         if not is_image(observation_space):
-            raise InputError(
-                f"agent.network.torso: {cls.__name__} needs images (three axes of bytes), "
-                f"got {observation_space}. Use agent/network=auto or agent/network=mlp.",
-                code="unsupported",
-                key="agent.network.torso",
+            raise refusal(
+                f"{cls.__name__} needs images (three axes of bytes), got {observation_space}. Use "
+                "agent/network=auto or agent/network=mlp."
             )
         height, width, _, _ = image_shape(observation_space)
         if min(height, width) < cls.smallest:
-            raise InputError(
-                f"agent.network.torso: {cls.__name__} needs images of at least {cls.smallest} pixels each "
-                f"way, got {height} x {width}. Use agent/network=mlp or a torso of your own.",
-                code="unsupported",
-                key="agent.network.torso",
+            raise refusal(
+                f"{cls.__name__} needs images of at least {cls.smallest} pixels each way, got {height} x "
+                f"{width}. Use agent/network=mlp or a torso of your own."
             )
 
     def layout(self, observation: NDArray) -> NDArray:
@@ -195,26 +151,6 @@ class ImageTorso(nn.Module):
         for channel in range(channels):  # four times as fast as a copy of the transposed view
             pixels[..., channel] = observation[:, channel]
         return pixels
-
-    def pixels(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
-        """Bytes [batch, height, width, channels] -> [batch, channels, height, width], not yet divided.
-
-        A permuted view of channels-last bytes is what the fast convolutions want, so that one pass makes
-        floats of them (every byte is exact in bfloat16).
-        """
-        pixels = observation.permute(0, 3, 1, 2)
-        return pixels.to(dtype) if self.shares is None else self.shares(pixels.float()).to(dtype)
-
-    def first_convolution(self, layer: nn.Conv2d, observation: Tensor) -> Tensor:
-        """`layer` applied to pixels as shares of their range.
-
-        observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, maps, h, w].
-        """
-        device = observation.device.type
-        mixed = torch.is_autocast_enabled(device)
-        pixels = self.pixels(observation, torch.get_autocast_dtype(device) if mixed else torch.float32)
-        weight = layer.weight / self.divisor
-        return nn.functional.conv2d(pixels, weight, layer.bias, layer.stride, layer.padding)
 
 
 @dataclass(kw_only=True)
@@ -236,16 +172,11 @@ class NatureCNN(ImageTorso):
 
     Config = NatureCNNConfig
     smallest = 36
-    packed: Packed | None = None
-    """The same for inference under autocast; set by who says when the weights have changed."""
-    kept: tuple[Kept, slice] | None = None
-    """Where the outputs of all layers are kept for these rows, while it acts on them and learns from them."""
 
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__(config, observation_space)
-        height, width, channels = self.image_shape
         kind = config.initialization
-        self.first = initialized(nn.Conv2d(channels, 32, 8, stride=4), kind)
+        self.first = initialized(PixelConvolution(observation_space, 32, 8, stride=4), kind)
         second = initialized(nn.Conv2d(32, 64, 4, stride=2), kind)
         third = initialized(nn.Conv2d(64, 64, 3, stride=1), kind)
         self.convolutions = nn.Sequential(
@@ -255,22 +186,9 @@ class NatureCNN(ImageTorso):
         self.linear: nn.Module = nn.Identity()
         if config.features is not None:
             with torch.no_grad():
-                flat = self.convolutions(self.first(torch.zeros(1, channels, height, width))).shape[1]
+                flat = self.convolutions(self.first(torch.zeros(1, *self.image_shape))).shape[1]
             linear = initialized(nn.Linear(flat, config.features), kind)
             self.linear = nn.Sequential(linear, *self._after(linear, config))
-
-    def pack(self) -> Packed | None:
-        """The layers for inference under autocast in bfloat16; None where they do more than can be packed."""
-        leaves = [part for part in self.linear.modules() if not list(part.children())]
-        parts = [self.first, *self.convolutions, *leaves]
-        kinds = [type(part) for part in parts if not isinstance(part, nn.Flatten | nn.Identity)]
-        layers = self._packable()
-        expected = [kind for each in layers for kind in (type(each.layer), nn.ReLU)]
-        # A class derived from this one may compute otherwise, or have changed the parts that it built.
-        if type(self) is not NatureCNN or kinds != expected:
-            return None
-        height, width, channels = self.image_shape
-        return Packed.possible(layers, torch.zeros(1, channels, height, width, dtype=torch.bfloat16))
 
     @staticmethod
     def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
@@ -282,78 +200,24 @@ class NatureCNN(ImageTorso):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
-        if self.packed is not None and self.packed.usable:
-            outputs = self.packed.outputs(self.pixels(observation, torch.bfloat16))
-            if self.kept is not None:
-                store, rows = self.kept
-                store.put(rows, outputs)
-            return outputs[-1].flatten(1)
-        if self.kept is not None and torch.is_grad_enabled():
-            store, rows = self.kept
-            known = store.of(rows)
-            if known is not None:
-                return along(self._packable(), self.pixels(observation, torch.bfloat16), known)
-        return self.linear(self.convolutions(self.first_convolution(self.first, observation)))
-
-    def _packable(self) -> list[Packable]:
-        """The layers, of which the first divides pixels by the width of their range."""
-        parts = [*self.convolutions, *self.linear.modules()]
-        later = [Packable(part) for part in parts if isinstance(part, nn.Conv2d | nn.Linear)]
-        return [Packable(self.first, self.divisor), *later]
+        return self.linear(self.convolutions(self.first(observation)))
 
 
-BY_THE_MINIBATCH = (
-    "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
-)
-"""Why a layer is refused to agents that have no `whole_minibatches`."""
+def fitting(own: Component, images: Component, others: Component, space: gym.Space[Any]) -> Component:
+    """Return the torso for a space: `images`, `others` for all else, or both, by `own`, for several inputs.
 
-
-def check_torso(
-    torso: Component, spaces: Spaces, remembers: bool = False, whole_minibatches: bool = False
-) -> None:
-    """Raises InputError for observations that `torso` cannot read, where it knows of such.
-
-    remembers: whether the agent carries a state from step to step; then the torso must have one;
-    whole_minibatches: whether it learns from each as a whole, and acts by what its network keeps of them.
+    Raise InputError for stacked pictures in colour, which are neither.
     """
-    target = torso.load()
-    for part in () if whole_minibatches else _components(torso):
-        if getattr(part.load(), "batch_statistics", False):
-            raise InputError(
-                f"agent.network.torso: {part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or "
-                "agent/network=wide or another one (agent.network.torso.mlp.layer_norm=true normalizes each "
-                "sample by itself).",
-                code="unsupported",
-                key="agent.network.torso",
-            )
-    if hasattr(target, "unroll") and not remembers:
-        raise InputError(
-            f"agent.network.torso: {torso.target} is recurrent, and this agent carries no state between "
-            "steps. Set agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network.",
-            code="unsupported",
-            key="agent.network.torso",
+    is_bytes = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
+    if is_bytes and len(space.shape or ()) == 4:
+        raise refusal(
+            f"{own.target} reads vectors and images of three axes, and these are stacks of pictures in "
+            f"colour, {space.shape}. Set env.grayscale=true for a game of the ALE, or use a torso of your "
+            "own: ~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
         )
-    if remembers and not hasattr(target, "unroll"):
-        raise InputError(
-            f"agent.network.torso: {torso.target} is not recurrent, but a recurrent agent needs one that is: "
-            "set agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn).",
-            code="unsupported",
-            key="agent.network.torso",
-        )
-    check_reads(torso, spaces.observation)
-
-
-def _components(settings: Any) -> Iterator[Component]:
-    """All that stands in some settings, those of a part's parts too."""
-    if isinstance(settings, Component):
-        yield settings
-        yield from _components(settings.config)
-    elif is_dataclass(settings):
-        for each in fields(settings):
-            yield from _components(getattr(settings, each.name))
-    elif isinstance(settings, dict):
-        for inner in settings.values():
-            yield from _components(inner)
+    if isinstance(space, gym.spaces.Dict):
+        return Component("labrl.networks.inputs.Inputs", InputsConfig(joint=own, image=own, own={}))
+    return images if is_image(space) and min(image_shape(space)[:2]) >= NatureCNN.smallest else others
 
 
 @dataclass(kw_only=True)
@@ -366,43 +230,22 @@ class AutoTorsoConfig:
     """Used for images."""
 
 
-class AutoTorso:
-    """The Nature CNN for images that are large enough, an MLP for everything else; both for several inputs.
-
-    Building it gives one of the two itself: a module around it would cost a call in every step.
-    """
+class AutoTorso(nn.Sequential):
+    """The Nature CNN for images that are large enough, an MLP for all else; both for several inputs."""
 
     Config = AutoTorsoConfig
-    several_inputs = True
+    TRAITS = TorsoTraits(several_inputs=True)
+
+    def __init__(self, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> None:
+        torso = build_torso(self.check(config, observation_space), observation_space)
+        super().__init__(torso)
+        self.layout = torso.layout
 
     @classmethod
-    def check(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises InputError for stacked pictures in colour, which are neither of the two."""
-        is_bytes = isinstance(observation_space, gym.spaces.Box) and observation_space.dtype == np.uint8
-        if is_bytes and len(observation_space.shape or ()) == 4:
-            raise InputError(
-                f"agent.network.torso: {cls.__name__} reads vectors and images of three axes, and these are "
-                f"stacks of pictures in colour, {observation_space.shape}. Set env.grayscale=true for a game "
-                "of the ALE, or use a torso of your own: ~agent.network.torso "
-                "'+agent.network.torso={_target_: my_module.MyTorso}'.",
-                code="unsupported",
-                key="agent.network.torso",
-            )
-
-    def __new__(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> nn.Module:  # type: ignore[misc]
-        """The torso that fits `observation_space`."""
-        if isinstance(observation_space, gym.spaces.Dict):
-            own = Component(f"{cls.__module__}.{cls.__qualname__}", config)
-            return Inputs(InputsConfig(joint=own, image=own, own={}), observation_space)
-        large = is_image(observation_space) and min(image_shape(observation_space)[:2]) >= NatureCNN.smallest
-        return (cls.for_images if large else cls.for_vectors)(config, observation_space)
-
-    @classmethod
-    def for_images(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
-        """The torso for an image."""
-        return NatureCNN(config.cnn, observation_space)
-
-    @classmethod
-    def for_vectors(cls, config: Any, observation_space: gym.Space[Any]) -> nn.Module:
-        """The torso for whatever is none, or too small."""
-        return MLP(config.mlp, observation_space)
+    def check(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> Component:
+        """Return the torso that fits. Raise InputError where none does."""
+        own, cnn, mlp = (
+            Component(f"{__name__}.{name}", settings)
+            for name, settings in (("AutoTorso", config), ("NatureCNN", config.cnn), ("MLP", config.mlp))
+        )
+        return fitting(own, cnn, mlp, observation_space)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.errors import InputError
-from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
-from labrl.memory.piece import Piece
+from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
 from labrl.mistakes.spelling import did_you_mean
 from labrl.observations import array_dtype, flat_space, packed
 

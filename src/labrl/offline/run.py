@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.errors import InputError
-from labrl.memory.extent import Extent
-from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
-from labrl.memory.piece import Piece
-from labrl.memory.transitions import Transitions
+from labrl.memory.offline import OfflineConfig, OfflineData, PieceReplay, Wanted
+from labrl.memory.replay import ReplayConfig, row_dtype
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
-from labrl.workspace import Arrays
+from labrl.workspace import Layout, Workspace
 
 FOLDER = "agent.offline.folder"
 """The key that names the run."""
@@ -45,7 +44,7 @@ class OfflineRun(OfflineData):
         self.check(config)
         memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
         total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
-        pieces = (piece for memory in memories for piece in _pieces(memory))
+        pieces = (piece for memory in memories for piece in memory.pieces(_PIECE))
         super().__init__(config, pieces, total, wanted, generator)
 
     @classmethod
@@ -96,7 +95,7 @@ class OfflineRun(OfflineData):
         }
 
 
-def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
+def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
     """The buffers of all sessions with a checkpoint. Raises InputError if none has one, or one is unfit."""
     found = []
     for folder in run.sessions():
@@ -106,7 +105,7 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
         try:
             state = checkpoint.state["agent"]["experience"]["memory"]["transitions"]
             if int(state["steps"]):
-                found.append(_transitions(state, folder, wanted))
+                found.append(_saved(state, folder, wanted))
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"agent.offline.folder={run.path}: its transitions do not fit this environment and agent "
@@ -125,68 +124,56 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[Transitions]:
     return found
 
 
-def _transitions(state: Any, folder: SessionFolder, wanted: Wanted) -> Transitions:
-    """The transitions of a saved session. Raises ValueError if they are of another kind."""
+def _saved(state: Any, folder: SessionFolder, wanted: Wanted) -> PieceReplay:
+    """Return the buffer of a saved session. Raises ValueError if its transitions are of another kind."""
     num_envs, slots, frames = (int(number) for number in state["extent"])
-    extent = Extent(wanted.observation, num_envs, num_envs * slots, 1, 0)
-    extent.frames = frames
-    content = state["content"]
-    layouts = extent.layouts(wanted.stored, _num_masked(state, folder, extent, wanted.stored))
-    if content is None:
-        arrays = {name: np.load(folder.path / "replay" / f"{name}.npy", mmap_mode="r") for name in layouts}
-        kinds = [arrays["transitions"].dtype, arrays["frames"].dtype]
-        if kinds != [layouts["transitions"].dtype, layouts["frames"].dtype]:
-            raise ValueError(f"it holds {kinds[1]}")
-        place = folder.path
-    else:
-        place = None
-        arrays = {name: np.zeros(layout.shape, layout.dtype) for name, layout in layouts.items()}
-        held = np.asarray(content["frames"])
-        if held.dtype != layouts["frames"].dtype or held.shape[2:] != layouts["frames"].shape[2:]:
-            raise ValueError(f"it holds {held.dtype} of {held.shape[2:]}")
-    transitions = Transitions(Arrays(arrays, place), extent, 1, 1.0)
-    if state.get("kind", transitions.kind) != transitions.kind:
+    stored, num_masked = wanted.stored, 0
+    if isinstance(stored, gym.spaces.Discrete) and state["kind"] != repr(row_dtype(stored, 0).descr):
+        num_masked = int(stored.n)
+    if state["kind"] != repr(row_dtype(stored, num_masked).descr):
         raise ValueError(f"of each transition it holds {state['kind']}")
-    transitions.load_state_dict({**state, "extent": [num_envs, slots, frames]})
-    if isinstance(wanted.stored, gym.spaces.Discrete):
-        action = arrays["transitions"]["action"]  # 0 where there is none yet
-        if not 0 <= action.min() <= action.max() < wanted.stored.n:
-            raise ValueError(f"it holds actions from {action.min()} to {action.max()}")
-    return transitions
-
-
-def _num_masked(state: Any, folder: SessionFolder, extent: Extent, stored: gym.Space[Any]) -> int:
-    """Actions that its masks have a flag for, 0 where it has none: known by the bytes of a transition."""
-    if not isinstance(stored, gym.spaces.Discrete):
-        return 0
-    if state["content"] is None:
-        size = np.load(folder.path / "replay" / "transitions.npy", mmap_mode="r").dtype.itemsize
-    else:
-        size = state["content"]["rows"].shape[1] // min(int(state["steps"]), extent.slots)
-    num_actions = int(stored.n)
-    without, masked = (
-        extent.layouts(stored, flags)["transitions"].dtype.itemsize for flags in (0, num_actions)
+    saved = PieceReplay(
+        ReplayConfig(
+            capacity=num_envs * slots, storage="mmap" if state["content"] is None else "ram", newest_share=0
+        ),
+        observation_space=wanted.observation,
+        action_space=stored,
+        num_envs=num_envs,
+        n_step=1,
+        gamma=1.0,
+        workspace=_SavedArrays(folder.path / "replay", frames=frames, content=state["content"]),
+        generator=np.random.default_rng(0),
+        num_masked=num_masked,
     )
-    return num_actions if size == masked != without else 0
+    saved.load_state_dict({"transitions": state})
+    if isinstance(stored, gym.spaces.Discrete):
+        action = saved.rows["action"]  # 0 where there is none yet
+        if not 0 <= action.min() <= action.max() < stored.n:
+            raise ValueError(f"it holds actions from {action.min()} to {action.max()}")
+    return saved
 
 
-def _pieces(transitions: Transitions) -> Iterator[Piece]:
-    for env in range(transitions.num_envs):
-        first, after = int(transitions.oldest[env]), transitions.steps
-        for begin in range(first, after, _PIECE):
-            steps = np.arange(begin, min(begin + _PIECE, after))
-            whose = np.full(len(steps), env)
-            sample = transitions.gather(whose, steps, np.ones(len(steps), np.float32))
-            cut = transitions.cut(whose, steps)
-            if steps[-1] == after - 1:
-                cut[-1] = True
-            yield Piece(
-                sample.observation,
-                sample.action,
-                sample.reward,
-                sample.next_observation,
-                sample.discount == 0,
-                cut,
-                sample.mask,
-                sample.next_mask,
-            )
+@dataclass(frozen=True, kw_only=True)
+class _SavedArrays(Workspace):
+    """The arrays of a saved buffer, as long as they are: read only in its files, or new ones in memory."""
+
+    frames: int
+    """Places for frames of each environment."""
+    content: Any
+    """What the checkpoint holds of arrays in memory; None: they are in files."""
+
+    def arrays(self, layouts: Mapping[str, Layout], capacity: int, in_files: bool) -> dict[str, NDArray]:
+        """Return the arrays. Raises ValueError if observations are of another kind."""
+        frames = layouts["frames"]
+        shape = (frames.shape[0], self.frames, *frames.shape[2:])
+        if in_files:
+            assert self.folder is not None
+            arrays = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in layouts}
+            held = arrays["frames"]
+        else:
+            arrays = {name: np.zeros(layout.shape, layout.dtype) for name, layout in layouts.items()}
+            arrays["frames"] = np.zeros(shape, frames.dtype)
+            held = np.asarray(self.content["frames"])
+        if held.dtype != frames.dtype or held.shape[2:] != shape[2:]:
+            raise ValueError(f"it holds {held.dtype} of {held.shape[2:]}")
+        return arrays

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from labrl.agents.agent import Agent, acting_modules
+from labrl.agents.agent import Agent, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 from labrl.workspace import Workspace
@@ -26,7 +26,7 @@ def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str
     return {
         "modules": {
             name: {key: value.detach().cpu().clone() for key, value in module.state_dict().items()}
-            for name, module in acting_modules(agent).items()
+            for name, module in agent.acting_modules().items()
         },
         "transforms": transforms.state_dict(),
         "clock": clock.state_dict(),
@@ -43,7 +43,8 @@ class ActingCopy:
         compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
         self.clock = Clock(config.env.config.max_frame)
         self.transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
-        self.agent: Agent = config.agent.build(
+        self.agent = build_agent(
+            config.agent,
             spaces=spaces,
             clock=self.clock,
             streams=Streams(seed),
@@ -56,7 +57,7 @@ class ActingCopy:
         """Act as `acting_state` says from now on."""
         self.clock.load_state_dict(state["clock"])
         self.transforms.load_state_dict(state["transforms"])
-        modules = acting_modules(self.agent)
+        modules = self.agent.acting_modules()
         for name, weights in state["modules"].items():
             modules[name].load_state_dict(weights)
 

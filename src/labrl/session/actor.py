@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.agent import acting_modules, heeded
+from labrl.agents.agent import Observation
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
@@ -103,7 +103,7 @@ def _act(
 ) -> None:
     agent, transforms, clock = copy.agent, copy.transforms, copy.clock
     copy.load(begin.acting)
-    modules = acting_modules(agent)
+    modules = agent.acting_modules()
     weights = WeightsFile(begin.weights, modules)
     observation = _reset(env, begin)
     line.send(Begun(observation, env.action_mask))
@@ -118,10 +118,10 @@ def _act(
         time.sleep(max(next_step - time.monotonic(), 0.0))
         next_step = max(next_step, time.monotonic()) + step_interval
         version = weights.take(modules, line.stopped)
-        action = agent.act(seen, **heeded(agent.act, env.action_mask))
+        action = agent.act(Observation(seen, env.action_mask))
         step = env.step(action)
         # Copies: they are sent later, when the agent may have written into its arrays again.
-        decision = {name: part.copy() for name, part in agent.decision().items()}  # type: ignore[attr-defined]
+        decision = {name: part.copy() for name, part in agent.decision().items()}
         sender.send(Acted(action.copy(), decision, step, version, time.monotonic()))
         view = transforms.step(step)
         agent.observe(view)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent, acting_modules
+from labrl.agents.agent import Agent, Observation
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.envs.actions import ActionRecord
 from labrl.envs.make import goals_of
+from labrl.envs.vector import ActionRecord
 from labrl.session.acting import acting_state
 from labrl.session.actor import Acted, Begin, Begun, Described, serve
 from labrl.session.companion import Companion, CompanionError
@@ -80,8 +80,7 @@ class ActorEnv:
 
     def of(self, agent: Agent, transforms: Transforms, clock: Clock) -> ActorEnv:
         """The same, for this learner from now on."""
-        self._agent: Any = agent
-        self._transforms, self._clock = transforms, clock
+        self._agent, self._transforms, self._clock = agent, transforms, clock
         return self
 
     def reset(self) -> NDArray:
@@ -94,7 +93,7 @@ class ActorEnv:
         self._episode = np.array(state["episode"], np.int64)
         return self._begin(dict(state))
 
-    def act(self, observation: NDArray) -> NDArray:
+    def act(self, observation: Observation) -> NDArray:
         """What the process did next, which the agent learns from as if it had done so. [num_envs, *action]"""
         if self._clock.opt_step - self._published >= self._options.update_period:
             self._publish()
@@ -169,7 +168,7 @@ class ActorEnv:
         self._weights_path.unlink(missing_ok=True)
 
     def _begin(self, env: dict[str, Any] | None) -> NDArray:
-        self._modules = acting_modules(self._agent)
+        self._modules = self._agent.acting_modules()
         self._weights = WeightsFile(self._weights_path, self._modules, create=True)
         self._publish()
         acting = acting_state(self._agent, self._transforms, self._clock)

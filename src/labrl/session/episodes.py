@@ -20,45 +20,30 @@ class EpisodeWindow:
     def __init__(self, window: int) -> None:
         self.window = window
         """How many episodes the statistics look back."""
-        self.total = 0
-        """Episodes that were ever added."""
-        self.latest: list[Episode] = []
-        """Those that ended in the last step."""
-        self._returns: deque[float] = deque(maxlen=window)
-        self._lengths: deque[int] = deque(maxlen=window)
-
-    def __len__(self) -> int:
-        """How many episodes the statistics are over: at most `window`."""
-        return len(self._returns)
-
-    def add(self, episodes: Iterable[Episode]) -> None:
-        """Take in the episodes that ended in one step, which may be none."""
-        self.latest = list(episodes)
-        for episode in self.latest:
-            self._returns.append(float(episode.episode_return))
-            self._lengths.append(int(episode.length))
-            self.total += 1
+        self.latest: deque[Episode] = deque(maxlen=window)
+        """What the statistics are over. Of episodes from a checkpoint only return and length are known."""
 
     def statistics(self) -> dict[str, float]:
         """Mean, population standard deviation, min, max of the returns; mean of the lengths (agent steps).
 
         All are nan as long as no episode has ended.
         """
-        return episode_statistics(self._returns, self._lengths)
+        return episode_statistics(
+            (episode.episode_return for episode in self.latest), (episode.length for episode in self.latest)
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The window's episodes and the total, as arrays and numbers."""
+        """Return the window's returns and lengths as arrays."""
         return {
-            "total": self.total,
-            "returns": np.array(self._returns, dtype=np.float64),
-            "lengths": np.array(self._lengths, dtype=np.int64),
+            "returns": np.array([episode.episode_return for episode in self.latest], dtype=np.float64),
+            "lengths": np.array([episode.length for episode in self.latest], dtype=np.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; a smaller window keeps the newest of the saved episodes."""
-        self.total = int(state["total"])
-        self._returns = deque((float(value) for value in state["returns"]), maxlen=self.window)
-        self._lengths = deque((int(value) for value in state["lengths"]), maxlen=self.window)
+        known = zip(state["returns"], state["lengths"], strict=True)
+        self.latest.clear()
+        self.latest.extend(Episode(-1, -1, -1, float(score), int(length), False) for score, length in known)
 
 
 def episode_statistics(returns: Iterable[float], lengths: Iterable[int]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.agent import heeded
+from labrl.agents.agent import Agent, Observation
 from labrl.agents.random import uniform_actions
 from labrl.config.component import Component
 from labrl.envs.make import make_env
@@ -43,7 +43,7 @@ class Chooser:
 
     def __init__(
         self,
-        agent: Any,
+        agent: Agent,
         space: gym.Space[Any],
         greedy: bool,
         epsilon: float,
@@ -56,14 +56,14 @@ class Chooser:
         self._choose = agent.greedy_action if greedy else sampled
         self._space, self._epsilon, self._chance = space, epsilon, chance
 
-    def act(self, observation: NDArray, mask: NDArray[np.bool_] | None, start: NDArray[np.bool_]) -> NDArray:
-        """Actions for the learner's view of observations, [num_envs, ...]; see `Agent` for mask and start."""
-        action = self._choose(observation, **heeded(self._choose, mask, start))
+    def act(self, observation: Observation) -> NDArray:
+        """Return actions for observations whose `start` is given. [num_envs, ...]"""
+        action = self._choose(observation)
         if self._epsilon == 0:
             return action
         # Drawn for every environment in every step, so that one's chance does not depend on another's.
         at_random = self._chance.random(len(action)) < self._epsilon
-        drawn = uniform_actions(self._space, len(action), self._chance, mask)
+        drawn = uniform_actions(self._space, len(action), self._chance, observation.mask)
         return np.where(at_random.reshape(-1, *[1] * (action.ndim - 1)), drawn, action)
 
 
@@ -92,7 +92,7 @@ class EvaluationEnvs:
             )
         return self._env
 
-    def play(self, agent: Any, transforms: Any, frame: int, stopped: Callable[[], bool]) -> Played | None:
+    def play(self, agent: Agent, transforms: Any, frame: int, stopped: Callable[[], bool]) -> Played | None:
         """The first whole episodes of each environment, by `agent` at `frame`; None if `stopped` says so."""
         env, quota = self.env, self._quota.episodes
         generator = np.random.default_rng(derived_seed(self._seed, "evaluation actions", frame))
@@ -105,7 +105,8 @@ class EvaluationEnvs:
         while min(map(len, played)) < quota:
             if stopped():
                 return None
-            step = env.step(chooser.act(transforms.frozen(observation), env.action_mask, start))
+            seen = Observation(transforms.frozen(observation), env.action_mask, start)
+            step = env.step(chooser.act(seen))
             for episode in step.episodes:
                 # An environment that is done plays on while others finish: a further, short episode
                 # would count short episodes more often than long ones.

@@ -18,20 +18,18 @@ class Interruption:
         """The first signal that asked for the stop, or None."""
         self.pruned = False
         """Whether a search has seen enough of the run."""
-        self._before: dict[int, Any] = {}
-
-    @property
-    def requested(self) -> bool:
+        self.requested = False
         """Whether the run is to stop after the present step."""
-        return self.signal is not None or self.pruned
+        self._before: dict[int, Any] = {}
 
     def give_up(self) -> None:
         """Stop after the present step because the run is not worth its time."""
-        self.pruned = True
+        self.pruned = self.requested = True
 
-    def follow(self, number: int) -> None:
-        """Stop because another rank was told to by signal `number`."""
+    def stop(self, number: int) -> None:
+        """Stop as if signal `number` had come, where none has."""
         self.signal = self.signal or number
+        self.requested = True
 
     @property
     def exit_code(self) -> int:
@@ -57,5 +55,4 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             leave_at_once(number)
-        if self.signal is None:
-            self.signal = number
+        self.stop(number)

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from labrl.agents.agent import Agent, Greedy
+from labrl.agents.agent import Observation, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
-from labrl.networks.compute import Compute
+from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, derived_seed, session_seed
 from labrl.session.callbacks.record import Played
 from labrl.session.evaluation import Chooser
-from labrl.session.session import share
 from labrl.storage.checkpoint import Checkpoint, loading
 from labrl.workspace import Workspace
 
@@ -51,7 +50,9 @@ class Player:
         self._transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
         self._transforms.load_state_dict(checkpoint.state["transforms"])
         compute = Compute.choose("auto", config.meta.precision, num_threads)
-        self.agent: Agent = share(config.agent, ranks).build(
+        self.agent = build_agent(
+            config.agent,
+            ranks,
             spaces=spaces,
             clock=clock,
             streams=Streams(self.seed),
@@ -59,10 +60,9 @@ class Player:
             compute=dataclasses.replace(compute, workspace=Workspace(acting_only=True)),
         )
         try:
-            if greedy and not isinstance(self.agent, Greedy):
+            if greedy and not self.agent.TRAITS.greedy:
                 raise InputError(
-                    f"greedy=true: {config.agent.target} has no greedy action (no method `greedy_action`): "
-                    "leave greedy=true out",
+                    f"greedy=true: {config.agent.target} has no greedy action: leave greedy=true out",
                     code="unsupported",
                     key="greedy",
                 )
@@ -94,7 +94,8 @@ class Player:
         start = np.ones(n, np.bool_)
         after_step()
         while any(left):
-            step = env.step(chooser.act(self._transforms.frozen(observation), env.action_mask, start))
+            seen = Observation(self._transforms.frozen(observation), env.action_mask, start)
+            step = env.step(chooser.act(seen))
             after_step()
             for episode in step.episodes:
                 if left[episode.env]:

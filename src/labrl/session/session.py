@@ -4,73 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent, Collecting, check_agent, heeded
+from labrl.agents.agent import Agent, Observation, build_agent
 from labrl.agents.transforms import Transforms
-from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.clock import Clock, PhaseTimers
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
-from labrl.errors import InputError
-from labrl.networks.compute import Compute
-from labrl.networks.gradient import FlatParameters
-from labrl.networks.noise_scale import NoiseScales
-from labrl.networks.ranks import ALONE, Ranks
+from labrl.learning.compute import Compute
+from labrl.learning.noise_scale import NoiseScales
+from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
 from labrl.session.actor_env import ActorEnv
 from labrl.session.callbacks import Callback, default_callbacks
 from labrl.session.callbacks.evaluate import Evaluate
-from labrl.session.episodes import EpisodeWindow, Source
+from labrl.session.callbacks.record import Played
+from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import SharedWeights, furthest
 from labrl.session.team import Team
-from labrl.step import Step
+from labrl.step import Episode
 from labrl.storage.run_folder import SessionFolder
 from labrl.workspace import Workspace
 
 _log = logging.getLogger(__name__)
 
 
-class PhaseTimers:
-    """Seconds spent in each phase of the loop."""
+class Highlights:
+    """The training episode of the highest return (of equals the first), and the latest one."""
 
     def __init__(self) -> None:
-        self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0}
-        """Seconds by phase since the session began, those before a resume included."""
-        self._last = time.perf_counter()
+        self.best: Played | None = None
+        self.last: Played | None = None
 
-    def restart(self) -> None:
-        """Time from now on; what passed since the last lap belongs to no phase."""
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        """Add the time since the last lap to `phase`."""
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
-
-
-def share(agent: Component, ranks: int) -> Component:
-    """The agent of one of several ranks. Raises InputError where it cannot learn together with others."""
-    if ranks == 1:
-        return agent
-    target = agent.load()
-    if not hasattr(target, "share"):
-        raise InputError(
-            f"agent: {agent.target} cannot learn on several ranks of torchrun (it has no method `share`): "
-            "use agent=ppo, a2c, sarsa, dqn, sac, td3 or ddpg, or start labrl without torchrun",
-            code="unsupported",
-            key="agent",
-        )
-    return dataclasses.replace(agent, config=target.share(agent.config, ranks))
+    def take(self, episodes: Sequence[Episode], env: VectorEnv | ActorEnv, frame: int) -> None:
+        """Take in the episodes that ended in the last step of `env`, at `frame`; nothing is copied."""
+        for episode in episodes:
+            self.last = Played(episode, *env.played(episode), frame, "training")
+            if self.best is None or episode.episode_return > self.best.episode.episode_return:
+                self.best = self.last
 
 
 def _team(ranks: Ranks, config: TrialConfig) -> Team:
@@ -97,18 +76,22 @@ class Session:
         """
         assert config.seed is not None, "the trial draws a seed before it starts sessions"
         self.config, self.index, self.folder = config, index, folder
+        meta = config.meta
         self.seed = session_seed(config.seed, index)
         self.streams = Streams(self.seed, ranks.rank)
         self.team = None if ranks.alone else _team(ranks, config)
-        max_wall = config.meta.max_wall if ranks.alone else None  # the team agrees on it
-        self.clock = Clock(config.env.config.max_frame, config.meta.max_opt_step, max_wall)
-        self.episodes = EpisodeWindow(config.meta.episode_window)
+        max_wall = meta.max_wall if ranks.alone else None  # the team agrees on it
+        self.clock = Clock(config.env.config.max_frame, meta.max_opt_step, max_wall)
+        self.episodes = EpisodeWindow(meta.episode_window)
         self.num_threads = num_threads
         self.timers = PhaseTimers()
         self.callbacks = default_callbacks(config) if ranks.rank == 0 else []
         self.interruption = Interruption()
-        self._observation: NDArray | None = None
-        meta = config.meta
+        recorded = self.callbacks and meta.record_episodes != "none" and not meta.rigorous_eval
+        self.highlights = Highlights() if recorded else None
+        """None where training episodes are not recorded."""
+        self._observation: Observation | None = None
+        self._next_frame, self._next_time = 0.0, math.inf  # when the next callback is due
         place = index if ranks.alone else ranks.local_rank
         chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus)
         self.compute = compute = dataclasses.replace(
@@ -124,10 +107,14 @@ class Session:
             env = self.env
             spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked, env.goals)
             self.transforms = Transforms.build(config.transforms, spaces, ranks, config.agent)
-            self.agent: Agent = share(config.agent, ranks.size).build(
-                spaces=spaces, clock=self.clock, streams=self.streams, compute=compute
+            self.agent = build_agent(
+                config.agent,
+                ranks.size,
+                spaces=spaces,
+                clock=self.clock,
+                streams=self.streams,
+                compute=compute,
             )
-            check_agent(self.agent, config.agent.target)
             self.actor: Agent | ActorEnv = self.agent
             """Who acts: the agent, or a copy of it in the process of the environments."""
             if isinstance(env, ActorEnv):
@@ -148,8 +135,7 @@ class Session:
         mode = self.config.meta.distributed
         if not mode:
             return None
-        weights: FlatParameters = self.agent.weights  # type: ignore[attr-defined]  # the trial has checked
-        return SharedWeights(self.folder.path.parent, mode, weights)
+        return SharedWeights(self.folder.path.parent, mode, self.agent.weights)
 
     def _workspace(self, ranks: Ranks) -> Workspace:
         """Room for large arrays, in which nothing is overwritten that the oldest checkpoint counts on."""
@@ -177,43 +163,46 @@ class Session:
 
     def _loop(self) -> None:
         env, agent, transforms, clock, timers = self.env, self.agent, self.transforms, self.clock, self.timers
-        act = self.actor.act
+        act, pauses, interruption, team = self.actor.act, agent.pauses, self.interruption, self.team
         if self._observation is None:
-            self._observation = transforms.collected(env.reset())
-        may_pause = isinstance(agent, Collecting)
+            self._observation = Observation(transforms.collected(env.reset()), env.action_mask)
         clock.start()
         timers.restart()
-        while not (clock.finished or self._stops()):
-            step = None
-            if not may_pause or agent.collecting:  # type: ignore[attr-defined]  # it is a Collecting then
-                action = act(self._observation, **heeded(act, env.action_mask))
+        while not (clock.finished or (interruption.requested if team is None else team.stops(self))):
+            ended: list[Episode] = []
+            if not pauses or agent.collecting:
+                action = act(self._observation)
                 timers.lap("act")
                 step = env.step(action)
                 timers.lap("env")
                 seen = transforms.step(step)
                 agent.observe(seen)
-                self._observation = seen.observation
+                self._observation, ended = Observation(seen.observation, seen.mask), step.episodes
             updates = agent.learn()
             if updates and self.shared_weights is not None:
                 self.shared_weights.exchange()
             clock.opt_step += updates
             timers.lap("learn")
-            self._tick(step)
-            for callback in self.callbacks:
-                callback.step(self)
+            if team is None:
+                clock.tick(env.num_envs, len(ended))
+                self.episodes.latest.extend(ended)
+            else:
+                team.tick(self, ended)
+            if ended and self.highlights is not None:
+                self.highlights.take(ended, env, clock.frame)
+            if clock.frame >= self._next_frame or timers.now >= self._next_time or clock.finished:
+                self._call_back()
             timers.lap("callbacks")
 
-    def _stops(self) -> bool:
-        return self.interruption.requested if self.team is None else self.team.stops(self)
-
-    def _tick(self, step: Step | None) -> None:
-        """step: what was played, if anything was."""
-        episodes = [] if step is None else step.episodes
-        if self.team is not None:
-            self.team.tick(self, episodes)
-            return
-        self.clock.tick(self.env.num_envs, len(episodes))
-        self.episodes.add(episodes)
+    def _call_back(self) -> None:
+        """Let the callbacks that are due speak, and look up when the next one is."""
+        clock, callbacks = self.clock, self.callbacks
+        for callback in callbacks:
+            if callback.is_due(clock, self.timers.now):
+                callback.step(self)
+        frames = (clock.next_due(frequency) for callback in callbacks for frequency in callback.frequencies)
+        self._next_frame = min(frames, default=math.inf)
+        self._next_time = min((callback.next_time for callback in callbacks), default=math.inf)
 
     def metrics(self) -> dict[str, float]:
         """What a training row says of learning and collecting; of several ranks their means."""
@@ -251,12 +240,12 @@ class Session:
     @property
     def observation(self) -> NDArray | None:
         """A copy of the learner's view of the present observations, None before the first."""
-        return None if self._observation is None else self._observation.copy()
+        return None if self._observation is None else self._observation.array.copy()
 
     @property
     def interrupted(self) -> bool:
         """Whether a signal kept something from being done: frames, or the evaluation after the last one."""
-        return self.interruption.requested and not (self.clock.finished and not self._evaluate.owed)
+        return self.interruption.requested and not (self.clock.finished and not self.evaluate.owed)
 
     @property
     def pruned(self) -> bool:
@@ -265,17 +254,8 @@ class Session:
         return interruption.pruned and interruption.signal is None and not self.clock.finished
 
     @property
-    def best_return(self) -> float | None:
-        """The highest evaluation score so far, None before there is one."""
-        return self._evaluate.best_return
-
-    @property
-    def best_source(self) -> Source | None:
-        """Whose episodes `best_return` is of, None before there is one."""
-        return self._evaluate.best_source
-
-    @property
-    def _evaluate(self) -> Evaluate:
+    def evaluate(self) -> Evaluate:
+        """The callback that knows the best score so far."""
         return next(part for part in self.callbacks if isinstance(part, Evaluate))
 
     def close(self) -> None:
@@ -325,7 +305,8 @@ class Session:
             )
         self.timers.seconds.update(state["timers"])
         # The statistics had seen this observation when they were saved: its view is the same again.
-        self._observation = self.transforms.frozen(self._restore_env(state["env"]))
+        view = self.transforms.frozen(self._restore_env(state["env"]))
+        self._observation = Observation(view, self.env.action_mask)
         if self.compute.noise is not None:
             self.compute.noise.load_state_dict(state.get("noise", []))
         if self.team is not None:

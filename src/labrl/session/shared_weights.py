@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from labrl.networks.gradient import FlatParameters
+from labrl.learning.flat import FlatParameters
 from labrl.storage.atomic import write_atomic
 from labrl.storage.checkpoint import Checkpoint, CheckpointStore
 from labrl.storage.run_folder import RunFolder
@@ -43,6 +43,7 @@ class SharedWeights:
             if not path.exists():
                 write_atomic(path, flat.vector.detach().numpy().tobytes(), durable=False)
         self._common = torch.from_file(str(path), shared=True, size=flat.vector.numel(), dtype=torch.float32)
+        flat.shared = True
         if mode == "shared":
             flat.move_to(self._common)
         self._base = Tensor()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from labrl.networks.ranks import Ranks
+from labrl.learning.ranks import Ranks
 from labrl.step import Episode
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class Team:
         """Count a vector step of all ranks, and meet where something is to be written."""
         clock = session.clock
         clock.tick(session.env.num_envs * self.ranks.size)
-        session.episodes.latest = list(episodes)
         self._ended += [(clock.frame, episode) for episode in episodes]
         if self._writes(session):
             self._meet(session)
@@ -63,7 +62,7 @@ class Team:
         if over:
             clock.end_with_the_next_tick()
         if signal:
-            interruption.follow(signal)
+            interruption.stop(signal)
             if self._met_at != clock.frame:
                 self._meet(session)
         return bool(signal)
@@ -101,9 +100,7 @@ class Team:
         self._ended = []
         told = self.ranks.gathered((ended, session.own_metrics()))
         in_order = sorted((one for ended, _ in told for one in ended), key=lambda one: one[0])
-        latest = episodes.latest
-        episodes.add(episode for _, episode in in_order)
-        episodes.latest = latest  # the recorder asks this rank's environments about them
+        episodes.latest.extend(episode for _, episode in in_order)
         clock.episode += len(in_order)
         numbers = [metrics for _, metrics in told]
         self.metrics = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}

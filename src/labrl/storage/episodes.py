@@ -7,7 +7,6 @@ session_<k>/episodes/<frame>.npz
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -55,7 +54,7 @@ class RecordedEpisode:
 
     def plain(self) -> dict[str, Any]:
         """As plain data and one array, for a checkpoint: `RecordedEpisode(**plain)` is equal to this one."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dict(vars(self))
 
 
 def checksum(observation: NDArray) -> str:

@@ -243,7 +243,7 @@ def installed_packages() -> Mapping[str, str]:
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory (bytes), graphics cards, operating system."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     facts: dict[str, Any] = {
         "name": platform.node(),
         "system": platform.platform(),

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 from omegaconf import DictConfig
@@ -160,7 +161,8 @@ def _random_return(config: TrialConfig, cfg: DictConfig) -> float:
 def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
     if given is None:
         return [direction_of(measure) for measure in measures]
-    names = [str(getattr(one, "name", one)) for one in (given if isinstance(given, list) else [given])]
+    listed = given if isinstance(given, list) else [given]
+    names = [one.name if isinstance(one, Enum) else str(one) for one in listed]
     if len(names) != len(measures) or any(name not in ("minimize", "maximize") for name in names):
         raise InputError(
             f"hydra.sweeper.direction={given}: must be minimize or maximize, one for each of "

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
 
 from labrl.lab.search.space import Space
 
@@ -90,4 +91,4 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return str(getattr(value, "text", value))  # of a quoted string, without its quotes
+    return value.text if isinstance(value, QuotedString) else str(value)

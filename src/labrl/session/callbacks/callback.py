@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from labrl.clock import Clock
+    from labrl.agents.agent import Agent
+    from labrl.clock import Clock, PhaseTimers
     from labrl.config.schema import TrialConfig
     from labrl.envs.vector import VectorEnv
     from labrl.seeding import Streams
     from labrl.session.actor_env import ActorEnv
     from labrl.session.episodes import EpisodeWindow
     from labrl.session.interruption import Interruption
-    from labrl.session.session import PhaseTimers
+    from labrl.session.session import Highlights
     from labrl.storage.run_folder import SessionFolder
 
 Table = Literal["train", "eval"]
@@ -35,9 +37,11 @@ class SessionView(Protocol):
     """The session's own seed, from which all its streams come."""
     clock: Clock
     env: VectorEnv | ActorEnv
-    agent: Any
+    agent: Agent
     transforms: Any
     episodes: EpisodeWindow
+    highlights: Highlights | None
+    """The best and the latest training episode; None where they are not recorded."""
     folder: SessionFolder
     streams: Streams
     timers: PhaseTimers
@@ -80,15 +84,25 @@ class SessionView(Protocol):
 class Callback:
     """Base of everything that hangs on the clock; each method may be left out.
 
-    `step` runs after every vector step, so it has to be cheap: ask `session.clock.due(frequency)`
-    first and return. A callback may draw random numbers only from a stream of its own name.
+    `frequencies` and `next_time` say when `step` is called; a callback may change both whenever one of its
+    methods runs. It may draw random numbers only from a stream of its own name.
     """
+
+    frequencies: Sequence[int] = (1,)
+    """`step` is called after the first vector step across each multiple of one of these numbers of frames,
+    and at the end of the budget. (1,): after every vector step, so it has to be cheap. (): never."""
+    next_time: float = math.inf
+    """`step` is also called after the first vector step from this time on, by `time.perf_counter`."""
+
+    def is_due(self, clock: Clock, now: float) -> bool:
+        """Whether `step` is to be called after the last tick, at the time `now`."""
+        return now >= self.next_time or any(clock.due(frequency) for frequency in self.frequencies)
 
     def start(self, session: SessionView) -> None:
         """Before the first step; after `load_state_dict` where a run is resumed."""
 
     def step(self, session: SessionView) -> None:
-        """After every tick of the clock."""
+        """When it is due: after a tick of the clock."""
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """After a row of metrics was written to `table`; `row` has the columns of that file."""

@@ -50,11 +50,12 @@ class Checkpoint(Callback):
         """frequency: frames between checkpoints; evaluate: knows which model is the best."""
         self._save_crash = save_crash
         self._frequency = frequency
+        self.frequencies = (frequency, *evaluate.frequencies)
         self._keep_last = keep_last
         self._evaluate = evaluate
         self._store: CheckpointStore | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: Future[bool] | None = None
         self._saved_frame = 0
         self._written_frame = 0
         self._handled: BaseException | None = None
@@ -64,10 +65,13 @@ class Checkpoint(Callback):
         self._store = CheckpointStore(session.folder.checkpoints, self._keep_last)
         if session.most_frames_unsaved < self._frequency:
             self._frequency = session.most_frames_unsaved
+            self.frequencies = (self._frequency, *self._evaluate.frequencies)
             _log.warning(
                 "checkpoints every %d frames: the files in %s were made with room for no more",
                 *(self._frequency, session.folder.path / "replay"),
             )
+        if session.state_in_files:  # how much room a step takes is seen only then
+            self.frequencies = (1,)
         self._saved_frame = self._written_frame = session.clock.frame
         session.mark_room()
         best_frame = self._evaluate.best_frame
@@ -89,8 +93,6 @@ class Checkpoint(Callback):
     def step(self, session: SessionView) -> None:
         """Save if it is due, or if this is the best model so far."""
         frame = session.clock.frame
-        if self._writing is not None and self._writing.done():
-            self._settle()
         if self._saved_frame < 0:
             self._check_files(session)
         self._declare_earlier(frame)
@@ -153,24 +155,27 @@ class Checkpoint(Callback):
 
     def _write(
         self, folder: SessionFolder, frame: int, taken: Taken, how: tuple[bool, int | None, bool]
-    ) -> None:
-        """how: what `CheckpointStore.write` is told besides."""
+    ) -> bool:
+        """Return whether the disk has it; how: what `CheckpointStore.write` is told besides."""
         assert self._store is not None, "start() comes before step()"
         # A loss of power may not take rows that the checkpoint counts as written.
-        for table in (folder.train_csv, folder.eval_csv):
-            sync_file(table)
-        self._store.write(frame, taken, *how)
+        try:
+            for table in (folder.train_csv, folder.eval_csv):
+                sync_file(table)
+            self._store.write(frame, taken, *how)
+        except OSError as error:
+            self._refused(frame, error)
+            return False
+        return True
 
     def _settle(self) -> None:
         """Wait for what is being written."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
-        try:
-            writing.result()
+        if writing.result():
             self._written_frame = self._saved_frame
-        except OSError as error:
-            self._refused(self._saved_frame, error)
+        else:
             self._saved_frame = -1
 
     def _check_files(self, session: SessionView) -> None:
@@ -190,7 +195,7 @@ class Checkpoint(Callback):
 
     def _declare_earlier(self, frame: int) -> None:
         """Declare what evaluations beside training, told of at `frame`, have found to be the best."""
-        for evaluated in self._evaluate.fresh:
+        for evaluated in self._evaluate.fresh_at(frame):
             if evaluated.best and evaluated.frame != frame:
                 self._declare_best(evaluated.frame)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -12,20 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from labrl.agents.agent import heeded
-from labrl.networks import shortcuts
+from labrl.agents.agent import Agent, Observation
 from labrl.seeding import derived_seed
 from labrl.session.callbacks.callback import SessionView
 
 
-def weights(agent: Any) -> Iterator[tuple[str, NDArray]]:
+def weights(agent: Agent) -> Iterator[tuple[str, NDArray]]:
     """Each tensor of weights, by the name of its network and its own."""
     for network, module in agent.modules().items():
         for name, parameter in module.named_parameters():
             yield f"{network}/{name}", _array(parameter)
 
 
-def gradients(agent: Any) -> Iterator[tuple[str, NDArray]]:
+def gradients(agent: Agent) -> Iterator[tuple[str, NDArray]]:
     """Those of the last update, as the optimizer had them: cut to the largest norm."""
     for network, module in agent.modules().items():
         for name, parameter in module.named_parameters():
@@ -33,7 +33,7 @@ def gradients(agent: Any) -> Iterator[tuple[str, NDArray]]:
                 yield f"{network}/{name}", _array(parameter.grad)
 
 
-def norms(agent: Any) -> dict[str, float]:
+def norms(agent: Agent) -> dict[str, float]:
     """Columns `weight_norm/<network>/<name>` and `grad_norm/...`: Euclidean norms."""
     return {
         f"{what}_norm/{name}": float(np.linalg.norm(values))
@@ -108,48 +108,38 @@ def _of_actions(space: gym.Space[Any], actions: NDArray) -> Iterator[tuple[str, 
 def outputs(session: SessionView) -> dict[str, NDArray]:
     """What torsos and heads give for the present observations, `outputs/<network>/<part>`: features, logits.
 
-    Layers inside them are there where the parts call them, and do not compute with their weights themselves.
-
-    `policy/...` is what actions are drawn by, of agents that have `policy_numbers` and no memory. The policy
+    `policy/...` is what actions are drawn by, of agents with the trait `policy_numbers`. The policy
     is asked as in evaluation, with a stream that nobody else draws from.
     """
-    agent, observation = session.agent, session.observation
-    if observation is None:
+    agent, present = session.agent, session.observation
+    if present is None:
         return {}
+    start = np.ones(session.env.num_envs, np.bool_)
+    observation = Observation(present, session.env.action_mask, start)
     found: dict[str, NDArray] = {}
     generator = np.random.default_rng(derived_seed(session.seed, "closer look", session.clock.frame))
-    mask, first = session.env.action_mask, np.ones(session.env.num_envs, np.bool_)
-    told = heeded(agent.evaluation_action, mask, first)
     with contextlib.ExitStack() as undo:
-        undo.enter_context(shortcuts.avoided())
         if session.config.meta.compile:  # compiled code has its layers' outputs nowhere
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         for network, module in agent.modules().items():
             for name, layer in module.named_modules():
                 full = f"outputs/{network}/{name}" if name else f"outputs/{network}"
-                layer.forward = _recording(layer.forward, found, full)
-                undo.callback(_forget, layer)
-        agent.evaluation_action(observation, generator, **told)
-    if hasattr(agent, "policy_numbers") and "start" not in told:
-        numbers = agent.policy_numbers(observation, **heeded(agent.policy_numbers, mask))
+                hook = layer.register_forward_hook(functools.partial(_record, found, full))
+                undo.callback(hook.remove)
+        agent.evaluation_action(observation, generator)
+    if agent.TRAITS.policy_numbers:
+        numbers = agent.policy_numbers(observation)
         found.update({f"policy/{name}": values for name, values in numbers.items()})
     return found
 
 
-def _recording(forward: Callable[..., Any], found: dict[str, NDArray], name: str) -> Callable[..., Any]:
-    """In place of a hook: networks call the `forward` of their layers, which hooks do not see."""
-
-    def run(*inputs: Any, **options: Any) -> Any:
-        given = forward(*inputs, **options)
-        if isinstance(given, torch.Tensor):
-            found[name] = _array(given)
-        return given
-
-    return run
-
-
-def _forget(layer: nn.Module) -> None:
-    del layer.__dict__["forward"]  # the class's own is found again
+def _record(
+    found: dict[str, NDArray], name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any
+) -> None:
+    """Keep the output of a layer, or the first of several: a forward hook."""
+    first = output[0] if isinstance(output, tuple) else output
+    if isinstance(first, torch.Tensor):
+        found[name] = _array(first)
 
 
 def _array(tensor: torch.Tensor) -> NDArray:

@@ -63,12 +63,13 @@ class Evaluate(Callback):
         process beside training; epsilon: probability of a random action instead.
         """
         self._frequency = frequency
+        self.frequencies = (1,) if beside and num_envs > 0 else (frequency,)
         self._quota = Quota(num_envs, quota, greedy, epsilon)
         self._beside = beside and num_envs > 0
         self._start_evaluator = evaluator
         self._listeners = listeners
         self.fresh: list[Evaluated] = []
-        """Those whose rows were written in the present step, in order."""
+        """Those whose rows were written when it was last called, in order; see `fresh_at`."""
         self.best_return: float | None = None
         """The highest `return_mean` so far, None before there is one."""
         self.best_frame: int | None = None
@@ -142,8 +143,7 @@ class Evaluate(Callback):
     def step(self, session: SessionView) -> None:
         """Evaluate if it is due, and take in what was evaluated beside training."""
         self._frame = session.clock.frame
-        if self.fresh:
-            self.fresh = []
+        self.fresh = []
         if self._beside:
             if self._evaluator is None:  # ready when it is needed, and no first step waits for it
                 self._evaluator = self._start_evaluator(session, self._quota)
@@ -151,6 +151,10 @@ class Evaluate(Callback):
         if session.clock.due(self._frequency):
             self._for_the_end = not session.clock.crossed(self._frequency)
             self._evaluate(session)
+
+    def fresh_at(self, frame: int) -> list[Evaluated]:
+        """Those whose rows were written at `frame`, the present one, in order."""
+        return self.fresh if self._frame == frame else []
 
     def is_best(self, frame: int) -> bool:
         """Whether the model at `frame` has the best score so far."""
@@ -255,7 +259,7 @@ class Evaluate(Callback):
         assert self._table is not None, "start() comes before step()"
         if played is None:
             statistics = session.episodes.statistics()
-            count = len(session.episodes)
+            count = len(session.episodes.latest)
         else:
             statistics = episode_statistics(
                 (episode.episode_return for episode, *_ in played), (episode.length for episode, *_ in played)

@@ -23,7 +23,7 @@ SHORT = 500
 def clock_columns(session: SessionView) -> dict[str, Any]:
     """The columns that every row of every table begins with."""
     clock = session.clock
-    played = getattr(session.agent, "frames_played", clock.frame)
+    played = session.agent.frames_played if session.agent.pauses else clock.frame
     return {
         "frame": clock.frame,
         "env_frames": played * session.env.frame_skip,
@@ -47,7 +47,7 @@ class LogTraining(Callback):
         and those of the weights, are columns; None: they are none."""
         self._gradients = gradients
         self._session: SessionView | None = None
-        self._frequency = frequency
+        self.frequencies = (frequency,)
         self._listeners = listeners
         self._last_frame = 0
         self._last_wall = 0.0
@@ -70,10 +70,8 @@ class LogTraining(Callback):
             )
 
     def step(self, session: SessionView) -> None:
-        """Write a row if one is due."""
-        if not session.clock.due(self._frequency):
-            return
-        self._for_the_end = not session.clock.crossed(self._frequency)
+        """Write a row."""
+        self._for_the_end = not session.clock.crossed(*self.frequencies)
         assert self._table is not None, "start() comes before step()"
         columns = clock_columns(session)
         row = {

@@ -32,13 +32,14 @@ _NUM_LOSSES = 4
 class Progress(Callback):
     """Writes the session's `progress.json` at most once a second; shows it where the session runs alone."""
 
+    frequencies = ()
+
     def __init__(self, show: bool, frequency: int = 1) -> None:
         """show: whether this process has the terminal; sessions side by side leave it to `TrialPanel`;
         frequency: frames between rows of training."""
         self._frequency = frequency
         self._display = Display(1) if show else None
         self._rows = 0
-        self._next = 0.0
         self._points: deque[tuple[float, int]] = deque(maxlen=_FPS_WINDOW + 1)
         self._returns: deque[float] = deque(maxlen=_RETURNS)
         self._losses: dict[str, float] = {}
@@ -49,15 +50,12 @@ class Progress(Callback):
         if self._for_the_end and not session.clock.finished and self._returns:
             self._returns.pop()
         self._for_the_end = False
-        self._points.append((time.monotonic(), session.clock.frame))
-        self._tell(session, "running")
+        self.step(session)
 
     def step(self, session: SessionView) -> None:
-        """Tell how far the session is if a second has passed."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._points.append((now, session.clock.frame))
-            self._tell(session, "running")
+        """Tell how far the session is."""
+        self._points.append((time.perf_counter(), session.clock.frame))
+        self._tell(session, "running")
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """Keep what the panel shows of a row, and count: a line without a terminal follows each."""
@@ -95,7 +93,7 @@ class Progress(Callback):
             write_json(session.folder.progress, asdict(progress), durable=False)
         if self._display is not None:
             self._display.show([progress])
-        self._next = time.monotonic() + REFRESH_SECONDS
+        self.next_time = time.perf_counter() + REFRESH_SECONDS
 
     def _progress(self, session: SessionView, status: str) -> SessionProgress:
         (since, first), (until, last) = self._points[0], self._points[-1]

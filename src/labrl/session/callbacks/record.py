@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.step import Episode
 from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, write_episode
+
+if TYPE_CHECKING:
+    from labrl.session.session import Highlights
 
 SECONDS_BETWEEN_WRITES = 10.0
 """Files are renewed no more often while a session runs, so that short ones do not pay for them."""
@@ -75,6 +78,8 @@ class RecordEpisodes(Callback):
     def __init__(self, evaluate: Evaluate, each: bool) -> None:
         """evaluate: whose episodes are kept; each: also the latest at every evaluation, by its frame."""
         self._evaluate = evaluate
+        self.frequencies = evaluate.frequencies
+        self._highlights: Highlights | None = None
         self._each = each
         self._kept: dict[str, Played | RecordedEpisode] = {}
         self._before: dict[str, Played | RecordedEpisode] = {}
@@ -85,7 +90,7 @@ class RecordEpisodes(Callback):
 
     def start(self, session: SessionView) -> None:
         """Bring the files to where the session goes on, and take in an evaluation made up for just now."""
-        self._env = session.config.env.plain()
+        self._env, self._highlights = session.config.env.plain(), session.highlights
         if self._evaluate.taken_back is not None:
             self._take_back(self._evaluate.taken_back)
         self._remove_outdated(session)
@@ -93,18 +98,17 @@ class RecordEpisodes(Callback):
         self._after_evaluation(session)
 
     def step(self, session: SessionView) -> None:
-        """Take in the episodes that ended, of training or of an evaluation that was told of in this step."""
-        if session.episodes.latest and not self._evaluate.num_envs:
-            for episode in session.episodes.latest:
-                self._take(Played(episode, *session.env.played(episode), session.clock.frame, "training"))
+        """Take in an evaluation whose row was written in this step."""
         self._after_evaluation(session)
 
     def finish(self, session: SessionView) -> None:
         """Write what there is, whatever ended the session."""
+        self._take_training()
         self._write(session)
 
     def state_dict(self) -> dict[str, Any]:
         """Both episodes, and those that were kept before a provisional evaluation."""
+        self._take_training()
         before = {f"{name}{_BEFORE}": episode for name, episode in self._settled(self._before).items()}
         return {name: episode.plain() for name, episode in {**self._settled(self._kept), **before}.items()}
 
@@ -145,7 +149,8 @@ class RecordEpisodes(Callback):
                 (session.folder.videos / f"{path.stem}.mp4").unlink(missing_ok=True)
 
     def _after_evaluation(self, session: SessionView) -> None:
-        for frame, played, _ in self._evaluate.fresh:
+        self._take_training()
+        for frame, played, _ in self._evaluate.fresh_at(session.clock.frame):
             self._before = {}
             if played and self._evaluate.provisional and frame == session.clock.frame:
                 self._before = dict(self._kept)
@@ -156,6 +161,13 @@ class RecordEpisodes(Callback):
                 self._write(session, {str(frame): "last"})
             if time.monotonic() >= self._next_write:
                 self._write(session)
+
+    def _take_training(self) -> None:
+        """Take in what has ended in training since the last time."""
+        if self._highlights is not None and self._highlights.best is not None:
+            for played in (self._highlights.best, self._highlights.last):
+                assert played is not None
+                self._take(played)
 
     def _take(self, played: Played) -> None:
         self._kept["last"] = played

@@ -29,6 +29,8 @@ class ReportToSearch(Callback):
     Nothing of this belongs to the session's state: whoever resumes a trial by hand runs it without.
     """
 
+    frequencies = ()
+
     def __init__(self, where: str) -> None:
         """where: what `channel` made."""
         self._where = where

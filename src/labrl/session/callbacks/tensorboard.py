@@ -26,13 +26,14 @@ class TensorBoard(Callback):
     def __init__(self, look: CloserLook | None = None) -> None:
         """look: the histograms that come with each training row."""
         self._look = look
+        self.frequencies = () if look is None else (1,)
         self._file: EventFile | None = None
         self._refused = False
 
     def step(self, session: SessionView) -> None:
         """Remember what a closer look needs."""
-        if self._look is not None:
-            self._look.step(session)
+        assert self._look is not None, "without one no step is called"
+        self._look.step(session)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """Write the finite numbers of a row. A disk that refuses them does not end training."""

@@ -1,0 +1,362 @@
+"""Action values: acting by a Q network, and what its outputs mean (`agent/value`).
+
+The outputs for an action are the mean of its return, the return's distribution, or its quantiles. `reward`
+is the discounted sum over the n steps of a transition and `discount` the factor of the value at their end:
+gamma^n, or 0 where the task ended within them. Both are [batch].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Literal, Protocol
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from labrl.agents.parts.exploration import Exploration, uniform_valid
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.types import (
+    NonNegativeFloat,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    whole_number,
+)
+from labrl.learning.compute import Compute
+from labrl.learning.initialization import build_networks
+from labrl.learning.learner import make_learner
+from labrl.networks.noisy import factor_noise
+from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.networks.spaces import Spaces
+from labrl.schedules import LARGEST, value_at
+from labrl.seeding import Streams, derived_seed
+
+EPSILON = 2.0**-23
+"""Relative distance of neighbours in float32."""
+
+Atoms = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
+
+
+class ActionValues(Protocol):
+    """How outputs become values, targets and losses. Built as `Target(config, device=torch.device)`."""
+
+    num_outputs: int
+    """Numbers that the network gives for each action."""
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """Return the mean return. [..., num_outputs] -> [...]"""
+        ...
+
+    def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        """Return what the outputs should have been.
+
+        next_outputs: of the action chosen in the state n steps on, [batch, num_outputs].
+        """
+        ...
+
+    def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each sample, and the error that its priority follows. [batch] each
+
+        outputs: of the action taken, [batch, num_outputs]; target: what `target` returned.
+        """
+        ...
+
+
+@dataclass(kw_only=True)
+class ValuePolicyConfig:
+    """Options of every agent that acts by action values."""
+
+    network: QNetworkConfig
+    """From observations to outputs for each action."""
+    exploration: Component
+    """How actions are chosen in training."""
+    optimizer: Component
+    """How the weights follow the gradient."""
+    lr: NonNegativeSchedule
+    """Learning rate, >= 0."""
+    max_grad_norm: PositiveFloat | None
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
+
+
+class ValuePolicy:
+    """A Q network, its learner, and the choice of actions by its values.
+
+    Observations are given as the network reads them, after `network.layout`. Actions are counted from 0.
+    """
+
+    def __init__(
+        self,
+        config: ValuePolicyConfig,
+        value: ActionValues,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+    ) -> None:
+        assert isinstance(spaces.action, gym.spaces.Discrete)
+        self._config, self._value, self._clock = config, value, clock
+        self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
+        self.exploration: Exploration = config.exploration.build()
+        (self.network,) = build_networks(
+            lambda: (QNetwork(config.network, spaces, self.num_actions, value.num_outputs),),
+            derived_seed(streams.seed, "initialization"),
+            spaces,
+            compute,
+        )
+        self.learner = make_learner(self.network, spaces, compute, config.optimizer, config.max_grad_norm)
+        self._stream = streams.numpy("policy")
+        self._noise_stream = streams.torch("noise", compute.device)
+
+    def choose(
+        self,
+        inputs: NDArray,
+        mask: NDArray[np.bool_] | None = None,
+        state: NDArray | None = None,
+        at_random: bool = False,
+    ) -> tuple[NDArray[np.int64], NDArray]:
+        """Choose exploring actions among the valid ones.
+
+        inputs: observations, [n, *obs]; mask: which actions are valid, [n, actions], None: all are; state:
+        the recurrent state before, [n, state_size], None: a fresh one; at_random: whether all valid actions
+        are equally likely. Returns actions, [n], and the state after.
+        """
+        after = before = self._fresh(inputs) if state is None else state
+
+        def values() -> NDArray:
+            nonlocal after
+            output = self.learner.forward(inputs, before, None, self.noise(len(inputs)))
+            after = output.state
+            return self._expected(output.outputs, mask)
+
+        known: Callable[[], NDArray] = values
+        if self.network.state_size:  # the state is carried on, however actions are chosen
+            known = cache(values)
+            known()
+        if not at_random:
+            shape = len(inputs), self.num_actions
+            action = self.exploration.choose(known, shape, self._clock.frame, self._stream, mask)
+        elif mask is None:
+            action = self._stream.integers(self.num_actions, size=len(inputs))
+        else:
+            action = uniform_valid(mask, self._stream.random(len(inputs)))
+        return action, after
+
+    def values(
+        self, inputs: NDArray, mask: NDArray[np.bool_] | None = None, state: NDArray | None = None
+    ) -> tuple[NDArray, NDArray]:
+        """Compute expected returns by the mean weights of the network.
+
+        Takes what `choose` takes. Returns values, [n, actions], minus infinity where not valid, and the state
+        after.
+        """
+        output = self.learner.forward(inputs, self._fresh(inputs) if state is None else state)
+        return self._expected(output.outputs, mask), output.state
+
+    def noise(self, rows: int) -> Tensor | None:
+        """Draw noise for a noisy network; None for others. [rows, num_noise]"""
+        if not self.network.num_noise:
+            return None
+        return factor_noise((rows, self.network.num_noise), self._noise_stream)
+
+    def to_env(self, action: NDArray) -> NDArray:
+        """Return actions as the environment takes them. [n]"""
+        return action + self._first_action if self._first_action else action
+
+    def coefficients(self) -> dict[str, float]:
+        """Return the columns of a metrics row about exploration and learning rate at this frame."""
+        frame = self._clock.frame
+        return {"exploration": self.exploration.strength(frame), "lr": value_at(self._config.lr, frame)}
+
+    def _fresh(self, inputs: NDArray) -> NDArray:
+        return np.zeros((len(inputs), self.network.state_size), np.float32)
+
+    def _expected(self, outputs: NDArray, mask: NDArray[np.bool_] | None) -> NDArray:
+        values = self._value.expected(torch.from_numpy(outputs)).numpy()
+        return values if mask is None else np.where(mask, values, -np.inf)
+
+
+def chosen(outputs: Tensor, action: Tensor) -> Tensor:
+    """Return the outputs of one action each, [batch, n]. outputs: [batch, actions, n]; action: [batch]"""
+    index = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
+    return outputs.gather(1, index).squeeze(1)
+
+
+def td_target(next_value: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+    """Compute the n-step target r + gamma^n V(s') (Sutton & Barto, 2018, eq. 7.4).
+
+    next_value: [batch] or [batch, n], for instance n quantiles. Returns the same shape.
+    """
+    if next_value.dim() == 2:
+        reward, discount = reward.unsqueeze(1), discount.unsqueeze(1)
+    return torch.addcmul(reward, discount, next_value)
+
+
+def categorical_target(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """Compute the distribution of r + gamma^n Z, projected onto the support (Bellemare et al., 2017, eq. 7).
+
+    Atom i gets the part [1 - |clip(r + gamma^n z_j) - z_i| / dz], if positive, of each p_j: what falls
+    between two atoms goes to both, more of it to the nearer one.
+
+    probability: of the atoms of Z, [batch, atoms]; support: the evenly spaced atoms z, [atoms].
+    Returns [batch, atoms].
+    """
+    moved = td_target(support.expand_as(probability), reward, discount)
+    spacing = (support[-1] - support[0]) / (len(support) - 1)
+    distance = (moved.clamp(support[0], support[-1]).unsqueeze(1) - support.unsqueeze(1)).abs()
+    # All pairs of atoms, rather than a sum into two rounded places: exact at the edges, and the order of
+    # the sums is fixed on a GPU too. [batch, atoms, atoms]
+    share = (1 - distance / spacing).clamp_(min=0)
+    return torch.bmm(share, probability.unsqueeze(2)).squeeze(2)
+
+
+def categorical_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """Compute D_KL(target || softmax(logits)), the loss of C51 (Bellemare et al., 2017, section 4.2).
+
+    The cross entropy, less the target's own entropy: the gradient is the same, and a distribution that is
+    met exactly has loss 0, as the priorities of Rainbow want it (Hessel et al., 2018, section 3).
+
+    logits, target: [batch, atoms]. Returns [batch].
+    """
+    cross_entropy = -(target * torch.log_softmax(logits, dim=1)).sum(1)
+    return cross_entropy - torch.special.entr(target).sum(1)
+
+
+def quantile_huber_loss(quantile: Tensor, target: Tensor, fraction: Tensor, kappa: float) -> Tensor:
+    """Compute the quantile Huber loss (Dabney et al., 2018, arXiv:1710.10044, eq. 10).
+
+    With u the target sample minus the quantile at fraction tau, rho(u) = |tau - 1{u < 0}| L_kappa(u), summed
+    over the quantiles and averaged over the samples. L is divided by kappa, as the authors' later work does
+    (arXiv:1806.06923, eq. 3): the same at kappa 1, and the limit at 0 is |tau - 1{u < 0}| |u|, eq. 8.
+
+    quantile: [batch, n]; target: samples of the target, [batch, m]; fraction: tau of each quantile, [n].
+    Returns [batch].
+    """
+    u = target.unsqueeze(1) - quantile.unsqueeze(2)  # [batch, n, m]
+    with torch.no_grad():
+        weight = (fraction.unsqueeze(1) - (u < 0).to(u.dtype)).abs_()
+    size = u.abs()
+    if kappa > 0:
+        size = torch.where(size <= kappa, u.square() * (0.5 / kappa), size - 0.5 * kappa)
+    return (weight * size).mean(2).sum(1)
+
+
+@dataclass(kw_only=True)
+class ExpectedValueConfig:
+    """One output for each action: its expected return (Watkins, 1989; Mnih et al., 2015)."""
+
+    loss: Literal["huber", "squared"]
+    """squared: half the squared error; huber: the same up to an error of 1, and linear beyond."""
+
+
+class ExpectedValue:
+    """Q(s, a)."""
+
+    Config = ExpectedValueConfig
+    num_outputs = 1
+
+    def __init__(self, config: ExpectedValueConfig, device: torch.device) -> None:
+        self._squared = config.loss == "squared"
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """Return the outputs themselves. [..., 1] -> [...]"""
+        return outputs.squeeze(-1)
+
+    def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        """Return r + gamma^n Q(s', a'). [batch, 1]"""
+        return td_target(next_outputs, reward, discount)
+
+    def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of the temporal-difference error, and its size. [batch] each"""
+        value, target = outputs.squeeze(1), target.squeeze(1)
+        with torch.no_grad():
+            error = (target - value).abs_()
+        if self._squared:
+            return 0.5 * (target - value).square(), error
+        return torch.nn.functional.huber_loss(value, target, reduction="none"), error
+
+
+@dataclass(kw_only=True)
+class CategoricalValueConfig:
+    """A distribution over fixed returns, C51 (Bellemare et al., 2017, arXiv:1707.06887)."""
+
+    v_min: float
+    """Lowest return of the distribution, discounted, of rewards as the learner sees them."""
+    v_max: float
+    """Highest return of the distribution, > v_min."""
+    atoms: Atoms
+    """Number of evenly spaced returns from v_min to v_max, >= 2."""
+
+    def __post_init__(self) -> None:
+        if not self.v_min < self.v_max:
+            raise ValueError(f"must have v_min < v_max, got v_min={self.v_min:g} and v_max={self.v_max:g}")
+        gap, largest = (self.v_max - self.v_min) / (self.atoms - 1), max(abs(self.v_min), abs(self.v_max))
+        if not gap > 2 * EPSILON * largest or largest > LARGEST / 2:
+            raise ValueError(
+                f"must have v_min and v_max far enough apart for {self.atoms} different numbers in float32, "
+                f"got v_min={self.v_min:.9g} and v_max={self.v_max:.9g}"
+            )
+
+
+class CategoricalValue:
+    """Logits of the atoms of Z(s, a)."""
+
+    Config = CategoricalValueConfig
+
+    def __init__(self, config: CategoricalValueConfig, device: torch.device) -> None:
+        self.num_outputs = config.atoms
+        self._support = torch.linspace(config.v_min, config.v_max, config.atoms, device=device)
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """Return the mean of the distribution. [..., atoms] -> [...]"""
+        return torch.softmax(outputs, dim=-1) @ self._support
+
+    def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        """Return the projected distribution. [batch, atoms]"""
+        return categorical_target(torch.softmax(next_outputs, dim=1), reward, discount, self._support)
+
+    def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the divergence from the target, which is also the error. [batch] each"""
+        divergence = categorical_divergence(outputs, target)
+        return divergence, divergence.detach()
+
+
+@dataclass(kw_only=True)
+class QuantileValueConfig:
+    """Quantiles of the return, QR-DQN (Dabney et al., 2018, arXiv:1710.10044)."""
+
+    quantiles: PositiveInt
+    """Number of quantiles, at the midpoints of equal intervals of probability, >= 1."""
+    kappa: NonNegativeFloat
+    """Error above which the Huber loss is linear, >= 0; 0: it is linear everywhere."""
+
+
+class QuantileValue:
+    """Returns that are not exceeded with the probabilities (2 i + 1) / 2 n."""
+
+    Config = QuantileValueConfig
+
+    def __init__(self, config: QuantileValueConfig, device: torch.device) -> None:
+        self.num_outputs = config.quantiles
+        self._kappa = config.kappa
+        self._fraction = (torch.arange(config.quantiles, device=device) + 0.5) / config.quantiles
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """Return the mean of the quantiles. [..., quantiles] -> [...]"""
+        return outputs.mean(-1)
+
+    def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        """Return every quantile moved, as samples of the target. [batch, quantiles]"""
+        return td_target(next_outputs, reward, discount)
+
+    def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the quantile Huber loss, and the difference of the means. [batch] each"""
+        with torch.no_grad():
+            error = (target.mean(1) - outputs.mean(1)).abs_()
+        return quantile_huber_loss(outputs, target, self._fraction, self._kappa), error

@@ -1,0 +1,318 @@
+"""Learning from a replay buffer: what is stored, and how many updates are due when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from labrl.agents.parts.ranks import divided
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
+from labrl.errors import InputError
+from labrl.learning.compute import Compute
+from labrl.learning.learner import Columns, Learner
+from labrl.memory.offline import OfflineData, Wanted
+from labrl.memory.replay import Replay, Sample, replay_class
+from labrl.networks.spaces import Spaces, stored_choices
+from labrl.seeding import Streams
+
+
+@dataclass(kw_only=True)
+class ExperienceConfig:
+    """Options of every agent that learns from a replay buffer."""
+
+    memory: Component
+    """Replay buffer: where transitions are stored and how they are sampled."""
+    n_step: PositiveInt
+    """Rewards in a target before the bootstrap, >= 1."""
+    gamma: Probability
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
+    batch_size: PositiveInt
+    """Transitions in a minibatch, >= 1."""
+    learning_starts: NonNegativeInt
+    """Frames before the first update, >= 0; there is none before a whole minibatch is stored."""
+    warmup_actions: Literal["random", "policy"]
+    """Actions during these frames: uniformly random, or those of the exploring policy."""
+    updates_per_frame: PositiveRatio
+    """Updates per frame from then on, > 0, kept exactly: a number or a quotient such as "1/3"."""
+    offline: Component | None
+    """Transitions that were collected elsewhere; with them, updates begin at frame 0; null: none."""
+    collect_from: NonNegativeInt
+    """Frames before the environments are played, >= 0; until then, the agent learns from `offline` alone."""
+    collect_until: NonNegativeInt | None
+    """Frame from which on the environments are no longer played, >= 0, and learning continues from what is
+    stored; null: they are played to the end."""
+
+
+Options = TypeVar("Options", bound=ExperienceConfig)
+
+
+@dataclass(frozen=True)
+class Transitions(Columns):
+    """A minibatch as tensors: the columns of a `labrl.memory.replay.Sample`."""
+
+    observation: Any
+    """A tensor as the network reads it, or an array as it is stored. [batch, *obs]"""
+    action: Tensor
+    """[batch, *action]"""
+    reward: Tensor
+    """Discounted sum over the steps of a transition. [batch]"""
+    next_observation: Any
+    """Likewise. [batch, *obs]"""
+    discount: Tensor
+    """Factor of the value of `next_observation`: 0 after a termination. [batch]"""
+    weight: Tensor
+    """Importance weights. [batch]"""
+    mask: Tensor | None = None
+    """Which actions were valid. [batch, actions]"""
+    next_mask: Tensor | None = None
+    """Which are valid in `next_observation`. [batch, actions]"""
+    noise: Tensor | None = None
+    """Random numbers from which a loss draws actions. [batch, ...]"""
+
+    @classmethod
+    def of(
+        cls, sample: Sample, learner: Learner[Any], layout: Callable[[NDArray], NDArray] | None
+    ) -> Transitions:
+        """Return a sample on the learner's device.
+
+        layout: of its network, for observations; None: they stay arrays as they are stored, for a loss that
+        lays out its slice of them itself.
+        """
+        tensor, seen = learner.tensor, (sample.observation, sample.next_observation)
+        observation, following = seen if layout is None else (tensor(layout(each)) for each in seen)
+        return cls(
+            observation,
+            tensor(sample.action),
+            tensor(sample.reward),
+            following,
+            tensor(sample.discount),
+            tensor(sample.weight),
+            tensor(sample.mask),
+            tensor(sample.next_mask),
+        )
+
+
+class Experience:
+    """A replay buffer, transitions collected elsewhere, and when to learn from them."""
+
+    def __init__(
+        self,
+        config: ExperienceConfig,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+        stored_action: gym.Space[Any] | None = None,
+        num_masked: int = 0,
+        state_size: int = 0,
+    ) -> None:
+        """stored_action: the space of stored actions; None: the environment's. num_masked: flags in an action
+        mask, 0 without masks; state_size: numbers in a recurrent state, 0 without one."""
+        self.config, self._clock = config, clock
+        self.frames_per_step = spaces.num_envs * compute.ranks.size
+        """Frames of a vector step, those of all ranks."""
+        # The options are those of one rank, and the clock counts for all.
+        own = config.memory.config.frames_for(config.batch_size, spaces.num_envs, config.n_step)
+        self.first_update = max(config.learning_starts, own * compute.ranks.size)
+        self.updates = 0
+        """Updates so far; who makes one counts it."""
+        stored = stored_choices(spaces.action) if stored_action is None else stored_action
+        self._offline: OfflineData | None = None
+        if config.offline is not None:
+            self.first_update = 0
+            if not compute.workspace.acting_only:
+                step = config.gamma, config.n_step
+                wanted = Wanted(spaces.observation, spaces.action, stored, *step, num_masked)
+                self._offline = config.offline.build(wanted=wanted, generator=streams.numpy("offline"))
+        self.memory: Replay = config.memory.build(
+            observation_space=spaces.observation,
+            action_space=stored,
+            num_envs=spaces.num_envs,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            workspace=compute.workspace,
+            generator=streams.numpy("replay"),
+            num_masked=num_masked,
+            goals=spaces.goals,
+            state_size=state_size,
+        )
+
+    @property
+    def acts_at_random(self) -> bool:
+        """Whether actions are uniformly random now."""
+        frame = self._clock.frame - self.config.collect_from
+        return frame < self.config.learning_starts and self.config.warmup_actions == "random"
+
+    @property
+    def pauses(self) -> bool:
+        """Whether there are frames in which environments are not played."""
+        return self.config.collect_from > 0 or self.config.collect_until is not None
+
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+        end = self.config.collect_until
+        return self._clock.frame >= self.config.collect_from and (end is None or self._clock.frame < end)
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which environments were played."""
+        step, frame, end = self.frames_per_step, self._clock.frame, self.config.collect_until
+        begin = -(-self.config.collect_from // step) * step
+        until = frame if end is None else min(frame, -(-end // step) * step)
+        return max(until - begin, 0)
+
+    def due(self) -> int:
+        """Return how many updates are due with the vector step being taken in; the clock ticks after it."""
+        frames = max(self._clock.frame + self.frames_per_step - self.first_update, 0)
+        ratio = self.config.updates_per_frame
+        return max(frames * ratio.numerator // ratio.denominator - self.updates, 0)
+
+    def sample(self) -> Sample:
+        """Draw a minibatch."""
+        frame = self._clock.frame
+        if self._offline is None:
+            return self.memory.sample(self.config.batch_size, frame)
+        joined = frame >= self.config.collect_from + self.config.learning_starts
+        return self._offline.mixed(self.memory, self.config.batch_size, frame, self.updates, joined)
+
+    def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
+        """Give the transitions of a minibatch that are this session's own their new errors. [batch] each"""
+        own = slice(None) if self._offline is None else slice(int((index >= 0).sum()))
+        self.memory.update_priorities(index[own], error[own])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the replay buffer and the number of updates."""
+        offline = None if self._offline is None else self._offline.state_dict()
+        return {"memory": self.memory.state_dict(), "updates": self.updates, "offline": offline}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.memory.load_state_dict(state["memory"])
+        self.updates = int(state["updates"])
+        if self._offline is not None:
+            self._offline.load_state_dict(state["offline"])
+
+    def close(self) -> None:
+        """Write out what the replay buffer has in files."""
+        self.memory.close()
+
+
+def first_update(config: ExperienceConfig, num_envs: int) -> int:
+    """Return the frame from which on updates are due: the replay buffer can give a minibatch then."""
+    frames: int = config.memory.config.frames_for(config.batch_size, num_envs, config.n_step)
+    return max(config.learning_starts, frames)
+
+
+def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False) -> None:
+    """Raise InputError if replay buffer, minibatch and budget contradict each other.
+
+    env: its configuration; sequences: whether the agent learns from these, rather than from single steps.
+    """
+    memory = replay_class(config.memory)
+    if memory.TRAITS.sequences != sequences:
+        why = (
+            "keeps single transitions, and a recurrent network learns from sequences. Set "
+            "agent/memory=sequences, or agent=dqn agent/network=wide."
+            if sequences
+            else "keeps sequences, from which only agent=recurrent_dqn learns, with a recurrent network. Set "
+            "agent/memory=uniform or agent/memory=prioritized, or agent=recurrent_dqn agent/network=gru."
+        )
+        raise InputError(
+            f"agent.memory: {config.memory.target} {why}",
+            code="unsupported",
+            key="agent.memory",
+        )
+    memory.check(
+        config.memory.config, batch_size=config.batch_size, num_envs=env.num_envs, n_step=config.n_step
+    )
+    for name, least in (("batch_size", config.batch_size), ("learning_starts", config.learning_starts)):
+        if config.memory.config.capacity < least:
+            raise InputError(
+                f"agent.memory.capacity must be at least agent.{name}={least}, got "
+                f"{config.memory.config.capacity}. Set agent.memory.capacity={least} or more.",
+                code="contradiction",
+                key="agent.memory.capacity",
+            )
+    _check_collecting(config, env)
+    start = first_update(config, env.num_envs)
+    if env.max_frame <= start and config.offline is None:
+        raise InputError(
+            f"agent.learning_starts={config.learning_starts} leaves no update within env.max_frame="
+            f"{env.max_frame}: with agent.batch_size={config.batch_size}, the first update is after frame "
+            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts.",
+            code="contradiction",
+            key="agent.learning_starts",
+        )
+
+
+def _check_collecting(config: ExperienceConfig, env: Any) -> None:
+    """Raise InputError if there would be nothing to learn from."""
+    begin, end = config.collect_from, config.collect_until
+    if config.offline is not None and config.memory.load().TRAITS.sequences:
+        raise InputError(
+            "agent.offline cannot be used with agent/memory=sequences: transitions that were collected "
+            "elsewhere have no recurrent states. Set agent/offline=none or agent=dqn.",
+            code="contradiction",
+            key="agent.offline",
+        )
+    if config.offline is None:
+        if begin:
+            raise InputError(
+                f"agent.collect_from={begin} leaves nothing to learn from until then. Set "
+                "agent.collect_from=0, or give a source of transitions: agent/offline=run or "
+                "agent/offline=minari.",
+                code="contradiction",
+                key="agent.collect_from",
+            )
+        least = first_update(config, env.num_envs)
+        if end is not None and end < least:
+            raise InputError(
+                f"agent.collect_until must be at least {least}, the frame of the first update with "
+                f"agent.learning_starts={config.learning_starts} and agent.batch_size={config.batch_size}, "
+                f"got {end}. Set agent.collect_until={least}, or give a source of transitions: "
+                "agent/offline=run or agent/offline=minari.",
+                code="contradiction",
+                key="agent.collect_until",
+            )
+    if end and end <= begin:
+        raise InputError(
+            f"agent.collect_until must be more than agent.collect_from={begin}, got {end}. To collect "
+            "nothing, set agent.collect_until=0.",
+            code="contradiction",
+            key="agent.collect_until",
+        )
+    if begin >= env.max_frame:
+        raise InputError(
+            f"agent.collect_from must be less than env.max_frame={env.max_frame}, got {begin}. To learn "
+            "without collecting, set agent.collect_from=0 agent.collect_until=0.",
+            code="contradiction",
+            key="agent.collect_from",
+        )
+
+
+def check_memory(config: ExperienceConfig, spaces: Spaces) -> None:
+    """Raise InputError if the replay buffer, or the source of transitions, does not fit the environment."""
+    config.memory.load().check_goals(spaces.goals, config.n_step)
+    if config.offline is not None:
+        config.offline.check("check")
+
+
+def experience_for_rank(config: Options, ranks: int) -> Options:
+    """Return the options of one of several ranks.
+
+    Raises InputError if minibatch or replay buffer cannot be divided equally.
+    """
+    memory = dataclasses.replace(
+        config.memory, config=divided(config.memory.config, "capacity", ranks, "agent.memory")
+    )
+    return divided(dataclasses.replace(config, memory=memory), "batch_size", ranks)

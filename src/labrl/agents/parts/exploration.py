@@ -1,0 +1,195 @@
+"""How an agent that learns action values chooses among actions in training (`agent/exploration`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.component import Component
+from labrl.config.types import NonNegativeSchedule, ProbabilitySchedule
+from labrl.errors import InputError
+from labrl.schedules import value_at
+
+Values = Callable[[], NDArray]
+"""Computes the action values when they are needed, [num_envs, actions]; minus infinity where not valid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorationTraits:
+    """What an exploration needs of the network, and can do besides choosing."""
+
+    noisy: bool = False
+    """Whether it explores by the noise of the network's weights alone."""
+    probabilities: bool = False
+    """Whether it knows how likely it takes each action: `Exploration.probabilities`."""
+
+
+class Exploration(ABC):
+    """Chooses actions. Built as `Target(config)`; has no state but that of the generator it is given."""
+
+    TRAITS: ClassVar[ExplorationTraits] = ExplorationTraits()
+
+    @abstractmethod
+    def choose(
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.int64]:
+        """Return one action for each environment, counted from 0. [num_envs]
+
+        shape: (num_envs, actions); mask: which actions are valid, of that shape; None: all are.
+        """
+
+    def probabilities(self, values: NDArray, frame: int) -> NDArray:
+        """Return the probability of every action, given its value or minus infinity. [n, actions]"""
+        raise NotImplementedError
+
+    def strength(self, frame: int) -> float:
+        """Return what a metrics row calls `exploration`: the coefficient at `frame`, 0 without one."""
+        return 0.0
+
+
+def exploration_class(component: Component) -> type[Exploration]:
+    """Load the class that `component` names. Raises InputError unless it derives from `Exploration`."""
+    found = component.load()
+    if isinstance(found, type) and issubclass(found, Exploration):
+        return found
+    raise InputError(
+        f"{component.named} must be a class that derives from labrl.agents.parts.exploration.Exploration. "
+        "Set agent/exploration=epsilon_greedy, or change the class.",
+        code="target",
+        key=component.key or "agent.exploration",
+    )
+
+
+def uniform_valid(mask: NDArray[np.bool_], share: NDArray) -> NDArray[np.int64]:
+    """Return one of the valid actions in each row. mask: [n, actions]; share: uniform in [0, 1), [n]"""
+    rank = (share * mask.sum(1)).astype(np.int64)
+    return (mask.cumsum(1) > rank[:, None]).argmax(1)
+
+
+@dataclass(kw_only=True)
+class EpsilonGreedyConfig:
+    """Mostly the best action, sometimes a random one (Watkins, 1989)."""
+
+    epsilon: ProbabilitySchedule
+    """Probability of a random action, in [0, 1]."""
+
+
+class EpsilonGreedy(Exploration):
+    """With probability epsilon a uniformly random valid action, else the one of the largest value."""
+
+    Config = EpsilonGreedyConfig
+    TRAITS = ExplorationTraits(probabilities=True)
+
+    def __init__(self, config: EpsilonGreedyConfig) -> None:
+        self._config = config
+
+    def choose(
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.int64]:
+        """Choose for each environment by a draw of its own. [num_envs]"""
+        epsilon = value_at(self._config.epsilon, frame)
+        if epsilon <= 0:
+            return values().argmax(1)
+        num_envs, num_actions = shape
+        draws = generator.random((2, num_envs))
+        if mask is not None:
+            return np.where(draws[0] < epsilon, uniform_valid(mask, draws[1]), values().argmax(1))
+        # Lists, because each operation on an array costs more than a few numbers do.
+        chances, places = draws.tolist()
+        action = values().argmax(1) if max(chances) >= epsilon else np.empty(num_envs, np.int64)
+        for env, chance in enumerate(chances):
+            if chance < epsilon:
+                action[env] = int(places[env] * num_actions)
+        return action
+
+    def probabilities(self, values: NDArray, frame: int) -> NDArray:
+        """Return the probability of every action, given its value or minus infinity. [n, actions]"""
+        valid, epsilon = values > -np.inf, self.strength(frame)
+        probability = epsilon * valid / valid.sum(1, keepdims=True)
+        probability[np.arange(len(values)), values.argmax(1)] += 1 - epsilon
+        return probability
+
+    def strength(self, frame: int) -> float:
+        """Return epsilon."""
+        return value_at(self._config.epsilon, frame)
+
+
+@dataclass(kw_only=True)
+class BoltzmannConfig:
+    """The better an action, the more often (Sutton & Barto, 2018, eq. 2.11)."""
+
+    temperature: NonNegativeSchedule
+    """Temperature of the softmax over the values, in their unit, >= 0; 0: always the best action."""
+
+
+class Boltzmann(Exploration):
+    """Actions with probabilities proportional to exp(Q / temperature)."""
+
+    Config = BoltzmannConfig
+    TRAITS = ExplorationTraits(probabilities=True)
+
+    def __init__(self, config: BoltzmannConfig) -> None:
+        self._config = config
+
+    def choose(
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.int64]:
+        """Choose by the Gumbel-max trick, multiplied by the temperature so that it may be 0. [num_envs]"""
+        return (values() + self.strength(frame) * generator.gumbel(size=shape)).argmax(1)
+
+    def probabilities(self, values: NDArray, frame: int) -> NDArray:
+        """Return the probability of every action, given its value or minus infinity. [n, actions]"""
+        best = values.max(1, keepdims=True)
+        temperature = self.strength(frame)
+        weight = np.exp((values - best) / temperature) if temperature > 0 else (values == best).astype(float)
+        return weight / weight.sum(1, keepdims=True)
+
+    def strength(self, frame: int) -> float:
+        """Return the temperature."""
+        return value_at(self._config.temperature, frame)
+
+
+@dataclass(kw_only=True)
+class NetworkNoiseConfig:
+    """The best action of a network with noisy weights (Fortunato et al., 2018, arXiv:1706.10295)."""
+
+
+class NetworkNoise(Exploration):
+    """The best action by weights that differ from step to step and between environments."""
+
+    Config = NetworkNoiseConfig
+    TRAITS = ExplorationTraits(noisy=True)
+
+    def __init__(self, config: NetworkNoiseConfig) -> None:
+        pass
+
+    def choose(
+        self,
+        values: Values,
+        shape: tuple[int, int],
+        frame: int,
+        generator: np.random.Generator,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.int64]:
+        """Choose the best actions. [num_envs]"""
+        return values().argmax(1)

@@ -1,0 +1,334 @@
+"""A stochastic policy with a value function: what PPO, A2C and REINFORCE act by and learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from labrl.agents.action_spaces import check_actions
+from labrl.agents.agent import NonFiniteError, Observation
+from labrl.agents.parts.self_imitation import SelfImitation
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
+from labrl.errors import InputError
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.learning.initialization import build_networks
+from labrl.learning.learner import make_learner
+from labrl.learning.optimizers import Optimizer
+from labrl.learning.ranks import ALONE, Ranks
+from labrl.memory.rollout import Minibatch, Rollout
+from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.building import check_torso
+from labrl.networks.distributions import ActionBounds, distribution_for, masked
+from labrl.networks.recurrent import Pieces, forgotten
+from labrl.networks.spaces import Spaces
+from labrl.schedules import value_at
+from labrl.seeding import Streams, derived_seed
+from labrl.step import Step
+
+VALUES_AT_ONCE = 4096
+"""Observations whose values are computed in one pass."""
+
+
+@dataclass(kw_only=True)
+class PolicyConfig:
+    """Options of every agent that learns a policy from its own rollouts."""
+
+    network: ActorCriticConfig
+    """Policy and value networks."""
+    gamma: Probability
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
+    optimizer: Component
+    """How the weights follow the gradient."""
+    lr: NonNegativeSchedule
+    """Learning rate, >= 0."""
+    entropy_coef: NonNegativeSchedule
+    """Weight of the entropy bonus, >= 0."""
+    max_grad_norm: PositiveFloat | None
+    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
+    action_bounds: ActionBounds | None
+    """How continuous actions are kept within their bounds: clip (the sample is clipped to them), rescale (it
+    is clipped to [-1, 1] and scaled to them) or squash (its tanh is scaled to them); null: clip."""
+    self_imitation: Component | None
+    """Learning again from past steps with a higher return than expected; null: none."""
+    log_std_init: LogDeviation | None
+    """Initial log standard deviation of a Gaussian policy, in [-20, 10], continuous actions only; null: 0."""
+
+
+class Choice(NamedTuple):
+    """What the policy saw and did in each environment, as a rollout stores it. [num_envs, ...] each"""
+
+    observation: NDArray
+    """As the network reads it."""
+    action: NDArray
+    """As the policy draws it; `ActionDistribution.to_env` gives what the environment takes."""
+    parameters: NDArray
+    """Parameters of the action distribution."""
+    value: NDArray | float
+    """State value, where it came with the policy; else 0."""
+    mask: NDArray[np.bool_] | None
+    """Which actions were valid; None where all always are."""
+    state: NDArray
+    """Recurrent state before the observation, of size 0 without one."""
+
+
+class Policy:
+    """Draws actions, values states, and learns both.
+
+    The state of a recurrent network is carried from step to step and starts from 0 with each episode. A lost
+    life ends none: what was seen before it is still of use. Evaluation carries a state of its own.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+        agent: str,
+        statistics: Sequence[str],
+        *,
+        has_value: bool = True,
+        new_optimizer: Callable[[ActorCritic, FlatParameters], Optimizer] | None = None,
+    ) -> None:
+        """agent: for messages; statistics: names of the means that the agent's loss returns; has_value:
+        whether state values are learned; new_optimizer: makes the optimizer, None for that of the
+        configuration."""
+        self._config, self._clock, self._masked = config, clock, spaces.masked
+        self.distribution = distribution_for(spaces.action, agent, config.action_bounds)
+        gaussian = isinstance(spaces.action, gym.spaces.Box)
+        log_std_init = (config.log_std_init or 0.0) if gaussian else None
+        num_parameters = self.distribution.num_parameters
+        (self.network,) = build_networks(
+            lambda: (ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value),),
+            derived_seed(streams.seed, "initialization"),
+            spaces,
+            compute,
+        )
+        optimizer = config.optimizer if new_optimizer is None else partial(new_optimizer, self.network)
+        self.learner = make_learner(self.network, spaces, compute, optimizer, config.max_grad_norm)
+        self._stream = streams.numpy("policy")
+        # Values come with the policy from one torso, and must follow the state; others are computed all at
+        # once.
+        self._values_too = self.network.shared or self.network.state_size > 0
+        self._state = np.zeros((spaces.num_envs, self.network.state_size), np.float32)
+        self._evaluation_state = self._state
+        self._next: NDArray | None = None  # the observation after the last row of the rollout
+        self.imitation: SelfImitation | None = None
+        if config.self_imitation is not None:
+            self.imitation = config.self_imitation.build(
+                spaces=spaces,
+                policy=self,
+                gamma=config.gamma,
+                lr=config.lr,
+                clock=clock,
+                compute=compute,
+                generator=streams.numpy("self-imitation"),
+            )
+        self._statistics = tuple(statistics)
+        names = (*statistics, "grad_norm", "explained_variance", "value_mean", "value_std")
+        nothing = torch.zeros((1, num_parameters))
+        action = torch.zeros((1, *self.distribution.action_shape), dtype=self.distribution.action_dtype)
+        self._metrics = dict.fromkeys((*names, *self.distribution.statistics(nothing, action)), math.nan)
+
+    def act(self, observation: Observation, rows: slice | None = None) -> Choice:
+        """Draw actions for the environments, among the valid ones, and carry the recurrent state on.
+
+        rows: of the rollout, where `Learner.keep_outputs` keeps what layers give for them.
+        """
+        inputs, before = self.network.layout(observation.array), self._state
+        output = self.learner.forward(inputs, before, rows=rows, value=self._values_too)
+        parameters, value, self._state = output
+        if observation.mask is not None:
+            parameters = masked(parameters, observation.mask)
+        action = self.distribution.sample(parameters, self._stream)
+        self._choice = observation.array, action, observation.mask
+        return Choice(
+            inputs, action, parameters, value if self._values_too else 0.0, observation.mask, before
+        )
+
+    def observe(self, step: Step, rollout: Rollout) -> None:
+        """Store the outcome of the last actions, and forget the episodes that are over."""
+        if step.truncated.any():
+            rollout.add_cuts(step, self.network.layout(step.next_observation), self._state)
+        rollout.add_outcome(step.reward, step.terminated, step.episode_over)
+        if self.network.state_size:
+            self._state = forgotten(self._state, step.episode_over, self.network.state_size)
+        self._next = step.observation
+        if self.imitation is not None:
+            self.imitation.observe(*self._choice, step)
+
+    def batch(self, rollout: Rollout, gamma: float, gae_lambda: float) -> Minibatch:
+        """Compute values and advantages of a full rollout, and return all of its rows."""
+        assert self._next is not None
+        if not self._values_too:
+            # The network's own updates come after the last row, so all values are computed in one pass.
+            rollout.set_values(self.values(rollout.rows("observation")))
+        beyond = self.values(*rollout.beyond(self.network.layout(self._next), self._state))
+        advantage = rollout.advantages(beyond, gamma, gae_lambda)
+        value, action = rollout.rows("value"), torch.from_numpy(rollout.rows("action"))
+        target, parameters = advantage + value, torch.from_numpy(rollout.rows("parameters"))
+        residual, spread = float(np.var(target - value)), float(np.var(target))
+        self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
+        self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
+        self._metrics.update(self.distribution.statistics(parameters, action))
+        log_prob, _ = self.distribution.log_prob_entropy(parameters, action)
+        return rollout.batch(advantage, log_prob, self.learner.device)
+
+    def values(self, observation: NDArray, state: NDArray | None = None) -> NDArray:
+        """Compute state values of observations as the network reads them. [n, *obs] -> [n]
+
+        state: recurrent state before each. [n, state_size]
+        """
+        if not self.network.has_value:
+            return np.zeros(len(observation), np.float32)
+        chunks = []
+        for begin in range(0, len(observation), VALUES_AT_ONCE):
+            rows = slice(begin, begin + VALUES_AT_ONCE)
+            before = None if state is None else state[rows]
+            chunks.append(self.learner.forward(observation[rows], before, policy=False).value)
+        return np.concatenate(chunks)
+
+    def descend(self, lr: float) -> float:
+        """Make one update by the gradient. Returns its norm. Raises NonFiniteError."""
+        norm = self.learner.step(lr)
+        if not math.isfinite(norm):
+            raise NonFiniteError("grad_norm", self._clock.frame)
+        return norm
+
+    def record(self, statistics: Tensor, grad_norm: float) -> None:
+        """Keep the means of a rollout for the next row. Raises NonFiniteError if one is not a finite
+        number."""
+        means = dict(zip(self._statistics, statistics.tolist(), strict=True))
+        terms = {**means, "grad_norm": grad_norm, "weights": float(self.learner.flat.vector.detach().sum())}
+        for term, value in terms.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(term, self._clock.frame)
+        self._metrics.update(means, grad_norm=grad_norm)
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Draw actions with `generator`, as the environment takes them. [num_envs, ...]"""
+        return self.distribution.to_env(self.distribution.sample(self._parameters(observation), generator))
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the most likely actions, as the environment takes them. [num_envs, ...]"""
+        return self.distribution.to_env(self.distribution.mode(self._parameters(observation)))
+
+    def numbers(self, observation: Observation) -> dict[str, NDArray]:
+        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        return self.distribution.numbers(self._parameters(observation))
+
+    def metrics(self, **coefficients: float) -> dict[str, float]:
+        """Return means over the updates of the last rollout; coefficients: others at this frame."""
+        config, frame = self._config, self._clock.frame
+        return {
+            **self._metrics,
+            "lr": value_at(config.lr, frame),
+            "entropy_coef": value_at(config.entropy_coef, frame),
+            **coefficients,
+            **({} if self.imitation is None else self.imitation.metrics()),
+            "weight_norm": self.learner.weight_norm,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, recurrent state and what was seen last."""
+        return {
+            **self.learner.state_dict(),
+            "state": self._state.copy(),
+            "observation": self._next,
+            "metrics": dict(self._metrics),
+            "imitation": None if self.imitation is None else self.imitation.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self.learner.load_state_dict(state)
+        self._state, self._next = state["state"], state["observation"]
+        self._metrics = dict(state["metrics"])
+        if self.imitation is not None:
+            self.imitation.load_state_dict(state["imitation"])
+
+    def close(self) -> None:
+        """End the worker threads and release the memory of self-imitation."""
+        self.learner.close()
+        if self.imitation is not None:
+            self.imitation.close()
+
+    def _parameters(self, observation: Observation) -> NDArray:
+        """Compute the parameters of the distributions in evaluation. [num_envs, parameters]"""
+        inputs = self.network.layout(observation.array)
+        start = np.ones(len(inputs), np.bool_) if observation.start is None else observation.start
+        before = forgotten(self._evaluation_state, start, self.network.state_size)
+        output = self.learner.forward(inputs, before, value=self._values_too)
+        parameters, _, self._evaluation_state = output
+        return parameters if observation.mask is None else masked(parameters, observation.mask)
+
+
+def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    """Compute distribution parameters and values of a minibatch, to be differentiated. [batch, ...] each"""
+    if minibatch.state.shape[1]:
+        pieces = Pieces.of(minibatch.start)
+        output = network(minibatch.observation, pieces.states(minibatch.state), pieces.lengths)
+    else:
+        output = network(minibatch.observation)
+    parameters = output.parameters
+    return parameters if minibatch.mask is None else masked(parameters, minibatch.mask), output.value
+
+
+def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
+    """Raise InputError for options that have no meaning in the environment's spaces.
+
+    agent: its name, as messages give it. Returns whether the network is recurrent.
+    """
+    check_actions(agent.lower(), spaces.action)
+    distribution_for(spaces.action, agent, config.action_bounds)
+    recurrent = check_torso(config.network.torso, spaces, recurrent=None)
+    if recurrent and config.self_imitation is not None:
+        raise InputError(
+            "agent.self_imitation learns from single steps, and a recurrent network learns from sequences. "
+            "Set agent/self_imitation=none.",
+            code="unsupported",
+            key="agent.self_imitation",
+        )
+    for option in () if isinstance(spaces.action, gym.spaces.Box) else ("log_std_init", "action_bounds"):
+        if getattr(config, option) is not None:
+            raise InputError(
+                f"agent.{option} is for continuous actions, and this environment's actions are "
+                f"{spaces.action}. Set agent.{option}=null.",
+                code="unsupported",
+                key=f"agent.{option}",
+            )
+    return recurrent
+
+
+def check_budget(horizon: int, env: Any) -> None:
+    """Raise InputError if training would end before the first update. env: the `env` group."""
+    rollout = horizon * env.num_envs
+    if env.max_frame < rollout:
+        raise InputError(
+            f"env.max_frame must be at least one rollout of {rollout} frames (agent.horizon={horizon} x "
+            f"env.num_envs={env.num_envs}), got {env.max_frame}. Set env.max_frame={rollout} or a smaller "
+            "agent.horizon.",
+            code="contradiction",
+            key="env.max_frame",
+        )
+
+
+def normalized(advantage: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """Scale to mean 0 and deviation 1 over all ranks, where there are at least two numbers. [n]"""
+    if len(advantage) * ranks.size < 2:
+        return advantage
+    std, mean = torch.std_mean(advantage) if ranks.alone else ranks.std_mean(advantage.unsqueeze(0))
+    return (advantage - mean) / (std + 1e-8)

@@ -1,0 +1,242 @@
+"""Self-imitation learning (Oh et al., 2018, arXiv:1806.05635): repeat what turned out better than expected.
+
+A part of A2C, PPO and REINFORCE with a value baseline, chosen by `agent/self_imitation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
+from labrl.learning.compute import Compute
+from labrl.learning.learner import Columns
+from labrl.memory.replay import Replay
+from labrl.memory.rollout import Episodes
+from labrl.networks.distributions import ActionDistribution, masked
+from labrl.networks.spaces import Spaces, stored_choices
+from labrl.schedules import value_at
+from labrl.step import Step
+
+if TYPE_CHECKING:
+    from labrl.agents.parts.policy import Policy
+
+
+@dataclass(kw_only=True)
+class SelfImitationConfig:
+    """Options of self-imitation."""
+
+    memory: Component
+    """Where steps of whole episodes are kept with their returns; prioritized by what was underrated."""
+    updates: PositiveInt
+    """Updates after each of the agent's own rollouts, M in the paper, >= 1."""
+    batch_size: PositiveInt
+    """Steps in a minibatch, >= 1; updates begin when that many have been stored."""
+    policy_coef: NonNegativeFloat
+    """Weight of the policy loss, >= 0."""
+    value_coef: NonNegativeFloat
+    """Weight of the value loss, beta_sil in eq. 1, >= 0."""
+
+    def __post_init__(self) -> None:
+        capacity = self.memory.config.capacity
+        if capacity < self.batch_size:
+            raise ValueError(
+                f"must have memory.capacity >= batch_size, got memory.capacity={capacity} and "
+                f"batch_size={self.batch_size}"
+            )
+        # A whole episode is written at once, however often checkpoints are: files have no spare room for
+        # that.
+        if self.memory.config.storage == "mmap":
+            raise ValueError(
+                "must have memory.storage=ram, got mmap: whole episodes are written at once (set "
+                "agent.self_imitation.memory.storage=ram)"
+            )
+
+
+def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor) -> tuple[Tensor, Tensor]:
+    """-log pi(a|s) (R - V)+ and ((R - V)+)^2 / 2, eq. 2 and 3; the first teaches the policy alone.
+
+    All are [batch], the two losses of each step too.
+    """
+    underrated = (discounted_return - value).clamp(min=0)
+    return -log_prob * underrated.detach(), 0.5 * underrated.square()
+
+
+@dataclass(frozen=True)
+class ImitationBatch(Columns):
+    """A minibatch of past steps. [batch, ...] each"""
+
+    observation: Tensor
+    action: Tensor
+    discounted_return: Tensor
+    weight: Tensor
+    """Importance weights."""
+    mask: Tensor | None
+
+
+class SelfImitation:
+    """Keeps what was done in whole episodes, and learns from the steps whose return was underrated.
+
+    The return of an episode that a time limit cut ends with the value of its last state, as known at that
+    time.
+    """
+
+    Config = SelfImitationConfig
+    STATISTICS = ("imitation_loss_policy", "imitation_loss_value", "imitation_advantage", "imitation_share")
+    """Means over the minibatches: the last two of (R - V)+, and of the steps where it is above 0."""
+
+    def __init__(
+        self,
+        config: SelfImitationConfig,
+        *,
+        spaces: Spaces,
+        policy: Policy,
+        gamma: float,
+        lr: NonNegativeSchedule,
+        clock: Clock,
+        compute: Compute,
+        generator: np.random.Generator,
+    ) -> None:
+        """policy: that learns; lr: its learning rate; generator: of the session's streams, which save it."""
+        self._config, self._policy, self._gamma, self._lr, self._clock = config, policy, gamma, lr, clock
+        self._episodes, self._masked = Episodes(1, spaces.num_envs), spaces.masked
+        self._held: list[Any] | None = None  # the latest step, until what follows it is known
+        self._memory: Replay = config.memory.build(
+            observation_space=spaces.observation,
+            action_space=_stored_space(spaces.action, policy.distribution),
+            num_envs=1,  # episodes come one after the other, whoever played them
+            n_step=1,
+            gamma=gamma,
+            workspace=compute.workspace,
+            generator=generator,
+            num_masked=policy.distribution.num_parameters if spaces.masked else 0,
+        )
+        self._metrics = dict.fromkeys(self.STATISTICS, math.nan)
+
+    def observe(
+        self, observation: NDArray, action: NDArray, mask: NDArray[np.bool_] | None, step: Step
+    ) -> None:
+        """Store one vector step.
+
+        observation, action, mask: what was seen, done and valid, [num_envs, ...]; step: the outcome.
+        """
+        episodes = self._episodes
+        episodes.add_choice(observation, action, np.zeros((len(action), 0), np.float32), 0.0, mask)
+        episodes.add_cuts(step, step.next_observation)
+        episodes.add_outcome(step.reward, step.terminated, step.episode_over)
+        if episodes.full:
+            self._keep(episodes)
+            episodes.clear()
+
+    def learn(self) -> int:
+        """Make the updates after a rollout. Returns how many; none before a minibatch has been kept."""
+        size = self._config.batch_size
+        if len(self._memory) < size:
+            return 0
+        total = torch.zeros(len(self.STATISTICS))
+        for _ in range(self._config.updates):
+            sample = self._memory.sample(size, self._clock.frame)
+            tensor, layout = self._policy.learner.tensor, self._policy.network.layout
+            minibatch = ImitationBatch(
+                tensor(layout(sample.observation)),
+                tensor(sample.action),
+                tensor(sample.reward),
+                tensor(sample.weight),
+                None if sample.mask is None else tensor(sample.mask),
+            )
+            rows = self._policy.learner.gradient(self._loss, minibatch).cpu()
+            self._policy.descend(value_at(self._lr, self._clock.frame))
+            underrated = self.STATISTICS.index("imitation_advantage")
+            self._memory.update_priorities(sample.index, rows[underrated].numpy())
+            total += rows.mean(1)
+        means = (total / self._config.updates).tolist()
+        self._metrics.update(zip(self.STATISTICS, means, strict=True))
+        return self._config.updates
+
+    def _loss(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
+        """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]"""
+        output = network(minibatch.observation)
+        parameters, value = output.parameters, output.value
+        if minibatch.mask is not None:
+            parameters = masked(parameters, minibatch.mask)
+        log_prob, _ = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        policy, value_error = imitation_losses(log_prob, value, minibatch.discounted_return)
+        underrated = (minibatch.discounted_return - value.detach()).clamp(min=0)
+        statistics = torch.stack([policy, value_error, underrated, (underrated > 0).float()]).detach()
+        losses = self._config.policy_coef * policy + self._config.value_coef * value_error
+        return torch.dot(losses, minibatch.weight) / len(minibatch), statistics
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the updates after the last rollout."""
+        return {**self._metrics, "imitation_memory_size": len(self._memory)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory, and the episodes under way."""
+        return {
+            "memory": self._memory.state_dict(),
+            "episodes": self._episodes.state_dict(),
+            "held": self._held,
+            "metrics": dict(self._metrics),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue in the middle of episodes."""
+        self._memory.load_state_dict(state["memory"])
+        self._episodes.load_state_dict(state["episodes"])
+        self._held = state["held"]
+        self._metrics = dict(state["metrics"])
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._memory.close()
+
+    def _keep(self, episodes: Episodes) -> None:
+        """Give the steps of ended episodes to the memory, with their discounted returns."""
+        beyond = np.zeros(episodes.num_envs + len(episodes.cut), np.float32)
+        if episodes.cut:
+            final = np.stack(list(episodes.cut.values()))
+            beyond[episodes.num_envs :] = self._policy.values(self._policy.network.layout(final))
+        returns = episodes.advantages(beyond, self._gamma, 1.0)  # values are all 0
+        observation, action = episodes.rows("observation"), episodes.rows("action")
+        mask = episodes.rows("mask") if self._masked else None
+        over = episodes.rows("terminated") | episodes.rows("episode_over")
+        for row in range(len(returns)):
+            at = slice(row, row + 1)
+            now = [observation[at], action[at], None if mask is None else mask[at], returns[at], over[at]]
+            if self._held is not None:
+                self._add(self._held, following=now[0])
+            self._held = now
+
+    def _add(self, held: list[Any], following: NDArray) -> None:
+        """Store a step whose reward is its return and which leads nowhere.
+
+        following: the next observation that the memory gets, which it compares with.
+        """
+        observation, action, mask, worth, over = held
+        step = Step(
+            observation=following,
+            next_observation=observation if over[0] else following,
+            reward=worth,
+            terminated=np.ones(1, np.bool_),
+            truncated=np.zeros(1, np.bool_),
+            episode_over=over,
+            next_mask=mask,
+        )
+        self._memory.add(observation, action, step, mask)
+
+
+def _stored_space(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
+    """Return the space of actions as the policy draws them: real numbers also where they get rounded."""
+    if isinstance(space, gym.spaces.Box):
+        return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
+    return stored_choices(space)

@@ -1,0 +1,95 @@
+"""Target networks: copies of a network that learns, and how their weights follow it (`agent/target`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from labrl.config.types import Fraction, PositiveInt
+from labrl.learning.flat import Network
+from labrl.learning.learner import Learner
+
+
+class TargetUpdate:
+    """Changes a target's weights, one flat vector, in place. Built as `Target(config)`; has no state."""
+
+    def frames_passed(self, target: Tensor, weights: Tensor, before: int, now: int) -> None:
+        """Take in that a vector step passes, before the updates that it makes due.
+
+        target, weights: of the target and of the network that it follows, [size]; before, now: frames of the
+        run.
+        """
+
+    def updated(self, target: Tensor, weights: Tensor) -> None:
+        """Take in an update of `weights`. [size] each"""
+
+
+class TargetNetwork(Generic[Network]):
+    """A copy of a learner's network with weights of its own and no gradient."""
+
+    def __init__(self, learner: Learner[Network], update: TargetUpdate) -> None:
+        self.network, self.weights = learner.twin()
+        self.forward_network = learner.in_precision(self.network)
+        """The network in the session's precision, for losses."""
+        self._followed, self._update = learner.flat.vector, update
+
+    def frames_passed(self, before: int, now: int) -> None:
+        """Call once a vector step, before the updates that it makes due. before, now: frames of the run"""
+        self._update.frames_passed(self.weights, self._followed, before, now)
+
+    def updated(self) -> None:
+        """Call after each update that the target follows."""
+        self._update.updated(self.weights, self._followed)
+
+    @property
+    def distance(self) -> float:
+        """Euclidean distance of its weights from those that it follows."""
+        return float((self._followed.detach() - self.weights).norm())
+
+
+@dataclass(kw_only=True)
+class ReplaceConfig:
+    """A copy from time to time (Mnih et al., 2015)."""
+
+    every: PositiveInt
+    """Frames between copies, >= 1."""
+
+
+class Replace(TargetUpdate):
+    """The weights as they were at the last multiple of `every` frames."""
+
+    Config = ReplaceConfig
+
+    def __init__(self, config: ReplaceConfig) -> None:
+        self._every = config.every
+
+    def frames_passed(self, target: Tensor, weights: Tensor, before: int, now: int) -> None:
+        """Copy the weights if a multiple was crossed, whatever the number of frames in a step."""
+        if now // self._every > before // self._every:
+            with torch.no_grad():
+                target.copy_(weights)
+
+
+@dataclass(kw_only=True)
+class PolyakConfig:
+    """A moving average of the weights (Lillicrap et al., 2016, arXiv:1509.02971)."""
+
+    tau: Fraction
+    """Step towards the online weights in each update, in (0, 1]; 1: no delay at all."""
+
+
+class Polyak(TargetUpdate):
+    """target <- (1 - tau) target + tau weights."""
+
+    Config = PolyakConfig
+
+    def __init__(self, config: PolyakConfig) -> None:
+        self._tau = config.tau
+
+    def updated(self, target: Tensor, weights: Tensor) -> None:
+        """Move the target towards the weights."""
+        with torch.no_grad():
+            target.lerp_(weights, self._tau)

@@ -1,0 +1,98 @@
+"""What a session may compute with, and how exactly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from labrl.errors import InputError
+from labrl.learning.noise_scale import NoiseScales
+from labrl.learning.ranks import ALONE, Ranks
+from labrl.workspace import Workspace
+
+
+def _cpu_has(*capabilities: str) -> bool:
+    """Whether the processor has one of these, as torch names them."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in capabilities)
+
+
+def _check_gpus(device: str, num_gpus: float) -> None:
+    """Raises InputError for more GPUs than there are, and for one that is wanted and not granted."""
+    there = torch.cuda.device_count()
+    if num_gpus > there:
+        raise InputError(
+            f"meta.num_gpus={num_gpus:g} must be at most {there}, the GPUs that PyTorch finds here (null: "
+            "all of them).",
+            code="resources",
+            key="meta.num_gpus",
+        )
+    if device == "cuda" and num_gpus == 0:
+        raise InputError(
+            "meta.device=cuda needs a GPU, but meta.num_gpus=0: set meta.num_gpus to more than 0, or to null "
+            "for all.",
+            code="contradiction",
+            key="meta.num_gpus",
+        )
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Device, number format and threads of one session."""
+
+    device: torch.device
+    """Where networks live."""
+    precision: torch.dtype
+    """torch.float32, or torch.bfloat16 for matrix products and convolutions under autocast; weights,
+    gradients and optimizer state are float32 either way."""
+    num_threads: int
+    """Processor cores that this session may keep busy, >= 1."""
+    workspace: Workspace = field(default_factory=Workspace)
+    """Where large arrays may lie."""
+    ranks: Ranks = ALONE
+    """The processes that train this session together."""
+    noise: NoiseScales | None = None
+    """Where the noise scales of gradients are kept; None: they are not measured."""
+    compiled: bool = False
+    """Whether networks compute by code that torch.compile makes."""
+
+    @classmethod
+    def choose(
+        cls, device: str, precision: str, num_threads: int, session: int = 0, num_gpus: float | None = None
+    ) -> Compute:
+        """Resolve `auto` for this machine; sessions take turns on several GPUs.
+
+        num_gpus: granted to the trial, None for all. Raises InputError where more are asked for than there
+        are.
+        """
+        if num_gpus is not None:
+            _check_gpus(device, num_gpus)
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InputError(
+                "meta.device=cuda needs a GPU, and PyTorch finds none here: set meta.device=auto or cpu, or "
+                "install a build of PyTorch for your GPU.",
+                code="resources",
+                key="meta.device",
+            )
+        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available() and num_gpus != 0)
+        granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
+        chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")
+        if precision == "auto":
+            # Emulated, it is slower than float32.
+            in_hardware = _cpu_has("avx512_bf16", "amx_bf16", "bf16")
+            has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else in_hardware
+            precision = "bf16" if has_bf16 else "fp32"
+        return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
+
+    @property
+    def narrows(self) -> bool:
+        """Whether weights are worth keeping in bfloat16 beside float32: a GPU casts them in no time, and
+        compiled code casts them where it uses them."""
+        return self.precision == torch.bfloat16 and self.device.type == "cpu" and not self.compiled
+
+    @property
+    def waits_for_weights(self) -> bool:
+        """Whether matrix products are so fast that an update waits for the weights: by AMX, in bfloat16."""
+        return self.narrows and _cpu_has("amx_bf16")

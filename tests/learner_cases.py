@@ -1,0 +1,107 @@
+"""Losses, minibatches and changes of weights that the tests of learners share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from options import component
+from torch import Tensor, nn
+
+from labrl.learning.compute import Compute
+from labrl.learning.learner import Columns, Learner
+
+CPU = torch.device("cpu")
+ADAM = component("agent.optimizer", "agent=a2c agent/optimizer=adam")
+
+
+def compute(num_threads: int = 1, precision: torch.dtype = torch.float32) -> Compute:
+    return Compute(CPU, precision, num_threads)
+
+
+def autocast() -> torch.autocast:
+    """The context in which networks compute in bfloat16."""
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Rows(Columns):
+    inputs: Tensor
+    targets: Tensor | None = None
+
+
+def mean_loss(network: Callable[..., Any], rows: Rows) -> tuple[Tensor, Tensor]:
+    """The mean squared error, and as statistics the error and the mean output."""
+    outputs = network(rows.inputs)
+    error = (outputs if rows.targets is None else outputs - rows.targets).square().mean()
+    return error, torch.stack([error, outputs.mean()]).detach()
+
+
+def loss_of_rows(network: Callable[..., Any], rows: Rows) -> tuple[Tensor, Tensor]:
+    """The mean squared error, and as statistics the squared error and the mean output of each row."""
+    outputs = network(rows.inputs)
+    errors = (outputs if rows.targets is None else outputs - rows.targets).square().mean(1)
+    return errors.mean(), torch.stack([errors, outputs.mean(1)]).detach()
+
+
+def reference(network: nn.Module, rows: Rows, context: Any = None) -> tuple[list[Tensor], Tensor]:
+    """Gradients and statistics of `mean_loss` by torch alone, from a copy of the network."""
+    alone = copy.deepcopy(network)
+    for parameter in alone.parameters():
+        parameter.grad = None
+    if context is None:
+        loss, statistics = mean_loss(alone, rows)
+    else:
+        with context:
+            outputs = alone(rows.inputs)
+        loss, statistics = mean_loss(lambda _: outputs, rows)
+    loss.backward()
+    return [parameter.grad for parameter in alone.parameters() if parameter.grad is not None], statistics
+
+
+def gradients(learner: Learner[Any]) -> list[Tensor]:
+    found = [parameter.grad for parameter in learner.network.parameters()]
+    return [gradient.clone() for gradient in found if gradient is not None]
+
+
+def updated(learner: Learner[Any], rows: Rows) -> None:
+    learner.gradient(mean_loss, rows)
+    learner.step(lr=0.1)
+
+
+def restored(learner: Learner[Any], rows: Rows) -> None:
+    state = copy.deepcopy(learner.state_dict())
+    for tensor in state["network"].values():
+        tensor.mul_(1.2)
+    learner.load_state_dict(state)
+
+
+def written_in_place(learner: Learner[Any], rows: Rows) -> None:
+    with torch.no_grad():
+        next(learner.network.parameters()).mul_(1.2)
+
+
+def written_through_its_state(learner: Learner[Any], rows: Rows) -> None:
+    for tensor in learner.network.state_dict().values():
+        tensor.mul_(1.2)
+
+
+def written_by_another_session(learner: Learner[Any], rows: Rows) -> None:
+    common = learner.weights.clone()
+    learner.flat.move_to(common)
+    learner.forward(rows.inputs.numpy())
+    common.mul_(1.2)
+
+
+CHANGES = [updated, restored, written_in_place, written_through_its_state, written_by_another_session]
+"""All ways in which weights change."""
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2

@@ -1,0 +1,159 @@
+"""A rollout gives back what was played, in its order, and minibatches of it are rows or whole sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from labrl.memory.rollout import Episodes, Minibatch, Rollout
+from labrl.step import Step
+
+ENVS, HORIZON, STATE = 3, 12, 2
+
+
+def made(length: int = 1) -> Rollout:
+    """Room for sequences of this length with a recurrent state; for single rows without one."""
+    state_size = STATE if length > 1 else 0
+    return Rollout(HORIZON, ENVS, sequence_length=length, state_size=state_size)
+
+
+def play(rollout: Rollout, steps: int, seed: int = 0, begin: int = 0) -> list[dict[str, Any]]:
+    """Random steps, some truncated, from number `begin` on; returns what was stored."""
+    told = []
+    for t in range(begin, begin + steps):
+        rng = np.random.default_rng((seed, t))
+        seen, final = rng.normal(size=(2, ENVS, 4)).astype(np.float32)
+        truncated, terminated = rng.random((2, ENVS)) < 0.2
+        size = STATE if rollout.sequence_length > 1 else 0
+        state, after = rng.normal(size=(2, ENVS, size)).astype(np.float32)
+        row = {
+            "observation": seen,
+            "action": rng.integers(0, 5, ENVS),
+            "parameters": rng.normal(size=(ENVS, 5)).astype(np.float32),
+            "value": rng.normal(size=ENVS).astype(np.float32),
+            "mask": rng.random((ENVS, 5)) < 0.5,
+        }
+        rollout.add_choice(*row.values(), state)
+        over = terminated | truncated
+        step = Step(seen, final, row["value"], terminated, truncated, over, next_mask=row["mask"])
+        rollout.add_cuts(step, final, after)
+        rollout.add_outcome(step.reward, terminated, over)
+        cut = truncated & ~terminated
+        told.append({**row, "state": state, "over": over, "cut": final[cut], "cut_state": after[cut]})
+    return told
+
+
+def batch_of(rollout: Rollout) -> Minibatch:
+    count = len(rollout.rows("action"))
+    rng = np.random.default_rng(1)
+    return rollout.batch(rng.normal(size=count).astype(np.float32), torch.arange(count).float())
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_batch_is_what_was_played_sequence_after_sequence(length: int) -> None:
+    rollout = made(length)
+    told = play(rollout, HORIZON)
+    assert rollout.full
+    batch = batch_of(rollout)
+    assert len(batch) == HORIZON * ENVS // length
+    order = [
+        (s * length + k, env) for s in range(HORIZON // length) for env in range(ENVS) for k in range(length)
+    ]
+    for name in ("observation", "action", "value", "mask"):
+        wanted = np.array([told[t][name][env] for t, env in order])
+        np.testing.assert_array_equal(getattr(batch, name).numpy(), wanted)
+    torch.testing.assert_close(batch.value_target, batch.advantage + batch.value)
+    begins = order[::length]
+    np.testing.assert_array_equal(batch.state, np.array([told[t]["state"][env] for t, env in begins]))
+    for (t, env), start in zip(begins, batch.start, strict=True):
+        assert start.tolist() == [False, *(bool(told[t + k]["over"][env]) for k in range(length - 1))]
+
+
+def test_rows_of_single_steps_are_read_without_a_copy() -> None:
+    rollout = made()
+    play(rollout, HORIZON)
+    assert np.shares_memory(rollout.rows("observation"), rollout["observation"])
+    assert rollout.rows("observation").flags.c_contiguous
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_values_go_to_the_rows_that_they_are_of(length: int) -> None:
+    rollout = made(length)
+    play(rollout, HORIZON)
+    values = np.random.default_rng(0).normal(size=HORIZON * ENVS).astype(np.float32)
+    rollout.set_values(values)
+    np.testing.assert_array_equal(rollout.rows("value"), values)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_an_epoch_takes_every_row_once_in_the_order_given(length: int) -> None:
+    rollout = made(length)
+    play(rollout, HORIZON)
+    batch = batch_of(rollout)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
+    rows = (order[:, None] * length + torch.arange(length)).flatten()
+    parts = list(batch.minibatches(order, 12))
+    assert [len(part) for part in parts] == [12 // length] * 3
+    for name in ("observation", "action", "advantage", "value_target", "value", "log_prob", "mask"):
+        torch.testing.assert_close(
+            torch.cat([getattr(part, name) for part in parts]), getattr(batch, name)[rows]
+        )
+    torch.testing.assert_close(torch.cat([part.state for part in parts]), batch.state[order])
+    np.testing.assert_array_equal(np.concatenate([part.start for part in parts]), batch.start[order])
+    for part in batch.minibatches(order, 12, lambda rows: torch.std_mean(rows, 1, keepdim=True)):
+        assert float(part.advantage.mean()) == pytest.approx(0, abs=1e-5)
+        assert float(part.advantage.std()) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_slices_of_a_minibatch_put_together_are_the_minibatch(length: int) -> None:
+    rollout = made(length)
+    play(rollout, HORIZON)
+    whole = next(batch_of(rollout).minibatches(torch.randperm(HORIZON * ENVS // length), 24))
+    for given in (batch_of(rollout), whole):
+        parts = [given[: len(given) // 3], given[len(given) // 3 :]]
+        assert sum(map(len, parts)) == len(given)
+        for name in ("observation", "action", "advantage", "log_prob", "mask", "state"):
+            together = torch.cat([getattr(part, name) for part in parts])
+            torch.testing.assert_close(together, getattr(given, name))
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_values_are_wanted_of_what_is_beyond_the_rows(length: int) -> None:
+    rollout = made(length)
+    told = play(rollout, HORIZON)
+    last, state = np.ones((ENVS, 4), np.float32), np.ones((ENVS, STATE if length > 1 else 0), np.float32)
+    observation, states = rollout.beyond(last, state)
+    np.testing.assert_array_equal(observation, np.concatenate([last, *(row["cut"] for row in told)]))
+    np.testing.assert_array_equal(states, np.concatenate([state, *(row["cut_state"] for row in told)]))
+    assert rollout.advantages(np.zeros(len(observation), np.float32), 0.9, 0.8).shape == (HORIZON * ENVS,)
+
+
+@pytest.mark.parametrize("kind", ["rows", "sequences", "episodes"])
+@pytest.mark.parametrize("before", [0, 3, 8])
+def test_a_restored_rollout_goes_on_as_the_saved_one(kind: str, before: int) -> None:
+    def new() -> Rollout:
+        if kind == "episodes":
+            return Episodes(4, ENVS)
+        return made(4) if kind == "sequences" else made()
+
+    one, other = new(), new()
+    play(one, before)
+    other.load_state_dict(one.state_dict())
+    for rollout in (one, other):
+        play(rollout, HORIZON - before, begin=before)
+        assert rollout.full
+    left, right = batch_of(one), batch_of(other)
+    for name in ("observation", "action", "value", "mask", "state"):
+        assert torch.equal(getattr(left, name), getattr(right, name))
+    last = np.ones((ENVS, 4), np.float32), np.ones((ENVS, STATE if kind == "sequences" else 0), np.float32)
+    beyond = one.beyond(*last)[0]
+    np.testing.assert_array_equal(beyond, other.beyond(*last)[0])
+    value = np.arange(len(beyond), dtype=np.float32)
+    np.testing.assert_array_equal(one.advantages(value, 0.9, 0.8), other.advantages(value, 0.9, 0.8))
+    for rollout in (one, other):
+        rollout.clear()
+        assert not rollout.full
