@@ -38,7 +38,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a class of agents can do besides acting, observing and learning.
+    """Capabilities of a class of agents besides acting, observing and learning.
 
     A session calls the methods that a trait names only where the class declares it.
     """
@@ -69,7 +69,7 @@ class Agent(ABC):
     """
 
     NAME: ClassVar[str] = ""
-    """What messages call it; empty: the path of its class."""
+    """Name of the agent in messages; empty: the path of its class."""
     TRAITS: ClassVar[Traits] = Traits()
 
     @classmethod  # noqa: B027 - may be left out

@@ -98,7 +98,7 @@ class DQN(Agent):
     NAME = "dqn"
     TRAITS = Traits(masks=True, greedy=True, ranks=True, learns_from_copies=True)
     ROWS = ("loss", "td_error", "q_mean")
-    """What is kept of each transition of a minibatch; td_error is what priorities follow."""
+    """Statistics of each transition of a minibatch; priorities follow td_error."""
     AVERAGING = 0.01
     """Weight of the latest update in the averages of a metrics row: they reach some 100 updates back."""
 

@@ -60,7 +60,7 @@ class Minibatch(Columns):
     """The steps of a rollout and their targets."""
 
     observation: Tensor
-    """As the network reads it. [n, *obs]"""
+    """Observations in the layout that the network reads. [n, *obs]"""
     action: Tensor
     """[n]"""
     target: Tensor

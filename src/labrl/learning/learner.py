@@ -37,7 +37,7 @@ MOST_NUMPY_PRODUCTS = 200_000
 
 
 class Minibatch(Protocol):
-    """What a loss is computed from, in independent units: rows, or sequences."""
+    """Data that a loss is computed from, in independent units: rows, or sequences."""
 
     def __len__(self) -> int:
         """Return the number of units."""

@@ -77,7 +77,7 @@ class ReplayConfig(StorageConfig):
 
 @dataclass(frozen=True)
 class ReplayTraits:
-    """What a replay buffer needs of an agent and an environment."""
+    """Needs of a replay buffer from an agent and an environment."""
 
     sequences: bool = False
     """It samples sequences with recurrent states, instead of single transitions."""
@@ -167,11 +167,6 @@ class FrameRing:
         self._envs = np.arange(self.num_envs)
         self._start = self._envs * self.length  # row of `_flat` where an environment's ring begins
         self._same = np.empty((self.num_envs, self.stack - 1, *self.frame), np.bool_)
-
-    @property
-    def newest(self) -> NDArray[np.int64]:
-        """The newest frame of each environment. [num_envs]"""
-        return self.head - 1
 
     def begin(self, observation: NDArray, envs: NDArray[np.int64] | None = None) -> None:
         """Push whole observations, the first of their episodes. [num_envs, *obs], or those of `envs`."""
@@ -520,7 +515,7 @@ class Replay:
             self._written[:] = 0
             ring.begin(observation)
             return
-        current = ring.observations(self._envs, ring.newest)
+        current = ring.observations(self._envs, ring.head - 1)
         if current.tobytes() != observation.astype(ring.dtype, copy=False).tobytes():
             raise ValueError("the observation added must be the one that the last step led to")
 

@@ -101,7 +101,7 @@ class Minibatch:
 
     @property
     def observation(self) -> Tensor:
-        """What was acted on, [batch, *obs]; gathered when asked for, so that each worker gathers its own."""
+        """Observations that were acted on, [batch, *obs], gathered on access: each worker gathers its own."""
         if self.rows is None:
             return self.observations
         # The same as by brackets, which look up each element: of images in a seventh of the time.

@@ -73,7 +73,7 @@ class GaussianHead(nn.Sequential):
 
 
 class ActorCriticOutput(NamedTuple):
-    """What an ActorCritic gives for a batch of observations."""
+    """Result of an ActorCritic for a batch of observations."""
 
     parameters: Tensor | None
     """Of the distribution over actions, [batch, num_outputs], float32; None where nobody asked."""

@@ -28,7 +28,7 @@ BY_THE_MINIBATCH = (
 
 @dataclass(frozen=True)
 class TorsoTraits:
-    """What a torso class declares of itself in an attribute `TRAITS`, where it differs from these."""
+    """Capabilities of a torso class, declared in an attribute `TRAITS` where they differ from these."""
 
     several_inputs: bool = False
     """Whether it takes a Dict space with images; its `layout` makes one array of the inputs."""

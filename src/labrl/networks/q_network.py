@@ -81,7 +81,7 @@ class Stream(nn.Module):
 
 
 class QOutput(NamedTuple):
-    """What a QNetwork gives for a batch of observations."""
+    """Result of a QNetwork for a batch of observations."""
 
     outputs: Tensor
     """For each action, [batch, actions, outputs], float32."""

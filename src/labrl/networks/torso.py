@@ -192,7 +192,7 @@ class NatureCNN(ImageTorso):
 
     @staticmethod
     def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
-        """What follows a layer."""
+        """Return the normalization, if there is one, and the activation after a layer."""
         activate = activation_layer(config.activation)
         if not config.layer_norm:
             return [activate]

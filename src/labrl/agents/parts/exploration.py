@@ -21,7 +21,7 @@ Values = Callable[[], NDArray]
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationTraits:
-    """What an exploration needs of the network, and can do besides choosing."""
+    """Needs and capabilities of a class of explorations besides choosing."""
 
     noisy: bool = False
     """Whether it explores by the noise of the network's weights alone."""

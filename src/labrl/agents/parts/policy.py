@@ -67,12 +67,12 @@ class PolicyConfig:
 
 
 class Choice(NamedTuple):
-    """What the policy saw and did in each environment, as a rollout stores it. [num_envs, ...] each"""
+    """One step of acting in each environment, in the form that a rollout stores. [num_envs, ...] each"""
 
     observation: NDArray
-    """As the network reads it."""
+    """Observation in the layout that the network reads."""
     action: NDArray
-    """As the policy draws it; `ActionDistribution.to_env` gives what the environment takes."""
+    """Drawn action; `ActionDistribution.to_env` turns it into one that the environment takes."""
     parameters: NDArray
     """Parameters of the action distribution."""
     value: NDArray | float
@@ -106,7 +106,7 @@ class Policy:
         """agent: for messages; statistics: names of the means that the agent's loss returns; has_value:
         whether state values are learned; new_optimizer: makes the optimizer, None for that of the
         configuration."""
-        self._config, self._clock, self._masked = config, clock, spaces.masked
+        self._config, self._clock = config, clock
         self.distribution = distribution_for(spaces.action, agent, config.action_bounds)
         gaussian = isinstance(spaces.action, gym.spaces.Box)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None
