@@ -24,13 +24,13 @@ from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
-from labrl.lab.devices import keep_freed_memory
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Columns, make_learner
 from labrl.learning.optimizers import Adam, AdamConfig
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.trial.devices import keep_freed_memory
 
 WARM_UP = 0.2
 """Share of the measured time that is spent before it."""

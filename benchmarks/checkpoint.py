@@ -20,12 +20,12 @@ from benchmarks.report import Report, Row
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
-from labrl.lab.devices import available_cpus, keep_freed_memory
-from labrl.lab.worker import restored_session
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.session import Session
 from labrl.step import Step
 from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.trial.devices import available_cpus, keep_freed_memory
+from labrl.trial.worker import restored_session
 
 SAVES = 7
 """Checkpoints that are timed, after a first one."""

@@ -12,8 +12,8 @@ from benchmarks import ceiling
 from benchmarks.alone import Measured, alone, take_turns
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Report, Row
-from labrl.lab.devices import available_cpus
 from labrl.learning.compute import Compute
+from labrl.trial.devices import available_cpus
 
 PARTS = {
     "env": "environment steps alone",

@@ -13,7 +13,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WANDB_MODE"] = "disabled"
 
-from labrl.lab import reporting  # torch reads the number of threads when it is imported
+from labrl.trial import reporting  # torch reads the number of threads when it is imported
 
 # A busy machine may take a second over an example, and no promise is about that.
 settings.register_profile("labrl", deadline=None)
@@ -35,7 +35,7 @@ def _no_handlers_of_other_tests() -> None:
 def _no_videos(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials end without videos, a second each, but in tests that are about them (`uses_videos`)."""
     if "uses_videos" not in request.keywords:
-        monkeypatch.setattr("labrl.lab.videos.render", lambda run, sessions: [])
+        monkeypatch.setattr("labrl.trial.videos.render", lambda run, sessions: [])
 
 
 @pytest.fixture(autouse=True, scope="session")

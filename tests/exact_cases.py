@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 
 from labrl.config.compose import compose
 from labrl.envs.repeatability import same
-from labrl.lab.overrides import override, quoted
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.episodes import read_episode, recorded_names
 from labrl.storage.run_folder import SessionFolder
+from labrl.trial.overrides import override, quoted
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "meta.report=false", "seed=5"]
 QUIET += ["wandb=disabled"]

@@ -37,7 +37,7 @@ from labrl.cli import main as labrl_main
 from labrl.config.compose import compose, resolve
 from labrl.config.folder import config_folder
 from labrl.errors import InputError
-from labrl.lab.trial import check
+from labrl.trial.trial import check
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from labrl.agents.transforms import RunningMoments
-from labrl.lab.torchrun import Group, Launch
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.learning.learner import Learner
@@ -19,6 +18,7 @@ from labrl.learning.optimizers import Adam, AdamConfig, Optimizer
 from labrl.learning.ranks import Ranks
 from labrl.learning.sliced import SlicedLearner
 from labrl.session.team import ReplicaError, Team
+from labrl.trial.torchrun import Group, Launch
 
 ROWS = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
 

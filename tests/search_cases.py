@@ -8,10 +8,10 @@ from typing import Any
 
 from options import options
 
-from labrl.lab.search.options import Pruner
-from labrl.lab.search.space import Space
-from labrl.lab.search.storage import StudyStorage
-from labrl.lab.search.study import Assignment, Plan, Study
+from labrl.experiment.search.options import Pruner
+from labrl.experiment.search.space import Space
+from labrl.experiment.search.storage import StudyStorage
+from labrl.experiment.search.study import Assignment, Plan, Study
 from labrl.storage.run_folder import SessionFolder
 from labrl.storage.tables import CsvTable
 

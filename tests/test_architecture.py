@@ -21,7 +21,7 @@ VOCABULARY = (
     "config.consistency",
     "config.keys",
     "config.schema",
-    "lab.search.options",
+    "experiment.search.options",
     "dashboards.options",
     "session.options",
     "mistakes.spelling",
@@ -109,7 +109,15 @@ def test_imports_point_one_way() -> None:
 
 
 def test_an_agent_knows_no_environment_session_or_file() -> None:
-    assert not reachable("agents") & {"envs", "session", "storage", "lab", "config", "analysis"}
+    assert not reachable("agents") & {
+        "envs",
+        "session",
+        "storage",
+        "trial",
+        "experiment",
+        "config",
+        "analysis",
+    }
     learners = [file for file in FILES if part_of(module_of(file)) in {"agents", "memory", "networks"}]
     for file in learners:
         assert not {name.split(".")[0] for name in imports(file)} & {"os", "pathlib", "shutil", "tempfile"}
@@ -118,7 +126,15 @@ def test_an_agent_knows_no_environment_session_or_file() -> None:
 
 
 def test_an_environment_knows_no_agent() -> None:
-    assert not reachable("envs") & {"agents", "networks", "memory", "session", "storage", "lab"}
+    assert not reachable("envs") & {
+        "agents",
+        "networks",
+        "memory",
+        "session",
+        "storage",
+        "trial",
+        "experiment",
+    }
 
 
 def test_the_clock_and_the_seeds_know_nobody() -> None:

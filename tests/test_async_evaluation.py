@@ -17,7 +17,6 @@ from labrl.agents.agent import Observation
 from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.lab.worker import restored_session
 from labrl.networks.spaces import Spaces
 from labrl.session.acting import ActingCopy
 from labrl.session.callbacks import Callback
@@ -27,6 +26,7 @@ from labrl.session.evaluator import Snapshot
 from labrl.session.session import Session
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
+from labrl.trial.worker import restored_session
 
 PPO = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=1", "env.max_frame=1200"]
 PPO += ["meta.rigorous_eval=2", "meta.eval_episodes=2", "meta.record_episodes=each"]

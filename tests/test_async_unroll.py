@@ -24,8 +24,6 @@ import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.lab.trial import check
-from labrl.lab.worker import restored_session
 from labrl.session import actor_env
 from labrl.session.actor import Acted
 from labrl.session.actor_env import ActorEnv
@@ -34,6 +32,8 @@ from labrl.session.session import Session
 from labrl.session.weights_file import WeightsFile
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
+from labrl.trial.trial import check
+from labrl.trial.worker import restored_session
 
 SMALL = [*QUIET, *REPLAY, "env.num_envs=2", "env.max_frame=240", "meta.log_frequency=60"]
 SMALL += ["agent.memory.capacity=400"]

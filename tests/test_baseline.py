@@ -19,7 +19,7 @@ from labrl.analysis import baselines
 from labrl.envs.make import make_env
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.vector import VectorEnv
-from labrl.lab.baseline import ensure_baseline, main, play_at_random
+from labrl.trial.baseline import ensure_baseline, main, play_at_random
 
 ENV = gymnasium_node(id="CartPole-v1", name="cartpole", num_envs=4)
 
@@ -45,7 +45,7 @@ def test_a_report_whose_baseline_is_known_does_not_wait_for_torch(tmp_path: Path
     assert ensure_baseline(run, seconds=60) is not None
     program = (
         "import sys\n"
-        "from labrl.lab.reporting import main\n"
+        "from labrl.trial.reporting import main\n"
         "assert main(sys.argv[1:]) == 0\n"
         "sys.exit('torch' in sys.modules)\n"
     )
@@ -176,5 +176,5 @@ def test_an_environment_that_fails_leaves_its_run_without_a_baseline(
     def fails(*given: object) -> list[float]:
         raise AssertionError("no such move")
 
-    monkeypatch.setattr("labrl.lab.baseline.play_at_random", fails)
+    monkeypatch.setattr("labrl.trial.baseline.play_at_random", fails)
     assert ensure_baseline(cartpole_run(tmp_path / "run"), seconds=60) is None

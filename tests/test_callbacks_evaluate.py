@@ -13,12 +13,12 @@ from callback_cases import Recorder, ToySession
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.lab.trial import check
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.evaluation import Chooser
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.tables import CsvTable
+from labrl.trial.trial import check
 
 
 def rows(session: ToySession) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def test_python_examples_of_extending_run(capsys: pytest.CaptureFixture[str]) ->
     scope: dict[str, object] = {}
     exec(example, scope)
     result = scope["result"]
-    assert isinstance(result, labrl.lab.trial.TrialResult)
+    assert isinstance(result, labrl.trial.trial.TrialResult)
     assert result.exit_code == 0
 
 

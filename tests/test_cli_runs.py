@@ -12,7 +12,7 @@ import pytest
 import labrl
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.lab.past import choices
+from labrl.trial.past import choices
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 
@@ -64,7 +64,7 @@ def test_no_more_sessions_are_begun_than_memory_holds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A thousand processes took all memory, and the system ended other people's."""
-    monkeypatch.setattr("labrl.lab.trial.memory_available", lambda: 1 << 30)
+    monkeypatch.setattr("labrl.trial.trial.memory_available", lambda: 1 << 30)
     assert main(["meta.max_session=7", *QUICK]) == WRONG_INPUT
     said = capsys.readouterr().err
     assert "meta.max_session" in said

@@ -120,7 +120,7 @@ def test_slurm_takes_every_key_of_the_configuration(tmp_path: Path, monkeypatch:
     from omegaconf import OmegaConf
     from submitit.slurm import slurm
 
-    from labrl.lab.submitted import executor_of
+    from labrl.experiment.submitted import executor_of
 
     monkeypatch.setattr(slurm.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
     chosen = launcher("hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "meta.num_cpus=6")

@@ -19,9 +19,9 @@ from labrl.config.schema import TrialConfig
 from labrl.config.sources import GeneratedSource
 from labrl.envs.games import games
 from labrl.errors import InputError
-from labrl.lab.applied_presets import applied_presets
-from labrl.lab.trial import check
 from labrl.schedules import LinearSchedule
+from labrl.trial.applied_presets import applied_presets
+from labrl.trial.trial import check
 
 CONFIGS = config_folder()
 ENVS = [f.stem for f in sorted((CONFIGS / "env").glob("*.yaml")) if f.stem not in ("atari", "gymnasium")]

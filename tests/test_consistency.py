@@ -18,8 +18,8 @@ from labrl.config.consistency import (
 )
 from labrl.config.keys import Traits, dataclasses_in, hints, traits, traits_of
 from labrl.config.schema import TrialConfig
-from labrl.lab.changed_past import refusal
-from labrl.lab.overrides import override
+from labrl.trial.changed_past import refusal
+from labrl.trial.overrides import override
 
 KEYS = st.sampled_from(["a", "b", "c"])
 LEAVES = (

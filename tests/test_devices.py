@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labrl.lab.devices import available_cpus, threads_per_session
+from labrl.trial.devices import available_cpus, threads_per_session
 
 
 def printed_by(program: str) -> str:
@@ -28,7 +28,7 @@ def test_a_trial_never_gets_more_cores_than_there_are() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_freed_memory_is_used_again_without_asking_the_system() -> None:
     program = (
-        "import resource, numpy as np; from labrl.lab.devices import keep_freed_memory\n"
+        "import resource, numpy as np; from labrl.trial.devices import keep_freed_memory\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for _ in range(5): np.ones(40_000_000, np.uint8)\n"
@@ -47,7 +47,7 @@ def test_freed_memory_is_used_again_without_asking_the_system() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_the_heap_asks_for_large_pages_and_takes_no_memory_for_it() -> None:
     program = (
-        "import resource; from labrl.lab.devices import keep_freed_memory\n"
+        "import resource; from labrl.trial.devices import keep_freed_memory\n"
         "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = used()\n"
         "if keep_freed_memory():\n"

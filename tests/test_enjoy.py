@@ -13,8 +13,8 @@ from exact_cases import QUIET, small
 import labrl
 from labrl.cli import main
 from labrl.errors import Code, InputError
-from labrl.lab.showing import enjoy_request
 from labrl.storage.run_folder import RunFolder
+from labrl.trial.showing import enjoy_request
 
 RUNS = {
     "ppo_cartpole": [*small("ppo", "cartpole"), "meta.keep_last=3"],

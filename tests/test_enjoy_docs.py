@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labrl.cli import main, replay
-from labrl.lab.showing import EnjoyRequest
+from labrl.trial.showing import EnjoyRequest
 
 PAGE = (Path(__file__).parent.parent / "docs" / "enjoy.md").read_text()
 

@@ -24,11 +24,11 @@ from test_trial_processes import needs_proc, wait_for
 from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose
 from labrl.errors import DONE, WRONG_INPUT, InputError
-from labrl.lab.devices import available_cpus
-from labrl.lab.grid import plan_grid
-from labrl.lab.labelled import LabelledLines
-from labrl.lab.shares import Machine
+from labrl.experiment.grid import plan_grid
+from labrl.experiment.labelled import LabelledLines
 from labrl.storage.experiment_folder import ExperimentFolder
+from labrl.trial.devices import available_cpus
+from labrl.trial.shares import Machine
 
 QUICK = [
     "agent=random",

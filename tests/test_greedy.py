@@ -13,10 +13,10 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.folder import config_folder
 from labrl.errors import InputError
-from labrl.lab.trial import check
 from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.trial.trial import check
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 TASKS = {"cartpole": (4, gym.spaces.Discrete(2)), "pendulum": (3, gym.spaces.Box(-2, 2, (1,), np.float32))}

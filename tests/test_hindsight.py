@@ -22,10 +22,10 @@ from labrl.envs.goals import GoalEnv
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import Code
-from labrl.lab.trial import check
 from labrl.memory.hindsight import HindsightReplay
 from labrl.observations import flat_space
 from labrl.step import Step
+from labrl.trial.trial import check
 from labrl.workspace import Workspace
 
 DISCOUNT = np.float32(0.9)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import labrl
-from labrl.lab.result import SessionResult
+from labrl.trial.result import SessionResult
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 

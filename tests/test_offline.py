@@ -24,11 +24,11 @@ import labrl
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.lab.trial import check
 from labrl.memory.offline import OfflineData, Piece, PieceReplay, Wanted
 from labrl.networks.distributions import BoxActions
 from labrl.offline.minari import stored_actions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
+from labrl.trial.trial import check
 
 OFFLINE_CONFIG: OfflineRunConfig = options(
     "agent.offline", "agent=dqn agent/offline=run agent.offline.folder=none"

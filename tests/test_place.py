@@ -18,7 +18,7 @@ import pytest
 import labrl.cli
 from labrl.dashboards.login import has_login
 from labrl.errors import LabrlError
-from labrl.lab.search.storage import StudyStorage
+from labrl.experiment.search.storage import StudyStorage
 from labrl.processes import name_user_and_home
 from labrl.storage.experiment_folder import STUDY_FILE
 

@@ -13,8 +13,8 @@ from refusals import damaged
 
 import labrl
 from labrl.envs.vector import ActionRecord
-from labrl.lab.replay import check
 from labrl.storage.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
+from labrl.trial.replay import check
 
 CARTPOLE = [*QUIET, "agent=random", "env=cartpole", "env.num_envs=3", "meta.eval_frequency=300"]
 

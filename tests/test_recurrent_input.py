@@ -7,7 +7,7 @@ from refusals import refused
 
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.lab.trial import check
+from labrl.trial.trial import check
 
 CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
     "a network with a memory for an agent that replays single steps": (

@@ -18,10 +18,10 @@ import labrl
 from labrl.cli import main, replay
 from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, WRONG_INPUT
-from labrl.lab import videos
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.storage.run_folder import RunFolder
 from labrl.storage.video import write_mp4
+from labrl.trial import videos
 
 CARTPOLE = [
     *QUIET,

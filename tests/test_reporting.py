@@ -17,8 +17,8 @@ import labrl
 from labrl.analysis.runs import find_runs
 from labrl.cli import report
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.lab import reporting
 from labrl.storage.run_folder import RunFolder
+from labrl.trial import reporting
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 

@@ -29,11 +29,11 @@ from labrl.config.compose import compose, resolve
 from labrl.config.folder import config_folder
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
-from labrl.lab.trial import check
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
+from labrl.trial.trial import check
 
 CONFIGS = config_folder()
 AGENTS = sorted(path.stem for path in (CONFIGS / "agent").glob("*.yaml"))

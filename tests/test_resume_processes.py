@@ -15,8 +15,8 @@ from exact_cases import differences, newest_checkpoint
 from test_trial_processes import ENDLESS, children, frame, needs_proc, wait_for
 from test_trial_processes import labrl as started
 
-import labrl.lab.devices
-import labrl.lab.trial
+import labrl.trial.devices
+import labrl.trial.trial
 from labrl.cli import main
 from labrl.seeding import session_seed
 from labrl.storage.run_folder import RunFolder
@@ -116,7 +116,7 @@ def test_a_session_that_is_left_gets_as_many_threads_as_it_had_among_others(
         given.append(num_threads)
         return dict.fromkeys(indices, 0)
 
-    monkeypatch.setattr(labrl.lab.devices, "available_cpus", lambda: 4)
-    monkeypatch.setattr(labrl.lab.trial, "_in_processes", in_processes)
+    monkeypatch.setattr(labrl.trial.devices, "available_cpus", lambda: 4)
+    monkeypatch.setattr(labrl.trial.trial, "_in_processes", in_processes)
     main([f"+resume={run}"])
     assert given == [2]

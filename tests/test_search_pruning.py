@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from search_cases import pruner
 
-from labrl.lab.search.options import Pruner
-from labrl.lab.search.pruning import bracket_of, default_grace, is_hopeless
+from labrl.experiment.search.options import Pruner
+from labrl.experiment.search.pruning import bracket_of, default_grace, is_hopeless
 
 BUDGET = 90
 

@@ -19,18 +19,18 @@ from search_cases import PLAN, WORDS
 
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
-from labrl.lab import reporting
-from labrl.lab.best import best_trial, standings
-from labrl.lab.search.channel import Hub
-from labrl.lab.search.confirm import Candidate, Confirmation
-from labrl.lab.search.outcome import break_off
-from labrl.lab.search.storage import StudyStorage
-from labrl.lab.search.study import Study
+from labrl.experiment.search.channel import Hub
+from labrl.experiment.search.confirm import Candidate, Confirmation
+from labrl.experiment.search.outcome import break_off
+from labrl.experiment.search.storage import StudyStorage
+from labrl.experiment.search.study import Study
 from labrl.session.callbacks.search import ReportToSearch
 from labrl.session.interruption import Interruption
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.run_folder import RunFolder
+from labrl.trial import reporting
+from labrl.trial.best import best_trial, standings
 
 
 @pytest.fixture(scope="module")

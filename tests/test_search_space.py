@@ -9,7 +9,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from labrl.errors import InputError
-from labrl.lab.search.space import Space
+from labrl.experiment.search.space import Space
 
 
 def space(*words: str, ready: dict[str, str] | None = None, params: dict[str, Any] | None = None) -> Space:

@@ -13,9 +13,9 @@ from optuna.trial import TrialState
 from search_cases import PLAN, TPE, history, next_of, play, pruner, study, write_eval
 
 from labrl.errors import InputError
-from labrl.lab.search.space import Space
-from labrl.lab.search.storage import StudyStorage
-from labrl.lab.search.study import FACTS, HEARTBEAT, MISSED_BEATS
+from labrl.experiment.search.space import Space
+from labrl.experiment.search.storage import StudyStorage
+from labrl.experiment.search.study import FACTS, HEARTBEAT, MISSED_BEATS
 from labrl.storage.lock import FolderLock
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -137,9 +137,9 @@ def test_a_machine_out_of_sight_is_dead_after_five_missed_heartbeats(
 ) -> None:
     url = f"journal:///{tmp_path / 'shared'}"
     now = 1e9
-    monkeypatch.setattr("labrl.lab.search.study.time.time", lambda: now)
+    monkeypatch.setattr("labrl.experiment.search.study.time.time", lambda: now)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("labrl.lab.search.study.socket.gethostname", lambda: "elsewhere")
+        elsewhere.setattr("labrl.experiment.search.study.socket.gethostname", lambda: "elsewhere")
         there = study(tmp_path / "there", url, total=1)
     next_of(there)
     shutil.rmtree(tmp_path / "there")

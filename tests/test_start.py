@@ -43,7 +43,7 @@ def press(number: int, module: str, command: str, *words: str, cwd: Path) -> tup
 
 
 @pytest.mark.parametrize("command", SCRIPTS)
-@pytest.mark.parametrize("module", ["labrl.cli", "labrl.lab.job"])
+@pytest.mark.parametrize("module", ["labrl.cli", "labrl.experiment.job"])
 def test_ctrl_c_while_a_command_is_loaded_is_one_line(command: str, module: str, tmp_path: Path) -> None:
     code, complaint, said = press(signal.SIGINT, module, command, cwd=tmp_path)
     assert (code, said) == (INTERRUPTED, "")
@@ -55,7 +55,7 @@ RUN = ("env=cartpole", "wandb=disabled", "env.max_frame=2000", "meta.report=fals
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
-@pytest.mark.parametrize("module", ["torch", "numpy.matrixlib", "gymnasium.spaces", "labrl.lab.trial"])
+@pytest.mark.parametrize("module", ["torch", "numpy.matrixlib", "gymnasium.spaces", "labrl.trial.trial"])
 def test_a_signal_before_a_run_begins_leaves_no_folder(
     module: str, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:

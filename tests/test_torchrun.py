@@ -20,9 +20,9 @@ from refusals import refused
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.lab.torchrun import Launch, refuse_torchrun
-from labrl.lab.trial import check
 from labrl.storage.checkpoint import CheckpointStore
+from labrl.trial.torchrun import Launch, refuse_torchrun
+from labrl.trial.trial import check
 
 HERE = Path(__file__).parent
 RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from labrl.lab.result import SessionResult, TrialResult
-from labrl.lab.summary import COLUMNS, print_summary
 from labrl.session.callbacks.progress import Display, SessionProgress
+from labrl.trial.result import SessionResult, TrialResult
+from labrl.trial.summary import COLUMNS, print_summary
 
 
 def summary(*sessions: SessionResult, width: int = 80) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import labrl.cli
-import labrl.lab.job
+import labrl.experiment.job
 from labrl.config.compose import compose
 from labrl.errors import LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
@@ -109,14 +109,14 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tup
     """What `labrl <line>`, which is wrong, gives as its mistakes."""
     monkeypatch.chdir(tmp_path)
     errors: list[LabrlError] = []
-    refused = labrl.lab.job.refused
+    refused = labrl.experiment.job.refused
 
     def recorded(error: LabrlError, full_error: bool) -> int:
         errors.append(error)
         return refused(error, full_error)
 
     monkeypatch.setattr(labrl.cli, "refused", recorded)
-    monkeypatch.setattr(labrl.lab.job, "refused", recorded)
+    monkeypatch.setattr(labrl.experiment.job, "refused", recorded)
 
     def mistakes(line: str) -> tuple[Mistake, ...]:
         assert labrl.cli.main(shlex.split(line)) == 2

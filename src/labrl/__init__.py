@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from labrl.lab.result import TrialError, TrialResult
+    from labrl.trial.result import TrialError, TrialResult
 
 __all__ = ["TrialError", "TrialResult", "train"]
 
@@ -15,7 +15,7 @@ __all__ = ["TrialError", "TrialResult", "train"]
 def __getattr__(name: str) -> object:
     """Import the classes of `__all__` when they are first used."""
     if name in ("TrialError", "TrialResult"):
-        from labrl.lab import result
+        from labrl.trial import result
 
         return vars(result)[name]
     raise AttributeError(f"module 'labrl' has no attribute {name!r}")
@@ -55,9 +55,9 @@ def train(
             code="usage",
             key="labrl.train",
         )
-    from labrl.lab.again import Again
-    from labrl.lab.showing import enjoy_request
-    from labrl.lab.torchrun import refuse_torchrun
+    from labrl.trial.again import Again
+    from labrl.trial.showing import enjoy_request
+    from labrl.trial.torchrun import refuse_torchrun
 
     refuse_torchrun("labrl.train")
     words = list(overrides)
@@ -74,10 +74,10 @@ def train(
     plain = to_plain(cfg)
     config = resolve(plain, cfg)
     # Imported late: help and completion must not wait for torch.
-    from labrl.lab.result import TrialError
-    from labrl.lab.summary import print_failures
-    from labrl.lab.trial import run_trial
     from labrl.storage.provenance import Command
+    from labrl.trial.result import TrialError
+    from labrl.trial.summary import print_failures
+    from labrl.trial.trial import run_trial
 
     typed = f"labrl.train({json.dumps(list(overrides))})"
     command = Command.of(words, choices_of(cfg.hydra), config_dir, typed)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
-from labrl.lab.job import Job, refused
-from labrl.lab.torchrun import Launch, follow, lead, refuse_torchrun, typed_command
+from labrl.experiment.job import Job, refused
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes import Stopped, before_leaving, signals_raise
 from labrl.steady_output import steady_output
 from labrl.storage.provenance import Typed
+from labrl.trial.torchrun import Launch, follow, lead, refuse_torchrun, typed_command
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -95,13 +95,13 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.compose import explain, prepare
     from labrl.config.folder import config_folder
     from labrl.config.kinds import kinds_replace
-    from labrl.lab.again import Again
-    from labrl.lab.completion import completions
-    from labrl.lab.experiment_again import ExperimentAgain, for_trials_alone
-    from labrl.lab.hydra_trial import folders_remembered, remove_unused_folder
-    from labrl.lab.past import is_hydras
-    from labrl.lab.showing import enjoy_request
+    from labrl.experiment.experiment_again import ExperimentAgain, for_trials_alone
+    from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
     from labrl.script import begin
+    from labrl.trial.again import Again
+    from labrl.trial.completion import completions
+    from labrl.trial.past import is_hydras
+    from labrl.trial.showing import enjoy_request
 
     begin("labrl.cli.main")
     if "${" in os.getcwd():
@@ -122,7 +122,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
         refuse_torchrun("-m")
     asked = None if words.help else enjoy_request(words.overrides, words.multirun)
     if asked is not None:
-        from labrl.lab.enjoy import enjoy
+        from labrl.trial.enjoy import enjoy
 
         with signals_raise():
             return enjoy(asked)
@@ -175,8 +175,8 @@ def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
 
 def _print_presets(words: Namespace) -> int:
     """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
-    from labrl.lab.applied_presets import applied_presets
-    from labrl.lab.completion import TAKE_A_RUN
+    from labrl.trial.applied_presets import applied_presets
+    from labrl.trial.completion import TAKE_A_RUN
 
     past = [word.partition("=")[0] for word in words.overrides if word.startswith(TAKE_A_RUN)]
     for word in [*(["-m"] if words.multirun else []), *past]:
@@ -341,7 +341,7 @@ def replay(argv: Sequence[str] | None = None) -> int:
     """`labrl-replay <run folder> [episode=...] [session=...]`: an episode again. Returns the exit code."""
     import argparse
 
-    from labrl.lab.showing import replay_request
+    from labrl.trial.showing import replay_request
 
     parser = argparse.ArgumentParser(
         prog="labrl-replay",
@@ -361,7 +361,7 @@ def replay(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         given = parser.parse_args(argv)
         request = replay_request(given.run, given.words)
-        from labrl.lab.replay import replay as replay_episode
+        from labrl.trial.replay import replay as replay_episode
 
         with signals_raise():
             return replay_episode(request)
@@ -390,7 +390,7 @@ def report(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         words = parser.parse_args(argv)
-        from labrl.lab.reporting import report_on
+        from labrl.trial.reporting import report_on
 
         with signals_raise():
             report_on(words.places, words.out, words.by, words.format)

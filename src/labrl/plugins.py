@@ -1,6 +1,7 @@
 """The sweepers and launchers that Hydra finds through the entry points in pyproject.toml.
 
-Hydra imports this module at every start, so the work itself is in `labrl.lab`, imported when it is needed.
+Hydra imports this module at every start, so the work itself is in `labrl.experiment`, imported when it is
+needed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
-    from labrl.lab.outcome import Outcome
-    from labrl.lab.workers import Order
+    from labrl.experiment.outcome import Outcome
+    from labrl.experiment.workers import Order
 
     OnStart = Callable[[int], None]
     OnEnd = Callable[[int, Outcome], None]
@@ -45,7 +46,7 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run every combination of `params` and of the job's overrides, which are `arguments` and more."""
-        from labrl.lab.sweep import sweep_grid
+        from labrl.experiment.sweep import sweep_grid
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -94,7 +95,7 @@ class OptunaSweeper(Sweeper):
         """Run the search. Raises SystemExit with an exit code other than 0."""
         from labrl.config.compose import check_values, to_plain
         from labrl.errors import InputError
-        from labrl.lab.search.settings import Settings, check_ready_keys
+        from labrl.experiment.search.settings import Settings, check_ready_keys
 
         assert self.config is not None
         try:
@@ -108,7 +109,7 @@ class OptunaSweeper(Sweeper):
         values: Any = self._settings
         settings = Settings(**values)
         # Imported late: a wrong value must not wait for Optuna and torch.
-        from labrl.lab.search.begin import search
+        from labrl.experiment.search.begin import search
 
         code = search(self.config, settings, arguments, self.job)
         if code:
@@ -116,7 +117,7 @@ class OptunaSweeper(Sweeper):
 
 
 class OrdersLauncher(Launcher):
-    """Base of labrl's launchers, which run `labrl.lab.workers.Order`s and report each end as it comes."""
+    """Base of labrl's launchers, which run `Order`s of trials and report each end as it comes."""
 
     elsewhere = False
     """Whether trials run on other machines, about whose cores and GPUs this one knows nothing."""
@@ -138,8 +139,8 @@ class OrdersLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one trial for each list of overrides: Hydra's interface, for its own sweepers."""
-        from labrl.lab.shares import Machine, Need
-        from labrl.lab.workers import Order
+        from labrl.experiment.workers import Order
+        from labrl.trial.shares import Machine, Need
 
         need = Need.of({}, len(job_overrides), Machine().cores)
         orders = [
@@ -180,12 +181,12 @@ class WorkersLauncher(OrdersLauncher):
             )
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
-        """Run the trials with `labrl.lab.workers.Workers`."""
+        """Run the trials with `labrl.experiment.workers.Workers`."""
         from hydra.core.utils import setup_globals
 
-        from labrl.lab.hydra_trial import HydraTrial
-        from labrl.lab.shares import Machine
-        from labrl.lab.workers import Workers
+        from labrl.experiment.hydra_trial import HydraTrial
+        from labrl.experiment.workers import Workers
+        from labrl.trial.shares import Machine
 
         setup_globals()
         run_trial = HydraTrial.of(self.hydra_context, self.config, self.task_function)
@@ -209,8 +210,8 @@ class SubmititLocal(OrdersLauncher):
         _require("submitit", f"submitit_{self.cluster}")
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
-        """Submit the trials and look after them; see `labrl.lab.submitted`."""
-        from labrl.lab.submitted import run_jobs
+        """Submit the trials and look after them; see `labrl.experiment.submitted`."""
+        from labrl.experiment.submitted import run_jobs
 
         return run_jobs(self, self.cluster, orders, on_end)
 
@@ -249,8 +250,8 @@ class RayTrials(OrdersLauncher):
         _require("ray", "ray")
 
     def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
-        """Hand the trials to Ray and look after them; see `labrl.lab.on_ray`."""
-        from labrl.lab.on_ray import run_tasks
+        """Hand the trials to Ray and look after them; see `labrl.experiment.on_ray`."""
+        from labrl.experiment.on_ray import run_tasks
 
         return run_tasks(self, orders, on_end)
 

@@ -1,6 +1,6 @@
 """What a return is measured against: the random policy, a human, the return that counts as solved.
 
-The random policy's return is measured once for each environment (`labrl.lab.baseline`) and kept in a cache
+The random policy's return is measured once for each environment (`labrl.trial.baseline`) and kept in a cache
 outside the package; nothing here writes or plays.
 """
 

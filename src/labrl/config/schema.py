@@ -21,7 +21,7 @@ from labrl.config.types import (
 )
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
-from labrl.lab.search.options import SearchConfig
+from labrl.experiment.search.options import SearchConfig
 from labrl.session.options import AsyncUnrollConfig, ProfileConfig
 
 

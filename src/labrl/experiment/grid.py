@@ -1,0 +1,484 @@
+"""The trials of a grid: every combination of the values, numbered, each with a folder of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from labrl.config.compose import check_values, resolve, to_plain
+from labrl.config.consistency import (
+    ABSENT,
+    Change,
+    changes,
+    contradictions,
+    only_watches,
+)
+from labrl.errors import InputError, LabrlError
+from labrl.experiment.experiment_again import ExperimentAgain, replaced, swept_keys
+from labrl.experiment.workers import Order
+from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.storage.run_folder import RunFolder
+from labrl.trial.changed_past import row_of, table, ways_out
+from labrl.trial.overrides import override, quoted, split_word, unescaped
+from labrl.trial.overrides import word as word_of
+from labrl.trial.past import Past, is_hydras
+from labrl.trial.shares import Machine, Need
+
+Compose = Callable[[list[str]], DictConfig]
+"""From the words of a trial to its configuration with Hydra's node."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of an experiment, and which of them are still to be run."""
+
+    records: list[TrialRecord]
+    """All, those of an earlier command included."""
+    orders: list[Order]
+    """What is left to do."""
+    selects: bool = False
+    """Whether the edits only name some of the trials that there are: the others keep what they have."""
+
+
+@dataclass
+class _Trial:
+    """A trial as it is wanted."""
+
+    record: TrialRecord
+    cfg: DictConfig
+    past: Past | None = None
+    """The configuration and command of the trial so far; None where it has not begun."""
+    edited: bool = True
+    """Whether the edits of a resumed experiment are meant for it."""
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Its configuration; a seed that is to be drawn is the one that was."""
+        plain = to_plain(self.cfg)
+        return {**plain, "seed": self.past.config["seed"]} if self.past and plain["seed"] is None else plain
+
+    def changed(self) -> list[Change]:
+        """List the keys that differ from its past; none where it has no past."""
+        return self.past.changes(self.plain) if self.past else []
+
+    def is_done(self) -> bool:
+        """Whether it has finished, with as long a budget and as many sessions as are wanted now."""
+        try:
+            finished = self.past is not None and self.past.folder.status == "finished"
+            return finished and not (self.edited and self.changed())
+        except LabrlError:
+            return False
+
+
+def combinations(words: Sequence[str]) -> list[list[str]]:
+    """The words of each trial: one for each combination of the values that are swept over.
+
+    Raises InputError for a range, which has no values to go through.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    for one in parsed:
+        if one.is_sweep_override() and not one.is_discrete_sweep():
+            raise InputError(
+                f"{one.input_line}: a range is for a search (hydra/sweeper=optuna); a grid goes through "
+                f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)",
+                code="range",
+                key=one.key_or_group,
+            )
+    (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    # Hydra turns ~key into ~key=null, which takes away a key of that value alone.
+    taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
+    return [[taken_away.get(word) or unescaped(word) for word in words] for words in trials]
+
+
+def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
+    """Number the trials of a new experiment.
+
+    machine: that runs them, None where others do. Raises InputError for what cannot be composed, for a wrong
+    value, for more trials than `meta.max_trial`, for two that are the same or have one folder, and for more
+    cores or GPUs than there are.
+    """
+    own = combinations(words)
+    trials: list[_Trial] = []
+    for number, one in enumerate(own):
+        trials.append(_new(number, one, compose(one)))
+        _check_count(trials[-1], words, len(own))
+        if not trials[1:]:  # what is wrong with all of them is known before the others are composed
+            _check_values(trials[0], own)
+    _check_twice(trials)
+    return Plan([trial.record for trial in trials], _orders(trials, machine))
+
+
+def plan_again(
+    again: ExperimentAgain,
+    before: ExperimentFolder,
+    words: Sequence[str],
+    compose: Compose,
+    machine: Machine | None,
+) -> Plan:
+    """Find out what is left of the trials of an experiment, and add those that are new.
+
+    Edits are for all trials, or where they give values to keys that tell trials apart, as seed=0 does, for
+    the trials with these values; the others go on as they are. words: of the whole experiment, edits
+    included. Raises InputError as `plan_grid` does, and where a trial would have had another past.
+    """
+    records, wanted = before.trials(), combinations(words)
+    swept = again.swept | swept_keys(words)
+    choosing = [word for word in again.edits if _key(word) in swept and not only_watches(_key(word))]
+    chosen = [_values(values) for values in combinations(choosing)]
+    others = [word for word in again.edits if word not in choosing]
+    several = swept_keys(others)
+    (for_all,) = combinations([word for word in others if _key(word) not in several])
+    matched = _matched(wanted, records, swept)
+
+    edited = [any(_agrees(record.overrides, values) for values in chosen) for record in records]
+    drafts = [list(record.overrides) for record in records]
+    for index, record in enumerate(records):
+        if edited[index]:
+            own = next((wanted[at] for at, found in enumerate(matched) if found is record), [])
+            its = [*for_all, *(word for word in own if _key(word) in several)]
+            drafts[index] = replaced(record.overrides, its)
+    trials = [
+        _Trial(dataclasses.replace(record, overrides=own), cfg, _past_of(before, record), is_edited)
+        for record, (own, cfg), is_edited in zip(records, _composed(drafts, compose), edited, strict=True)
+    ]
+    if again.pin:
+        for trial, record in zip(trials, records, strict=True):
+            if trial.edited:
+                _pin(trial, record.overrides, again.edits, compose)
+
+    added = [own for own, found in zip(wanted, matched, strict=True) if found is None]
+    drafts = [_as_its_siblings(own, trials, swept, for_all) for own in added]
+    new = _composed(drafts, compose, [trial.cfg for trial in trials])
+    free = sorted(set(range(len(trials) + len(new))) - {record.number for record in records})
+    new_trials = [_new(number, *one) for number, one in zip(free, new, strict=False)]
+    _check_twice(new_trials, [trial.record.overrides for trial in trials])
+
+    trials = sorted([*trials, *new_trials], key=lambda trial: trial.record.number)
+    for trial in trials:
+        if trial.edited:
+            _check_count(trial, words, len(trials))
+    orders = _orders(trials, machine, again)
+    selects = bool(choosing) and all(
+        any(_agrees(record.overrides, values) for record in records) for values in chosen
+    )
+    return Plan([trial.record for trial in trials], orders, selects)
+
+
+def _new(number: int, words: list[str], cfg: DictConfig) -> _Trial:
+    return _Trial(TrialRecord(number=number, overrides=words, folder=_folder(cfg, number)), cfg)
+
+
+def _key(word: str) -> str:
+    """The key or group of a word, without the package."""
+    return split_word(word)[0].partition("@")[0]
+
+
+def _values(words: Sequence[str]) -> dict[str, str]:
+    """Value by key, as text. A number counts by its value: 1e-4 and 0.0001 are the same."""
+    return dict(_value(word) for word in words if not is_hydras(word))
+
+
+@functools.cache  # most words are those of many trials, and each takes a tenth of a millisecond or more
+def _value(word: str) -> tuple[str, str]:
+    parsed = OverridesParser.create().parse_override(word)
+    return parsed.key_or_group, repr(parsed.value())
+
+
+def _agrees(words: Sequence[str], values: Mapping[str, str]) -> bool:
+    return values.items() <= _values(words).items()
+
+
+def _matched(
+    wanted: Sequence[list[str]], records: Sequence[TrialRecord], swept: set[str]
+) -> list[TrialRecord | None]:
+    """The record of each trial that is there already; None for a new one.
+
+    It has the same values of the `swept` keys, or else of those that do not only watch.
+    """
+    found: list[TrialRecord | None] = [None] * len(wanted)
+    left = list(records)
+    for keys in (swept, {key for key in swept if not only_watches(key)}):
+        for index, words in enumerate(wanted):
+            if found[index] is None:
+                own = _part(words, keys)
+                found[index] = next((one for one in left if _part(one.overrides, keys) == own), None)
+                left = [one for one in left if one is not found[index]]
+    return found
+
+
+def _part(words: Sequence[str], keys: set[str]) -> dict[str, str]:
+    """Return the values of `keys` in `words`."""
+    return {key: value for key, value in _values(words).items() if key in keys}
+
+
+def _as_its_siblings(
+    words: list[str], trials: Sequence[_Trial], swept: set[str], edits: Sequence[str]
+) -> list[str]:
+    """The words of a new trial: where others differ from it in the seed alone, those that they have by now,
+    such as what was pinned in them."""
+    group = {key for key in swept if not only_watches(key)} - {"seed"}
+    siblings = [
+        trial.record.overrides
+        for trial in trials
+        if _part(trial.record.overrides, group) == _part(words, group)
+    ]
+    rest = _values(words).keys() - {"seed"}
+    if not siblings or any(
+        _part(sibling, _values(sibling).keys() - {"seed"}) == _part(words, rest) for sibling in siblings
+    ):
+        return words
+    return replaced(siblings[0], [*edits, *(word for word in words if _key(word) in swept)])
+
+
+def _composed(
+    trials: Sequence[list[str]], compose: Compose, others: Sequence[DictConfig] = ()
+) -> list[tuple[list[str], DictConfig]]:
+    """Words and configuration of each trial. A value for a key that only other trials have is left out.
+
+    others: configurations of further trials. Raises what Hydra raises where no trial can be composed so.
+    """
+    found: list[DictConfig | HydraException] = []
+    bare: dict[int, DictConfig] = {}
+    for index, words in enumerate(trials):
+        try:
+            found.append(compose(words))
+        except HydraException as error:
+            bare[index] = compose([word for word in words if not _is_value(word)])
+            found.append(error)
+    known = [*others, *bare.values(), *(one for one in found if isinstance(one, DictConfig))]
+    composed = []
+    for index, (words, cfg) in enumerate(zip(trials, found, strict=True)):
+        if isinstance(cfg, HydraException):
+            lacking = [word for word in words if _is_value(word) and not _has(bare[index], _key(word))]
+            if not all(any(_has(other, _key(word)) for other in known) for word in lacking):
+                raise cfg
+            words = [word for word in words if word not in lacking]
+            cfg = compose(words)
+        composed.append((list(words), cfg))
+    return composed
+
+
+def _is_value(word: str) -> bool:
+    """Whether a word gives a value to one key, and neither adds it nor chooses an option of a group."""
+    return re.match(r"\w+(\.\w+)+=", word) is not None
+
+
+def _has(cfg: DictConfig, key: str) -> bool:
+    return _at(_unresolved(cfg), key) is not ABSENT
+
+
+def _unresolved(cfg: DictConfig) -> dict[str, Any]:
+    """Return the configuration as plain data, with references to other keys unresolved."""
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _at(config: Any, key: str) -> Any:
+    """The value of `key`, or ABSENT."""
+    for name in key.split("."):
+        config = config.get(name, ABSENT) if isinstance(config, Mapping) else ABSENT
+    return config
+
+
+def _pin(trial: _Trial, words: list[str], edits: Sequence[str], compose: Compose) -> None:
+    """Let keys that nobody typed have the value that they had in the trial, where another would have given
+    it another past. words: by which it was composed before the `edits`."""
+    changed = trial.changed() if trial.past else changes(to_plain(compose(words)), trial.plain)
+    pins = [
+        word_of(change.key, change.old)
+        for change in contradictions(changed)
+        if change.pinnable and not _typed(change.key, edits)
+    ]
+    if pins:
+        trial.record.overrides = replaced(trial.record.overrides, pins)
+        trial.cfg = compose(trial.record.overrides)
+
+
+def _typed(key: str, edits: Sequence[str]) -> bool:
+    """Whether one of the `edits` gives a value to `key`, or to a group that it lies in."""
+    return any(f"{key}.".startswith(f"{_key(word).replace('/', '.')}.") for word in edits)
+
+
+def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> None:
+    """Raises InputError for a trial like another: it would run twice, and count as two seeds."""
+    seen = [_values(words) for words in others]
+    for trial in trials:
+        words = trial.record.overrides
+        if _values(words) in seen and trial.cfg.seed is not None:
+            raise InputError(
+                f"two trials are the same, with seed={trial.cfg.seed} and all other values: "
+                f"{' '.join(words)}. Give each value once. Without a seed, or with seed=null,null, each "
+                "trial draws one of its own.",
+                code="contradiction",
+                key="seed",
+            )
+        seen.append(_values(words))
+
+
+def _check_count(trial: _Trial, words: Sequence[str], count: int) -> None:
+    """Raise InputError where the `words` of the command line allow fewer trials than the grid's `count`.
+
+    A file such as meta=fast_atari may say how many trials a search has.
+    """
+    typed = any(split_word(word)[0] == "meta.max_trial" for word in words)
+    limit = _meta(trial.cfg).get("max_trial") if typed else None
+    if isinstance(limit, int | float) and 0 < limit < count:
+        raise InputError(
+            f"meta.max_trial={limit:g} and a grid of {count} trials contradict each other: every combination "
+            f"of the values is a trial. Set meta.max_trial={count} or null, or give fewer values.",
+            code="contradiction",
+            key="meta.max_trial",
+        )
+
+
+def _orders(
+    trials: Sequence[_Trial], machine: Machine | None, again: ExperimentAgain | None = None
+) -> list[Order]:
+    """List what is left to do, and record the status of each trial."""
+    left = []
+    for trial in trials:
+        if trial.is_done():
+            # its run folder knows, where whoever was to record it was killed while the report was made
+            trial.record.status, trial.record.error = "finished", None
+        else:
+            _check_values(trial, [one.record.overrides for one in trials])
+            left.append(trial)
+    if again is not None:
+        _check_pasts(left, trials, again)
+    orders = []
+    for trial in left:
+        record = trial.record
+        record.status, record.error = "waiting", None
+        need = Need.of(_meta(trial.cfg), len(trials), machine.cores if machine else None)
+        if machine:
+            machine.check(need)
+        words = [*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"]
+        orders.append(Order(record.number, words, need))
+    _check_folders([trial.record for trial in trials])
+    return orders
+
+
+def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
+    """Raise InputError for what is wrong with the trial, as far as its values tell.
+
+    trials: the overrides of each trial of the experiment; those that all have are left out of the message.
+    Whether agent and environment fit each other the trial finds out itself: of a grid over several, those
+    that do are wanted all the same.
+    """
+    try:
+        check_values(trial.plain, trial.cfg)
+    except LabrlError as error:
+        shared = set.intersection(*map(set, trials))
+        own = " ".join(word for word in trial.record.overrides if word not in shared)
+        if not own:
+            raise
+        raise _of_trial(own, error) from error
+
+
+def _of_trial(named: str, error: LabrlError) -> InputError:
+    """The same mistakes, each with the trial that it belongs to."""
+    return InputError.of(
+        dataclasses.replace(one, message=f"trial {named}: {one.message}") for one in error.mistakes
+    )
+
+
+def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
+    """Raises InputError, with a table, where trials that are `left` to do would have had another past, and
+    for a budget that one of them has spent already."""
+    found = {trial.record.number: contradictions(trial.changed()) for trial in left}
+    if any(found.values()) and not again.force:
+        refused = [one for one in left if found[one.record.number]]
+        key = found[refused[0].record.number][0].key
+        raise InputError(_refusal(refused, trials, again), code="changed-past", key=key)
+    from labrl.trial.resume import check_budget, frames_reached
+
+    for trial in left:
+        if trial.past is not None:
+            try:
+                check_budget(
+                    trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past.folder)
+                )
+            except LabrlError as error:
+                raise _of_trial(f"{trial.record.number}, {trial.record.folder}", error) from error
+
+
+def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
+    """Describe which keys contradict the past of which trials, and what to type instead."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    found: list[Change] = []
+    for trial in refused:
+        for change in contradictions(trial.changed()):
+            found.append(change)
+            row = row_of(change, _unresolved(trial.cfg))
+            rows.setdefault(row, []).append(str(trial.record.number))
+    cells = [
+        (*row, f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
+        for row, numbers in rows.items()
+    ]
+    lines = [
+        f"+resume={again.path}: with these values the past of {len(refused)} of {len(trials)} trials would "
+        "have been another one:",
+        *table([("key", "then", "now", "", ""), *cells]),
+    ]
+    pins = {change.key: override(change.key, change.old) for change in found if change.pinnable}
+    if all(_keeps(trial, pins) for trial in trials if trial.edited):
+        return "\n".join([*lines, *ways_out(found, list(pins.values()))])
+    typed = [word for word in again.edits if any(_typed(change.key, [word]) for change in found)]
+    if typed:
+        lines.append(f"Leave out {' '.join(typed)}, or give it to new trials.")
+    return "\n".join([*lines, *ways_out(found, ["+pin=true"])])
+
+
+def _keeps(trial: _Trial, pins: Mapping[str, str]) -> bool:
+    """Whether these values are those of the trial's past, where it has such keys."""
+    then = {key: _at(trial.past.config, key) if trial.past else ABSENT for key in pins}
+    return all(value is ABSENT or override(key, value) == pins[key] for key, value in then.items())
+
+
+def _folder(cfg: DictConfig, number: int) -> str:
+    """The trial's folder in that of the experiment."""
+    with open_dict(cfg.hydra.job):
+        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+    return str(OmegaConf.select(cfg, "hydra.sweep.subdir"))
+
+
+def _meta(cfg: DictConfig) -> Mapping[str, Any]:
+    try:
+        plain = OmegaConf.to_container(cfg.meta, resolve=True)
+    except Exception:  # whatever is wrong with it, the check of its values says
+        return {}
+    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
+
+
+def _past_of(before: ExperimentFolder, record: TrialRecord) -> Past | None:
+    """Return what was asked of the trial so far, None where it has not begun.
+
+    Raises InputError where it has begun and its folder is damaged.
+    """
+    path = before.trial_path(record)
+    if not path.exists() or RunFolder(path).unrecorded:
+        return None
+    return Past.of(RunFolder.open(path))
+
+
+def _check_folders(records: Sequence[TrialRecord]) -> None:
+    folders: dict[str, TrialRecord] = {}
+    for record in records:
+        other = folders.setdefault(record.folder, record)
+        if other is not record:
+            raise InputError(
+                f"hydra.sweep.subdir gives trials {other.number} and {record.number} the same folder, "
+                f"{record.folder}: put ${{hydra.job.num}} into it",
+                code="contradiction",
+                key="hydra.sweep.subdir",
+            )

@@ -1,0 +1,182 @@
+"""The checks of a search before its first trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.consistency import changes
+from labrl.config.kinds import kinds_replace
+from labrl.config.schema import TrialConfig
+from labrl.config.validate import dataclass_of
+from labrl.errors import InputError, LabrlError
+from labrl.experiment.search.options import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
+from labrl.experiment.search.pruning import default_grace
+from labrl.experiment.search.recipe import Recipe
+from labrl.experiment.search.settings import not_its
+from labrl.trial.trial import check
+
+
+def check_space(
+    recipe: Recipe, config_dir: str | None, ready: str = "none", keys: Collection[str] = ()
+) -> TrialConfig:
+    """Compose what the space of a search can come to. Returns the configuration without any searched value.
+
+    ready: the option of `search`, of which the space has these `keys`. Raises InputError for a key or an
+    option that does not exist, and for a range with a value in it that its key can never have.
+    """
+    space = recipe.space
+    default = to_plain(compose(recipe.configuration({}), config_dir))
+    corners = space.corners()
+    first = {key: values[0] for key, values in corners.items()}
+
+    def together(values: Mapping[str, Any]) -> DictConfig:
+        """Raises InputError where a searched key is missing beside others: `agent.epochs` with agent=dqn."""
+        try:
+            return compose(recipe.configuration(values), config_dir)
+        except LabrlError as error:
+            lacking = _lacking(recipe, values, keys, config_dir)
+            if lacking:
+                agent = str(values.get("agent", recipe.choices["agent"]))
+                raise not_its(ready, lacking, agent) from error
+            raise InputError.of(
+                dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
+                for one in error.mistakes
+            ) from error
+
+    firsts = to_plain(together(first))
+    for key, values in corners.items():
+        is_key = _is_key(default, key)
+        for value in values:
+            if is_key:
+                _check_value(recipe, default, key, value, config_dir)
+                continue
+            compose(recipe.configuration({key: value}), config_dir)
+            composed = together({**first, key: value})
+            if key.startswith("+"):
+                _check_own(to_plain(composed), key, space.written[key])
+    config = resolve(_filled(default, firsts, first))
+    check(config)
+    return config
+
+
+def _filled(default: Mapping[str, Any], first: Mapping[str, Any], keys: Collection[str]) -> Mapping[str, Any]:
+    """`default` with those of the added `keys`, such as `+agent.lr`, that it lacks, as `first` has them."""
+    filled, values = OmegaConf.create(dict(default)), OmegaConf.create(dict(first))
+    for key in keys:
+        if key.startswith("+") and not _is_key(default, key[1:]):
+            OmegaConf.update(filled, key[1:], OmegaConf.select(values, key[1:]))
+    return to_plain(filled)
+
+
+def _lacking(
+    recipe: Recipe, values: Mapping[str, Any], keys: Collection[str], config_dir: str | None
+) -> list[str]:
+    """Those of the searched `keys` that are not there beside the groups which these values choose."""
+    groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
+    plain = to_plain(compose(recipe.configuration(groups), config_dir))
+    return [key for key in recipe.space.distributions if key in keys and not _is_key(plain, key)]
+
+
+def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
+    """Raises InputError for what the ready space `name` brings besides its agent, for trials lack it."""
+    words = recipe.configuration({})
+    base, brought = (to_plain(compose(given, config_dir)) for given in (words, [*words, f"search={name}"]))
+    lost = [
+        change
+        for change in changes(base, brought)
+        if change.key not in ("seed", "meta.max_trial") and not change.key.startswith("search.")
+    ]
+    if lost:
+        told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
+        raise InputError(
+            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which the trials would not get: "
+            "they take only search.space and the agent from it. Type these words on the command line, or "
+            "put them into a recipe of their own (experiment=<name>).",
+            code="unsupported",
+            key="search",
+        )
+
+
+def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
+    """Raises InputError for a pruner that would never hear of a trial before its end."""
+    budget, every = config.env.config.max_frame, config.eval_frames
+    if isinstance(pruner, NoPruner):
+        return
+    last = (budget - 1) // every * every
+    if last == 0:
+        raise InputError(
+            f"search.pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
+            f"meta.eval_frequency={every} and env.max_frame={budget} the only one is at the end of the "
+            f"budget. Set meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
+            code="contradiction",
+            key="meta.eval_frequency",
+        )
+    first = 0
+    if isinstance(pruner, AshaPruner | HyperbandPruner):
+        key, first = "search.pruner.grace_period", pruner.grace_period or default_grace(budget)
+    elif isinstance(pruner, MedianPruner):
+        key, first = "search.pruner.warmup", pruner.warmup
+    if first > last:
+        raise InputError(
+            f"{key}={first} would let every trial reach its end: the last evaluation before that is at frame "
+            f"{last} (meta.eval_frequency={every}, env.max_frame={budget}). "
+            f"Set {key} to at most {last}, or search/pruner=none",
+            code="contradiction",
+            key=key,
+        )
+
+
+def _is_key(plain: Mapping[str, Any], key: str) -> bool:
+    """Whether `key` is a value of the configuration, and no group or new key."""
+    node: Any = plain
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return False
+        node = node[name]
+    return "/" not in key and not (isinstance(node, Mapping) and "." not in key)
+
+
+def _check_value(
+    recipe: Recipe, default: Mapping[str, Any], key: str, value: Any, config_dir: str | None
+) -> None:
+    """Raises InputError if `value` is none that `key` can have, whatever the others are.
+
+    It is put into the configuration as Hydra would, which takes a hundred times as long to compose one.
+    """
+    (override,) = OverridesParser.create().parse_overrides(recipe.space.words({key: value})[-1:])
+    changed = OmegaConf.create(dict(default))
+    try:
+        with kinds_replace():
+            OmegaConf.update(changed, key, override.value(), merge=True)
+        plain = to_plain(changed)
+    except (OmegaConfBaseException, LabrlError):
+        # composing says what is wrong, if it is
+        to_plain(compose(recipe.configuration({key: value}), config_dir))
+        return
+    _check_own(plain, key, recipe.space.written[key])
+
+
+def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
+    """Raises InputError for what is wrong with `key` in itself.
+
+    What contradicts another key is for the trial to say: with other values of that one it may be right.
+    """
+    try:
+        dataclass_of(TrialConfig, plain)
+    except InputError as error:
+        own = re.compile(re.escape(key.lstrip("+")) + r"(?!\w)")
+        wrong = [mistake for mistake in error.mistakes if own.match(mistake.key or "")]
+        if wrong:
+            whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
+            hint = f" Whole numbers alone are written '{whole}'" if "whole number" in wrong[0].message else ""
+            first = wrong[0]
+            message = f"{written}: {first.message}{hint}"
+            raise InputError(message, code=first.code, key=first.key) from error

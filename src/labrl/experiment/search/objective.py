@@ -1,0 +1,89 @@
+"""What a trial is worth: the mean over its sessions of a measure of their evaluation checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from labrl.analysis.measures import area_under_curve, final_return, strength
+from labrl.experiment.search.options import Measure
+from labrl.storage.run_folder import SessionFolder
+from labrl.storage.tables import CsvTable
+
+Direction = Literal["minimize", "maximize"]
+
+Curve = Mapping[int, Mapping[str, float]]
+"""Columns `return_mean` and `wall` by frame, of one session's evaluation checkpoints in order."""
+
+
+def direction_of(measure: Measure) -> Direction:
+    """Seconds are to become few, everything else is to become large."""
+    return "minimize" if measure == "wall" else "maximize"
+
+
+def read_curve(session: SessionFolder) -> Curve:
+    """The evaluation checkpoints that a session has written so far; those without an episode are left out."""
+    curve = {}
+    for row in CsvTable(session.eval_csv).read_rows():
+        frame, score, wall = (row.get(name) for name in ("frame", "return_mean", "wall"))
+        if isinstance(frame, int | float) and isinstance(score, int | float):
+            seconds = float(wall) if isinstance(wall, int | float) else 0.0
+            curve[int(frame)] = {"return_mean": float(score), "wall": seconds}
+    return dict(sorted(curve.items()))
+
+
+def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> float | None:
+    """One session's worth, as reports define it; None before it has a checkpoint.
+
+    random_return: mean return of the random policy, which `strength` is measured from.
+    """
+    if not curve:
+        return None
+    frames, returns = list(curve), [row["return_mean"] for row in curve.values()]
+    match measure:
+        case "final_return":
+            return final_return(frames, returns)
+        case "best_return":
+            return max(returns)
+        case "auc":
+            return area_under_curve(frames, returns)
+        case "strength":
+            return float(strength(returns, random_return).mean())
+        case "wall":
+            return list(curve.values())[-1]["wall"]
+
+
+def trial_values(
+    folder: Path, measures: Sequence[Measure], num_sessions: int, random_return: float = 0.0
+) -> list[float] | None:
+    """The mean over the sessions for each measure; None where a session has no checkpoint."""
+    curves = _curves(folder, num_sessions)
+    values = []
+    for measure in measures:
+        each = [measured(measure, curve, random_return) for curve in curves]
+        known = [value for value in each if value is not None]
+        if len(known) < num_sessions:
+            return None
+        values.append(float(np.mean(known)))
+    return values
+
+
+def intermediate_values(
+    folder: Path, measure: Measure, num_sessions: int, random_return: float = 0.0
+) -> dict[int, float]:
+    """By frame, the mean over the sessions of the measure up to there, where all of them have been."""
+    curves = _curves(folder, num_sessions)
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values: dict[int, float] = {}
+    for frame in shared:
+        until = [{at: row for at, row in curve.items() if at <= frame} for curve in curves]
+        each = [measured(measure, curve, random_return) for curve in until]
+        values[frame] = float(np.mean([value for value in each if value is not None]))
+    return values
+
+
+def _curves(folder: Path, num_sessions: int) -> list[Curve]:
+    return [read_curve(SessionFolder(folder / f"session_{index}")) for index in range(num_sessions)]

@@ -1,0 +1,94 @@
+"""The overrides of each trial, and the best configuration as a command and as a YAML file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+
+from labrl.experiment.search.space import Space
+
+BEST = "experiment/best.yaml"
+"""In the experiment folder, which so is a --config-dir with the option experiment=best."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How trials of a search are put together."""
+
+    space: Space
+    choices: Mapping[str, str]
+    """The option of each group that every trial has, whether typed or not."""
+    how: list[str]
+    """Words that say how a trial of a search is run, not what is learned in it."""
+
+    def words(self, params: Mapping[str, Any], seed: int, max_session: int | None = None) -> list[str]:
+        """Of the trial with these values; max_session: in place of the search's own."""
+        words = [*self.configuration(params), *self.how, f"seed={seed}"]
+        return words if max_session is None else [*words, f"meta.max_session={max_session}"]
+
+    def configuration(self, params: Mapping[str, Any]) -> list[str]:
+        """What is learned with these values, as one would type it."""
+        words = self.space.words(params)
+        typed = {word.partition("=")[0] for word in words}
+        named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
+        return [*named, *words]
+
+    def command(self, params: Mapping[str, Any], config_dir: str | None) -> str:
+        """The line for a shell."""
+        where = ["--config-dir", config_dir] if config_dir else []
+        return shlex.join(["labrl", *where, *self.configuration(params)])
+
+    def as_yaml(
+        self, params: Mapping[str, Any], config_dir: str | None, home: Path, told: Sequence[str]
+    ) -> str:
+        """A whole recipe for the group `experiment`. told: what is known about it, as comments."""
+        parents: list[str] = []
+        groups: dict[str, str] = {}
+        keys: dict[str, Any] = {}
+        left_out = []
+        for override in OverridesParser.create().parse_overrides(self.configuration(params)):
+            key, value = override.key_or_group, override.value()
+            if override.is_delete() or override.package is not None:
+                left_out.append(str(override.input_line))
+            elif key == "experiment":
+                parents.append(str(value))  # experiment=best stands where this one stood
+            elif key in self.choices:
+                groups[key] = str(value)
+            else:
+                _put(keys, key.split("."), _plain(value))
+        lines = [
+            "# @package _global_",
+            f"# labrl --config-dir {shlex.quote(str(home))} experiment=best",
+            *(f"# {line}" for line in told),
+            f"# {self.command(params, config_dir)}",
+            *(f"# what a file cannot say, to be typed: {shlex.quote(word)}" for word in left_out),
+        ]
+        defaults = [{f"override /{group}": option} for group, option in groups.items()]
+        body = {"defaults": [*parents, "_self_", *defaults], **keys}
+        return "\n".join(lines) + "\n" + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+
+
+def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for name in path[:-1]:
+        node = node.setdefault(name, {})
+    node[path[-1]] = value
+
+
+def _plain(value: Any) -> Any:
+    """An override's value as YAML has it."""
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value if value is None or isinstance(value, bool | int | float) else _text(value)
+
+
+def _text(value: Any) -> str:
+    return value.text if isinstance(value, QuotedString) else str(value)

@@ -1,0 +1,98 @@
+"""Optuna's samplers, each trial's draws made a function of the search's seed and the trial's number."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.utils import instantiate
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from labrl.errors import InputError, LabrlError
+from labrl.experiment.search.space import Space
+from labrl.seeding import derived_seed
+
+TARGETS = ("hydra_plugins.hydra_optuna_sweeper.*", "optuna.samplers.*")
+"""What `hydra.sweeper.sampler` may name."""
+
+SEQUENCES = ("GridSampler", "QMCSampler")
+"""Samplers that walk through one fixed sequence: every trial needs the same seed."""
+
+
+class NumberedSampler(BaseSampler):
+    """A sampler that is made anew for each trial.
+
+    One that lives as long as the search keeps random numbers that no storage holds: begun again after a
+    kill it would propose the first trials' values once more, and several machines would propose the same.
+    """
+
+    def __init__(self, node: Mapping[str, Any], space: Space, seed: int) -> None:
+        """node: `hydra.sweeper.sampler`, whose own seed, if given, takes the place of `seed`.
+
+        Raises InputError for a sampler that cannot be made, and for a grid over a continuous range.
+        """
+        self._node, self._space = node, space
+        self._seed = seed if node.get("seed") is None else int(node["seed"])
+        self.name = str(node["_target_"]).rpartition(".")[2].removeprefix("create_")
+        self._sampler = self._made(0)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether it walks through all combinations once."""
+        return self.name == "GridSampler"
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Make the sampler of this trial."""
+        self._sampler = self._made(trial.number)
+        self._sampler.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As the sampler of this trial does."""
+        return self._sampler.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """As the sampler of this trial does."""
+        return self._sampler.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """As the sampler of this trial does."""
+        return self._sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """A grid would end the study here, which is not its to end."""
+        if not self.is_grid:
+            self._sampler.after_trial(study, trial, state, values)
+
+    def _made(self, number: int) -> BaseSampler:
+        seed = self._seed if self.name in SEQUENCES else derived_seed(self._seed, "sampler", number)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                made = instantiate({**self._node, "seed": seed}, _execution_whitelist_=TARGETS)
+                if isinstance(made, functools.partial):  # of a grid, as hydra-optuna-sweeper has it
+                    made = made(self._space.grid())
+        except LabrlError:
+            raise
+        except Exception as error:
+            why = str(error).strip().partition("\n")[0]
+            if isinstance(error, ImportError):
+                why = f'a package is missing: pip install "labrl[search]" ({why})'
+            raise InputError(
+                f"hydra.sweeper.sampler: {self.name} cannot be made: {why}",
+                code="not-installed" if isinstance(error, ImportError) else "target",
+                key="hydra.sweeper.sampler",
+            ) from error
+        assert isinstance(made, BaseSampler)
+        return made

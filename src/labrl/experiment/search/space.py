@@ -1,0 +1,170 @@
+"""What a search varies and what it holds fixed, from the words of its command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.errors import OverrideParseException
+from hydra_plugins.hydra_optuna_sweeper._impl import create_params_from_overrides
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
+
+from labrl.errors import InputError
+from labrl.trial.overrides import quoted
+
+OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
+"""Words that say how a search goes and nothing about one of its trials."""
+
+
+_SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|cast)\s*\(")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Searched keys with their distributions, and the words that every trial has in common."""
+
+    distributions: dict[str, BaseDistribution]
+    """By full key, with the `+` of a key that is new."""
+    fixed: list[str]
+    """Words of the command line that every trial has, in their order."""
+    written: dict[str, str] = field(default_factory=dict)
+    """By key, how its range was written, for messages."""
+
+    @classmethod
+    def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], words: Sequence[str]) -> Space:
+        """From `search.space`, `hydra.sweeper.params` and the command line, of which the later wins.
+
+        Raises InputError for a range that is empty or cannot be read, and where nothing is searched.
+        """
+        searched: dict[str, tuple[str, BaseDistribution, str]] = {}
+        fixed: dict[str, list[str]] = {}
+        own = [f"{key}={_as_written(value)}" for key, value in {**ready, **params}.items()]
+        for word in [*own, *(word for word in words if not OF_THE_SEARCH.match(word))]:
+            key = _key(word)
+            searched.pop(key, None)
+            # what is taken away first may be added again: ~agent.lr +agent.lr={...}
+            gone = [one for one in fixed.pop(key, []) if one.startswith("~") and word.startswith("+")]
+            found = _parsed(word)
+            if found is None:
+                fixed[key] = [*gone, word]
+            else:
+                fixed[key] = gone
+                searched[key] = (*found, word)
+        written = {name: word for name, _, word in searched.values()}
+        if not searched:
+            raise InputError(
+                "there is nothing to search. Choose a ready-made space, such as search=ppo, or give the "
+                "range of a key, such as 'agent.lr=tag(log, interval(1e-5, 1e-2))'",
+                code="missing",
+                key="search",
+            )
+        if "seed" in searched:
+            raise InputError(
+                f"{written['seed']}: a seed cannot be searched, because the result of a lucky seed does not "
+                "carry over to another. Set meta.max_session=<number of seeds> to score each trial by its "
+                "mean over several seeds",
+                code="unsupported",
+                key="seed",
+            )
+        distributions = {name: one for name, one, _ in searched.values()}
+        return cls(distributions, [word for words in fixed.values() for word in words], written)
+
+    def words(self, params: Mapping[str, Any]) -> list[str]:
+        """The words of the trial with the values `params`."""
+        return [*self.fixed, *(f"{key}={_as_word(value)}" for key, value in params.items())]
+
+    def as_json(self) -> dict[str, Any]:
+        """Distributions by key, as plain data; equal for equal spaces."""
+        return {key: json.loads(distribution_to_json(one)) for key, one in self.distributions.items()}
+
+    def grid(self) -> dict[str, list[Any]]:
+        """All values of each key, for the grid sampler. Raises InputError for a continuous range."""
+        return {key: self._values(key, one) for key, one in self.distributions.items()}
+
+    def corners(self) -> dict[str, list[Any]]:
+        """For each key the values that stand for all others: every choice, of a range its ends, and of a
+        continuous one a number between them."""
+        return {key: _ends(one) for key, one in self.distributions.items()}
+
+    def _values(self, key: str, distribution: BaseDistribution) -> list[Any]:
+        if isinstance(distribution, CategoricalDistribution):
+            return list(distribution.choices)
+        if isinstance(distribution, IntDistribution) and not distribution.log:
+            return list(range(distribution.low, distribution.high + 1, distribution.step))
+        if isinstance(distribution, FloatDistribution) and distribution.step is not None:
+            count = round((distribution.high - distribution.low) / distribution.step) + 1
+            return [distribution.low + index * distribution.step for index in range(count)]
+        raise InputError(
+            f"{self.written[key]}: the grid sampler needs single values. Give {key}=choice(...) or "
+            f"{key}=range(...)",
+            code="unsupported",
+            key=_key(key),
+        )
+
+
+def _parsed(word: str) -> tuple[str, BaseDistribution] | None:
+    """Key and distribution of a word that searches, None for any other."""
+    try:
+        searched, _, _ = create_params_from_overrides([word])
+    except OverrideParseException as error:
+        raise InputError(
+            f"{word} cannot be read. Write a searched key as key=interval(1e-5,1e-2), "
+            "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)",
+            code="syntax",
+            key=_key(word),
+        ) from error
+    # All that Hydra's sweeper and Optuna raise for what cannot be searched.
+    except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
+        raise InputError(f"{word}: {_reason(error)}", code="range", key=_key(word)) from error
+    return next(iter(searched.items()), None)
+
+
+def _key(word: str) -> str:
+    """The configuration key of a word of the command line."""
+    return word.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    if "log" in text and "low" in text:
+        return "a range on a logarithmic scale must begin above 0"
+    if ("low" in text and "high" in text) or "at least one value" in text:
+        return "the range is empty. Its first end must be smaller than its second"
+    return text or "this range cannot be searched"
+
+
+def _ends(distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    low, high = distribution.low, distribution.high
+    if distribution.single():
+        return [low]
+    if isinstance(distribution, IntDistribution) or distribution.step is not None:
+        return [low, high]
+    return [low, low + (high - low) / math.pi, high]  # a key of whole numbers has the ends, and not this one
+
+
+def _as_written(value: Any) -> str:
+    """A value of a file: text is in Hydra's own syntax, where it is a range or choices."""
+    return value if isinstance(value, str) and _SWEPT.match(value) else _as_word(value)
+
+
+def _as_word(value: Any) -> str:
+    """As Hydra reads it. Text that begins with a bracket is a list or a group of keys, with a quote what was
+    quoted when it was given as a choice."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str) and not re.match(r"[\[{'\"]|\w[\w./()+, -]*$", value):
+        return quoted(value)
+    return str(value)

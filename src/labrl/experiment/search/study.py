@@ -1,0 +1,384 @@
+"""A study that several machines share: who runs which trial, what trials report, how they end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from labrl.config.keys import traits
+from labrl.errors import InputError
+from labrl.experiment.search.objective import Direction, intermediate_values, trial_values
+from labrl.experiment.search.options import Measure, Pruner
+from labrl.experiment.search.pruning import is_hopeless
+from labrl.experiment.search.sampling import NumberedSampler
+from labrl.experiment.search.space import Space
+from labrl.experiment.search.storage import StudyStorage
+from labrl.seeding import derived_seed, draw_seed
+from labrl.storage.lock import FolderLock
+from labrl.trial.overrides import split_word
+
+FACTS = "labrl"
+"""Attribute of the study, and of each trial, under which labrl keeps what Optuna does not know."""
+
+CONFIRMS = "labrl:confirms"
+"""Attribute of the study that names the machine which runs the best trials once more."""
+
+HEARTBEAT = 60.0
+"""Seconds between two signs of life that a machine gives to the others."""
+
+MISSED_BEATS = 5
+"""After so many heartbeats without a sign of life a machine counts as dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is searched for, alike on every machine that takes part."""
+
+    name: str
+    space: Space
+    measures: list[Measure]
+    directions: list[Direction]
+    pruner: Pruner
+    total: int
+    """Trials of the study, over all machines and resumes."""
+    budget: int
+    """Frames of a session."""
+    num_sessions: int
+    """Sessions of a trial."""
+    seed: int | None
+    """Of the search; None: drawn by the machine that begins the study."""
+    random_return: float = 0.0
+    """Mean return of the random policy, from which strength is measured."""
+    retries: int = 2
+
+    def facts(self) -> dict[str, Any]:
+        """What another machine, or a later command, must agree with."""
+        return {
+            "space": self.space.as_json(),
+            "fixed": _by_key(word for word in self.space.fixed if _counts(word)),
+            "objective": list(self.measures),
+            "directions": list(self.directions),
+            "frames": self.budget,
+            "sessions": self.num_sessions,
+        }
+
+
+def _counts(word: str) -> bool:
+    """Whether what a trial is worth depends on a word of the command line, which then is the same on every
+    machine and after a resume."""
+    key, _ = split_word(word)
+    return traits(key).score
+
+
+def _by_key(words: Iterable[str]) -> list[str]:
+    """`words` in the order of their keys, for in which order they were typed means nothing; those of one
+    key stay in theirs."""
+    return sorted(words, key=lambda word: split_word(word)[0])
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial that this machine is to run."""
+
+    number: int
+    params: dict[str, Any]
+    folder: Path
+    seed: int
+    resume: bool = False
+    """Whether somebody has begun it in `folder`."""
+    attempts: int = field(default=0)
+    """How often its process died."""
+
+    def again(self) -> Assignment:
+        """The same, to be gone on with after a death."""
+        return dataclasses.replace(self, resume=True, attempts=self.attempts + 1)
+
+
+class Study:
+    """An Optuna study under labrl's rules. Its methods may be called from several threads.
+
+    What decides the future happens under a lock of the storage that all machines share: so no trial is
+    given twice, none too many is begun, and the values of a trial follow from those before it.
+    """
+
+    def __init__(self, storage: StudyStorage, plan: Plan, sampler_node: dict[str, Any], home: Path) -> None:
+        """Begin the study, or join it.
+
+        home: the experiment folder of this machine. Raises InputError where a study of this name
+        searches something else.
+        """
+        self.plan, self.home, self._storage = plan, home, storage
+        self._host = socket.gethostname()
+        self._machine = f"{self._host}:{home}"
+        self._mine: set[int] = set()
+        self._thread_lock = threading.RLock()
+        with storage.lock(plan.name):
+            self._study = optuna.create_study(
+                study_name=plan.name,
+                storage=storage.optuna,
+                directions=list(plan.directions),
+                load_if_exists=True,
+            )
+            agreed = self._agreed()
+        self.seed: int = agreed["seed"]
+        # measured by the machine that began the study: another one may have come to another number
+        self.plan = replace(plan, random_return=agreed["random_return"])
+        self.sampler = NumberedSampler(sampler_node, plan.space, self.seed)
+        self._study.sampler = self.sampler
+        self.total = plan.total
+        if self.sampler.is_grid:
+            sizes = [len(values) for values in plan.space.grid().values()]
+            combinations = 1
+            for size in sizes:
+                combinations *= size
+            self.total = min(plan.total, combinations)
+        self.beat()
+
+    def trials(self) -> list[FrozenTrial]:
+        """All trials so far, in order of their number; not to be changed."""
+        with self._thread_lock:
+            return self._study.get_trials(deepcopy=False)
+
+    def is_complete(self) -> bool:
+        """Whether every trial of the total has ended."""
+        trials = self.trials()
+        return len(trials) >= self.total and all(trial.state.is_finished() for trial in trials)
+
+    def next(self, folder_name: str) -> Assignment | None:
+        """A trial for a free worker: one that a dead machine left behind, else a new one.
+
+        folder_name: of the new trial's run folder, with `{number}` in it. None where there is no more to
+        begin: what is missing runs elsewhere.
+        """
+        with self._thread_lock, self._storage.lock(self.plan.name):
+            trials = self._study.get_trials(deepcopy=False)
+            for trial in trials:
+                if trial.state == TrialState.RUNNING and self._is_abandoned(trial):
+                    return self._taken_over(trial, folder_name)
+            if len(trials) >= self.total:
+                return None
+            return self._begun(self._study.ask(), folder_name)
+
+    def report(self, number: int, folder: Path) -> bool:
+        """Take over what the sessions of a trial have written; whether the trial is to stop.
+
+        A stopped trial is recorded as pruned before any of its sessions hears of it.
+        """
+        plan = self.plan
+        if len(plan.measures) > 1:
+            return False
+        with self._thread_lock:
+            trials = self._study.get_trials(deepcopy=False)
+            own = trials[number]
+            if own.state.is_finished():
+                return own.state == TrialState.PRUNED
+            values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
+            last = max(own.intermediate_values, default=0)
+            # From the last one on once more: what others have reached since may count against it, and who
+            # was killed after the value was stored was never judged by it.
+            new = [frame for frame in values if frame >= last]
+            for frame in new:
+                self._storage.optuna.set_trial_intermediate_value(own._trial_id, frame, values[frame])
+            trials = self._study.get_trials(deepcopy=False)
+            if any(self._is_hopeless(number, frame, trials) for frame in new):
+                self._study.tell(number, state=TrialState.PRUNED)
+                return True
+            return False
+
+    def finish(self, number: int, folder: Path) -> str | None:
+        """Record what a finished trial came to. Returns why it cannot be counted, if so."""
+        plan = self.plan
+        with self._thread_lock:
+            self._mine.discard(number)
+            if self._trial(number).state.is_finished():
+                return None
+            values = trial_values(folder, plan.measures, plan.num_sessions, plan.random_return)
+            if values is not None:
+                self._study.tell(number, values)
+                return None
+        error = "no whole episode ended within the budget, so there is nothing to compare"
+        self.fail(number, error)
+        return error
+
+    def fail(self, number: int, error: str) -> None:
+        """Record why a trial failed."""
+        with self._thread_lock:
+            self._mine.discard(number)
+            trial = self._trial(number)
+            if not trial.state.is_finished():
+                self._note(trial, error=error)
+                self._study.tell(number, state=TrialState.FAIL)
+
+    def died(self, assignment: Assignment) -> Assignment | None:
+        """The assignment once more, for another worker; None if it died too often."""
+        if assignment.attempts >= self.plan.retries:
+            return None
+        with self._thread_lock:
+            self._note(self._trial(assignment.number), attempts=assignment.attempts + 1)
+        return assignment.again()
+
+    def beat(self) -> None:
+        """Tell other machines that this one lives."""
+        with self._thread_lock:
+            self._study.set_user_attr(f"labrl:alive:{self._machine}", time.time())
+
+    def claims_confirmation(self) -> bool:
+        """Whether this machine is the one that runs the best trials once more."""
+        with self._thread_lock, self._storage.lock(self.plan.name):
+            claimed = self._study.user_attrs.get(CONFIRMS)
+            if claimed and claimed["machine"] != self._machine and not self._is_dead(claimed):
+                return False
+            self._study.set_user_attr(CONFIRMS, self._self())
+            return True
+
+    def best(self) -> list[FrozenTrial]:
+        """Complete trials, the best first; of several objectives those that no other one beats."""
+        done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
+        if len(self.plan.directions) > 1:
+            return list(self._study.best_trials) if done else []
+        sign = -1 if self.plan.directions[0] == "maximize" else 1
+        return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+
+    def trial_seed(self, number: int) -> int:
+        """Seed of a trial, alike wherever and however often it runs."""
+        return derived_seed(self.seed, "trial", number)
+
+    def _begun(self, trial: optuna.Trial, folder_name: str) -> Assignment:
+        folder = self.home / folder_name.format(number=trial.number)
+        for name, distribution in self.plan.space.distributions.items():
+            trial._suggest(name, distribution)
+        trial.set_user_attr(FACTS, {**self._self(), "folder": str(folder), "attempts": 0})
+        self._mine.add(trial.number)
+        return Assignment(trial.number, trial.params, folder, self.trial_seed(trial.number))
+
+    def _taken_over(self, trial: FrozenTrial, folder_name: str) -> Assignment:
+        """Go on with a trial whose machine is dead, in its folder if that can be seen from here."""
+        facts = trial.user_attrs.get(FACTS)
+        if facts is None:  # killed while its values were drawn
+            again = optuna.Trial(self._study, trial._trial_id)
+            for name, distribution in self.plan.space.distributions.items():
+                if name in trial.params and name not in again.relative_params:
+                    # the draws after it are to be those that would have come after it
+                    self.sampler.sample_independent(self._study, trial, name, distribution)
+                again._suggest(name, distribution)
+            return self._begun(again, folder_name)
+        folder = Path(facts["folder"])
+        if not folder.parent.is_dir():
+            folder = self.home / folder.name
+        attempts = facts["attempts"]
+        self._note(trial, **self._self(), folder=str(folder))
+        self._mine.add(trial.number)
+        seed = self.trial_seed(trial.number)
+        return Assignment(trial.number, dict(trial.params), folder, seed, resume=True, attempts=attempts)
+
+    def _is_abandoned(self, trial: FrozenTrial) -> bool:
+        facts = trial.user_attrs.get(FACTS)
+        if trial.number in self._mine:
+            return False
+        return facts is None or facts["machine"] == self._machine or self._is_dead(facts)
+
+    def _is_dead(self, owner: dict[str, Any]) -> bool:
+        """Whether a machine has gone: its lock here is free, or no sign of life for long enough."""
+        home = Path(owner["home"])
+        if home.is_dir():
+            if FolderLock(home).holder() is not None:
+                return False
+            if owner["host"] == self._host:
+                return True
+        seen = self._study.user_attrs.get(f"labrl:alive:{owner['machine']}", 0.0)
+        return time.time() - seen > MISSED_BEATS * HEARTBEAT
+
+    def _is_hopeless(self, number: int, frame: int, trials: Sequence[FrozenTrial]) -> bool:
+        sign = 1 if self.plan.directions[0] == "maximize" else -1
+        histories = {
+            trial.number: {at: sign * value for at, value in trial.intermediate_values.items()}
+            for trial in trials
+            if trial.intermediate_values
+        }
+        histories[number] = {at: value for at, value in histories[number].items() if at <= frame}
+        full = sum(trial.state == TrialState.COMPLETE for trial in trials)
+        return is_hopeless(self.plan.pruner, number, histories, full, self.plan.budget, self.plan.name)
+
+    def _self(self) -> dict[str, Any]:
+        return {
+            "machine": self._machine,
+            "host": self._host,
+            "home": str(self.home),
+            "process": os.getpid(),
+        }
+
+    def _trial(self, number: int) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _note(self, trial: FrozenTrial, **facts: Any) -> None:
+        noted = {**trial.user_attrs.get(FACTS, {}), **facts}
+        self._storage.optuna.set_trial_user_attr(trial._trial_id, FACTS, noted)
+
+    def _agreed(self) -> dict[str, Any]:
+        """What the study is about: written down by the first, compared by all others. Raises InputError."""
+        mine, name = self.plan.facts(), self.plan.name
+        agreed = self._study.user_attrs.get(FACTS)
+        if agreed is None:
+            if self._study.get_trials(deepcopy=False):
+                raise InputError(
+                    f"hydra.sweeper.study_name={name}: {self._storage.told} holds a study of this name that "
+                    "was not begun by labrl. Set hydra.sweeper.study_name to another name",
+                    code="contradiction",
+                    key="hydra.sweeper.study_name",
+                )
+            seed = draw_seed() if self.plan.seed is None else self.plan.seed
+            agreed = {**mine, "seed": seed, "random_return": self.plan.random_return}
+            self._study.set_user_attr(FACTS, agreed)
+            return agreed
+        then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
+        differs = [key for key in mine if mine[key] != then.get(key)]
+        if differs:
+            raise InputError(
+                _other_study(name, self._storage.told, differs, mine, then),
+                code="contradiction",
+                key="hydra.sweeper.study_name",
+            )
+        return agreed
+
+
+def _other_study(
+    name: str, storage: str, differs: Sequence[str], mine: dict[str, Any], agreed: dict[str, Any]
+) -> str:
+    lines = [
+        f"hydra.sweeper.study_name={name}: {storage} holds a study of this name that differs from this one:"
+    ]
+    for key in differs:
+        then, now = agreed.get(key), mine[key]
+        if isinstance(then, dict) and isinstance(now, dict):
+            lines += [
+                f"  {part}: {_shown(then.get(part))} there, {_shown(now.get(part))} here"
+                for part in {**then, **now}
+                if then.get(part) != now.get(part)
+            ]
+        else:
+            lines.append(f"  {key}: {then} there, {now} here")
+    lines.append(
+        "To join that study, give the same values. To begin another one, leave out +resume and, where "
+        "several studies share the storage, set another hydra.sweeper.study_name."
+    )
+    return "\n".join(lines)
+
+
+def _shown(distribution: dict[str, Any] | None) -> str:
+    if distribution is None:
+        return "not searched"
+    content = distribution["attributes"]
+    if "choices" in content:
+        return f"choice({', '.join(map(str, content['choices']))})"
+    scale = " on a logarithmic scale" if content.get("log") else ""
+    return f"{content['low']} to {content['high']}{scale}"

@@ -1,1 +1,0 @@
-"""Trials: sessions side by side, processes and devices."""

@@ -1,0 +1,185 @@
+"""The random policy's return, measured once for each environment and kept in the cache.
+
+`python -m labrl.trial.baseline <run folder>` measures what the environment of that run has not got yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
+from labrl.config.component import Component
+from labrl.config.compose import prepare
+from labrl.errors import DONE, FAILED, BusyFolderError
+from labrl.storage.atomic import write_json
+from labrl.storage.lock import FolderLock
+from labrl.storage.run_folder import RunFolder
+from labrl.trial.devices import available_cpus
+from labrl.trial.past import Past
+
+if TYPE_CHECKING:
+    from labrl.envs.vector import VectorEnv
+
+EPISODES = 100
+"""Whole episodes of a complete measurement."""
+
+LONGEST = 20.0
+"""Seconds of a processor that a measurement may take at a trial's end."""
+
+SHORTEST = 5.0
+"""Seconds that it may take after however short a trial, where there is no published return to go by."""
+
+PATIENCE = 60.0
+"""Seconds by the clock after which it ends in any case, where ten times what it may take is not more: the
+processor may be busy with other work."""
+
+SHARE = 0.05
+"""Part of the trial's own seconds of training that it may take beyond that."""
+
+ENVS = 20
+"""Environments played side by side; each plays the same number of episodes, so that short ones do not
+count more than long ones."""
+
+_log = logging.getLogger(__name__)
+
+
+def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
+    """Measure the random policy in the environment of the run in `folder`, unless that was done before.
+
+    seconds: of a processor, at most so many; None: a twentieth of what the trial took, but at most 20,
+    and at least 5 where no return is published. Returns the cache's
+    file; None where nothing was measured: actions that have no uniform distribution, an environment
+    that cannot be made or fails here, no episode of each environment within the time, no cache to write to.
+    """
+    try:
+        run = RunFolder.open(folder)
+        past = Past.of(run)
+        path = baseline_path(past.config["env"])
+        if path.exists():
+            return path
+        allowed = _allowed(run, past.config["env"]) if seconds is None else seconds
+        if allowed < 1:
+            return None
+        prepare(past.command.config_dir)
+        env = Component.parse(past.config["env"], "env")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _measured_by_one(path, past.config["env"], env, allowed)
+    except Exception as error:  # a user's environment may fail in any way, and its trial has ended well
+        _log.info("no random baseline: %s", error)
+        return None
+
+
+def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
+    """Mean return of the random policy in an environment that nobody may have played yet.
+
+    plain: its part of the configuration. None where it cannot be measured.
+    """
+    path = baseline_path(plain)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _measured_by_one(path, plain, env, LONGEST)
+    except Exception as error:  # as above
+        _log.info("no random baseline: %s", error)
+    known = random_baseline(plain)
+    return None if known is None else known.mean
+
+
+def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> list[float]:
+    """Returns of whole episodes of actions that are uniform over the valid ones: at least `episodes`, or what
+    `seconds` allow.
+
+    seconds: of a processor, so that other work on the machine does not make the measurement worse.
+    Every environment plays as many episodes as the one that played the fewest, so that none counts
+    because it was short; none at all where one of them did not end its first in time.
+    """
+    from labrl.agents.random import uniform_actions
+    from labrl.seeding import derived_seed
+
+    rounds = math.ceil(episodes / env.num_envs)
+    generator = np.random.default_rng(derived_seed(env.seed, "random baseline"))
+    returns: list[list[float]] = [[] for _ in range(env.num_envs)]
+    deadline, patience = time.process_time() + seconds, time.monotonic() + max(PATIENCE, 10 * seconds)
+    env.reset()
+    while min(map(len, returns)) < rounds and time.process_time() < deadline and time.monotonic() < patience:
+        action = uniform_actions(env.action_space, env.num_envs, generator, env.action_mask)
+        for episode in env.step(action).episodes:
+            returns[episode.env].append(float(episode.episode_return))
+    return [score for own in returns for score in own[: min(rounds, *map(len, returns))]]
+
+
+def _measured_by_one(path: Path, plain: Mapping[str, Any], env: Component, seconds: float) -> Path | None:
+    """Measure unless another process is about it; then wait for that one."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with FolderLock(path.parent):
+                return path if path.exists() else _measure(path, plain, env, seconds)
+        except BusyFolderError:
+            if path.exists():
+                return path
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.1)
+
+
+def _measure(path: Path, plain: Mapping[str, Any], env: Component, seconds: float) -> Path | None:
+    # Imported late: a report whose baseline is known must not wait for torch.
+    from labrl.envs.make import make_env
+
+    started = time.monotonic()
+    # workers of their own are worth it only as many as the trial had
+    num_envs = env.config.num_envs if plain.get("vectorization") == "async" else ENVS
+    vector = make_env(env, seed=0, num_threads=available_cpus(), evaluation=True, num_envs=num_envs)
+    try:
+        returns = play_at_random(vector, seconds)
+    finally:
+        vector.close()
+    if not returns:
+        _log.info("no random baseline of %s within %.0f seconds", plain.get("name"), seconds)
+        return None
+    facts = {
+        "mean": float(np.mean(returns)),
+        "std": float(np.std(returns, ddof=1)) if len(returns) > 1 else None,
+        "episodes": len(returns),
+        "seconds": round(time.monotonic() - started, 3),
+        "env": deciding_keys(plain),
+        "returns": returns,
+    }
+    write_json(path, facts)
+    return path
+
+
+def _allowed(run: RunFolder, env: Mapping[str, Any]) -> float:
+    """Seconds for a measurement after this run."""
+    sessions = run.info().get("sessions") or []
+    trained = sum(session.get("wall") or 0.0 for session in sessions)
+    least = 0.0 if human_range(env) else SHORTEST
+    return min(max(SHARE * trained, least), LONGEST)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and print where the result lies. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m labrl.trial.baseline", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a run folder")
+    parser.add_argument("--seconds", type=float, help="of a processor, at most so many")
+    words = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    path = ensure_baseline(words.folder, words.seconds)
+    if path is None:
+        return FAILED
+    print(path)
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

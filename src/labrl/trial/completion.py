@@ -1,0 +1,40 @@
+"""Tab completion of what Hydra does not know: the runs that +resume, +rerun and +enjoy name."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+from labrl.storage.experiment_folder import is_experiment
+from labrl.storage.run_folder import MARKER
+from labrl.trial.past import RUNS
+
+TAKE_A_RUN = ("+resume=", "+rerun=", "+enjoy=")
+"""Words whose value is a run folder, or `latest`."""
+
+
+def completions(line: str) -> list[str] | None:
+    """What the last word of a command line can become, or None where Hydra knows.
+
+    Folders are completed one level at a time: a run folder as it is, and one with a slash that may hold runs.
+    """
+    words = line.split()
+    word = words[-1] if words and not line.endswith(" ") else ""
+    verb = next((verb for verb in TAKE_A_RUN if word.startswith(verb)), None)
+    if verb is None:
+        verbs = [verb for verb in TAKE_A_RUN if len(word) > 1 and verb.startswith(word)]
+        return verbs if word.startswith(("+r", "+enj")) else None
+    typed = word.removeprefix(verb)
+    whole = verb == "+resume=" and not {"-m", "--multirun"}.isdisjoint(words)
+    start = typed or f"{RUNS}/"
+    folders = [Path(folder) for folder in sorted(glob.glob(f"{glob.escape(start)}*/"), reverse=True)]
+    if whole:
+        found = [str(one) if is_experiment(one) else f"{one}/" for one in folders if not _is_run(one)]
+    else:
+        found = [str(one) if _is_run(one) else f"{one}/" for one in folders]
+    latest = ["latest"] if "latest".startswith(typed) else []
+    return [f"{verb}{one}" for one in [*latest, *found]]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / MARKER).exists()

@@ -1,0 +1,265 @@
+"""A run as its folder tells it: found by name or as the latest, and what was asked of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches
+from labrl.config.folder import config_folder
+from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.mistakes.spelling import nearest
+from labrl.storage.experiment_folder import experiment_of, is_experiment
+from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
+from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
+from labrl.trial.changed_past import refusal
+
+_MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"
+
+RUNS = Path("runs")
+"""Where runs lie that were given no other folder."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was asked of a run."""
+
+    folder: RunFolder
+    command: Command
+    config: dict[str, Any]
+    """Resolved, as plain data, with the seed that was used."""
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Past:
+        """Read it. Raises DamagedFileError where the folder is damaged or incomplete."""
+        return cls(folder, read_command(folder), recorded_config(folder))
+
+    def changes(self, plain: Mapping[str, Any]) -> list[Change]:
+        """What differs in another resolved configuration; numbers as keys are compared as JSON has them."""
+        then, now = (json.loads(json.dumps(config, default=str)) for config in (self.config, plain))
+        return changes(then, now)
+
+    def edited(self) -> dict[str, Any]:
+        """The configuration as `config.yaml` has it now, which somebody may have edited; where there is none,
+        the one that was run. Raises DamagedFileError where it cannot be read or keys are missing."""
+        path = self.folder.config
+        try:
+            text = path.read_text(encoding="utf-8")
+            if text == as_yaml(self.config):
+                return self.config
+            edited = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+            if not isinstance(edited, dict) or not edited:
+                raise ValueError("it holds no keys")
+        except FileNotFoundError:
+            return self.config
+        except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+            told = " ".join(str(error).split())
+            if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+                told = f"line {error.problem_mark.line + 1}: {error.problem}"
+            raise DamagedFileError(f"{path} cannot be read: {told}. {_MEND}", key=str(path)) from None
+        plain = {str(key): value for key, value in edited.items()}
+        found = self.changes(plain)
+        gone = [change.key for change in found if change.new is ABSENT]
+        if gone:
+            more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
+            new = [change.key for change in found if change.old is ABSENT]
+            has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
+            raise DamagedFileError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}", key=str(path))
+        return plain
+
+    def usable(self) -> dict[str, Any]:
+        """The same, and where it cannot be used the configuration that was run, which is then said."""
+        from labrl.trial.summary import say
+
+        try:
+            return self.edited()
+        except LabrlError as damage:
+            say(str(damage))
+            return self.config
+
+    def check(
+        self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
+    ) -> None:
+        """Raises InputError, with a table, where the run would have another past with other values.
+
+        cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it;
+        edited: keys that were changed in `config.yaml`.
+        """
+        contradicting = contradictions(self.changes(plain))
+        if contradicting:
+            unresolved = OmegaConf.to_container(cfg, resolve=False)
+            assert isinstance(unresolved, dict)
+            told = refusal(contradicting, {str(key): value for key, value in unresolved.items()}, edited)
+            raise InputError(f"{asked}: {told}", code="changed-past", key=contradicting[0].key)
+
+    @property
+    def words(self) -> list[str]:
+        """The command line that composes the run again, wherever its folder may lie."""
+        words = [word for word in self.command.overrides if not is_hydras(word)]
+        if not any(word.startswith("seed=") for word in words):
+            words.append(f"seed={self.config['seed']}")
+        return words
+
+
+Verb = Literal["resume", "rerun", "enjoy", "replay"]
+"""The commands that go back to a run."""
+
+
+def tell_damages(folder: RunFolder) -> None:
+    """Say which of the files that describe a run are missing or damaged, and that others stand in."""
+    from labrl.trial.summary import say
+
+    for damage in damages(folder):
+        say(f"{folder.path}: {damage}; the other files of the run stand in for it")
+
+
+def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
+    """The run folder `which`, or for `latest` the newest under ./runs that agrees with `edits`.
+
+    Of the edits only choices of a group count, such as env=pong. Where the newest is a trial of an
+    experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
+    command of its own. Raises InputError if there is none.
+    """
+    if which != "latest":
+        return _named(Path(os.path.expanduser(which)), verb)
+    wanted = choices(edits)
+    run = _latest(wanted, _word(verb))
+    experiment = experiment_of(run.path)
+    return run if experiment is None else _best_of(experiment, run, wanted, verb)
+
+
+def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
+    # Late: no word that is wrong waits for numpy.
+    from labrl.trial.best import best_trial
+    from labrl.trial.summary import say
+
+    place = os.path.relpath(experiment)
+    if verb == "resume":
+        raise InputError(
+            f"the newest is an experiment, {place}. Resume all of it with labrl -m +resume={place}, or "
+            + _trials_of(experiment, verb),
+            code="usage",
+            key="+resume",
+        )
+    best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
+    if best is None:
+        among = f" of those that agree with {_told(wanted)}" if wanted else ""
+        say(f"{place}: no trial{among} has a return yet, so the newest is taken, {newest.path.name}")
+        return newest
+    say(f"{place} is the newest: its best trial is taken, {best.path.name}, with {best.told}")
+    return RunFolder.open(best.path)
+
+
+def newest_folder() -> Path:
+    """The newest run under ./runs; of a trial its whole experiment. Raises InputError if there is none."""
+    run = _latest({}, "latest")
+    return experiment_of(run.path) or run.path
+
+
+def _word(verb: Verb) -> str:
+    """The word of the command line that names a run."""
+    return "run" if verb == "replay" else f"+{verb}"
+
+
+def _trials_of(experiment: Path, verb: Verb) -> str:
+    """List the trials to name in place of an experiment, for a command that takes one run."""
+    from labrl.trial.best import listed
+
+    return listed(experiment, "labrl-replay " if verb == "replay" else f"labrl +{verb}=")
+
+
+def near(path: Path, folders: Iterable[Path]) -> str:
+    """` Did you mean <folder>?` with that of `folders` whose path or name is like `path`'s, if any is."""
+    typed = {os.path.relpath(folder): folder.name for folder in folders}
+    by_name = {name: folder for folder, name in typed.items()}
+    matches = nearest(os.path.relpath(path), typed) or [by_name[name] for name in nearest(path.name, by_name)]
+    return "".join(f" Did you mean {match}?" for match in matches)
+
+
+def _latest(wanted: dict[str, str], word: str) -> RunFolder:
+    found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
+    for run in found:
+        # a run that was killed before it was recorded has done nothing
+        if not run.unrecorded and _chosen_as(run, wanted):
+            return run
+    agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
+    raise InputError(
+        f"there is no run under {RUNS.absolute()}{agrees}: name a run folder", code="not-found", key=word
+    )
+
+
+def _told(wanted: Mapping[str, str]) -> str:
+    return " ".join(f"{group}={option}" for group, option in wanted.items())
+
+
+def chosen(command: Command) -> dict[str, str]:
+    """Option by group; where the provenance is lost, only what was typed."""
+    return {**choices(command.overrides), **command.choices}
+
+
+def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
+    """Whether a run made these choices."""
+    if not wanted:
+        return True
+    try:
+        return wanted.items() <= chosen(read_command(run)).items()
+    except LabrlError:
+        return False
+
+
+def _runs() -> Iterable[RunFolder]:
+    """Every run under ./runs, those of experiments included; damaged ones are nobody's latest."""
+    for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
+        try:
+            yield RunFolder.open(marker.parent)
+        except LabrlError:
+            continue
+
+
+def _named(path: Path, verb: Verb) -> RunFolder:
+    word = _word(verb)
+    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
+        return RunFolder.open(path, rebuilt=verb != "resume")
+    if (path.parent / MARKER).exists():
+        raise InputError(
+            f"{path} is part of a run: name the run folder, {path.parent}", code="usage", key=word
+        )
+    if is_experiment(path):
+        whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
+        raise InputError(f"{path} is an experiment: {whole}{_trials_of(path, verb)}", code="usage", key=word)
+    trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
+    if trials:
+        listed = "\n".join(f"  {trial}" for trial in trials)
+        raise InputError(f"{path} contains several runs: name one of them\n{listed}", code="usage", key=word)
+    guess = (
+        near(path, [run.path for run in _runs()])
+        or f" Runs lie in {RUNS}/, and `latest` is the newest there."
+    )
+    raise InputError(
+        f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}",
+        code="not-found",
+        key=str(path),
+    )
+
+
+def choices(edits: Sequence[str]) -> dict[str, str]:
+    """Option by group, of the words that choose one; without those that only watch."""
+    pairs = (word.split("=", 1) for word in edits if "=" in word)
+    return {
+        name: value
+        for name, value in pairs
+        if not is_hydras(name) and not only_watches(name) and (config_folder() / name).is_dir()
+    }
+
+
+def is_hydras(word: str) -> bool:
+    """Whether a word of the command line is for Hydra, not for a trial."""
+    return word.lstrip("+~").startswith(("hydra.", "hydra/"))

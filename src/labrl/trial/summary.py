@@ -1,0 +1,147 @@
+"""The table that a trial ends with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from labrl.analysis.columns import widths_that_fit
+from labrl.session.callbacks.progress import Terminal
+from labrl.storage.run_folder import RunFolder
+from labrl.trial.result import SessionResult, TrialResult
+
+COLUMNS = ("#", "status", "frames", "episodes", "return", "best", "seconds", "frames/s")
+"""`return`: mean ± deviation over the last training episodes; `best`: the highest score of a checkpoint."""
+
+_DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
+"""Columns that a narrow terminal goes without, the first of them first."""
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _score(value: float | None) -> str:
+    """Short enough for 80 columns: no digits behind the point of thousands."""
+    return _number(value, 1 if value is None or abs(value) < 1000 else 0)
+
+
+def _row(session: SessionResult) -> list[str]:
+    several = session.return_std is not None and session.episodes > 1
+    spread = f" ± {_score(session.return_std)}" if several else ""
+    return [
+        str(session.index),
+        session.status,
+        f"{session.frame:,}",
+        f"{session.episodes:,}",
+        _score(session.return_mean) + spread,
+        _score(session.best_return),
+        f"{session.wall:,.0f}" if session.wall >= 100 else f"{session.wall:,.1f}",
+        _number(session.fps, 0) if session.frame else "-",
+    ]
+
+
+def print_summary(result: TrialResult, console: Console | None = None) -> None:
+    """Sessions, what they reached, and where everything was written."""
+    console = console or Terminal()
+    if result.stopped_at_start:
+        say(f"interrupted before the first frame; to go on: {how_to_resume(result.folder)}", console)
+        return
+    table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
+    evaluated = any(session.best_source == "evaluation" for session in result.sessions)
+    headings = {name: "best eval" if name == "best" and evaluated else name for name in COLUMNS}
+    rows = [dict(zip(headings.values(), _row(session), strict=True)) for session in result.sessions]
+    dispensable = [headings[name] for name in _DISPENSABLE]
+    columns = list(widths_that_fit(rows, list(headings.values()), dispensable, console.width))
+    for name in columns:
+        text = name in ("#", "status")
+        table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=text)
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    console.print(table)
+    for line in _meanings(result.sessions, columns):
+        say(line, console)
+    print_failures(result, console)
+    silent = [session for session in result.sessions if _without_return(session)]
+    if silent:
+        numbers = ", ".join(str(session.index) for session in silent)
+        frames = max(session.frame for session in silent)
+        say(
+            f"no return (session {numbers}): no episode ended within {frames:,} frames. Set a larger "
+            "env.max_frame, or let episodes end earlier: env.max_episode_steps=<steps> (Atari: "
+            "env.max_episode_frames)",
+            console,
+        )
+    networks = next((session.networks for session in result.sessions if session.networks), {})
+    if networks:
+        told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
+        say(f"parameters: {told}", console)
+    scored = len(result.returns)
+    if scored > 1:
+        console.print(f"mean return over {scored} sessions: {result.return_mean:,.1f}")
+    if result.comparison is not None:
+        say(f"rerun: {result.comparison}", console)
+    if any(session.status == "interrupted" for session in result.sessions):
+        say(f"interrupted; to go on: {how_to_resume(result.folder)}", console)
+    elif result.exit_code and result.comparison is None and _saved(result):
+        say(f"to go on from the last checkpoint: {how_to_resume(result.folder)}", console)
+    if result.report is not None:
+        say(f"report: {result.report}", console)
+    say(f"run folder: {result.folder}", console)
+
+
+def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iterator[str]:
+    """Say what each return in the table is the mean of."""
+    counts = sorted({session.return_episodes for session in sessions if session.return_episodes})
+    if counts == [1]:
+        yield "return: of the one training episode that ended"
+    elif counts:
+        many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        yield f"return: mean ± standard deviation over the last {many} training episodes"
+    if "best eval" in columns:
+        yield "best eval: highest mean return of an evaluation in separate environments"
+    elif "best" in columns and any(session.best_source for session in sessions):
+        yield "best: highest of these means at an evaluation checkpoint"
+
+
+def _without_return(session: SessionResult) -> bool:
+    """Whether a session played to its end and has neither a training nor an evaluation return."""
+    played = session.status == "finished" and session.frame > 0 and session.episodes == 0
+    return played and session.best_return is None
+
+
+def print_failures(result: TrialResult, console: Console | None = None) -> None:
+    """Print what ended each failed session, and where its log is."""
+    console = console or Terminal()
+    for session in result.sessions:
+        if session.failure:
+            log = result.folder / f"session_{session.index}" / "session.log"
+            console.print(session.failure, style="red", markup=False, highlight=False, soft_wrap=True)
+            if log.exists():
+                console.print(f"  log: {log}", markup=False, soft_wrap=True)
+
+
+def how_to_resume(folder: Path) -> str:
+    """The command that goes on with a run, as one types it into a shell."""
+    ranks = RunFolder(folder).info().get("ranks", 1)
+    command = "labrl" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m labrl"
+    return f"{command} {shlex.quote(f'+resume={folder}')}"
+
+
+def how_to_report(folder: Path) -> str:
+    """The command that makes a report of a run or experiment, as one types it into a shell."""
+    return f"labrl-report {shlex.quote(str(folder))}"
+
+
+def say(line: str, console: Console | None = None) -> None:
+    """Print one line, however wide, as it is."""
+    (console or Terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _saved(result: TrialResult) -> bool:
+    """Whether there is something to go on from."""
+    return any(session.checkpoint_frames() for session in RunFolder(result.folder).sessions())

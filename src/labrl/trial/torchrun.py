@@ -1,0 +1,253 @@
+"""One session over several processes that torchrun has started: rank 0 leads, the others follow.
+
+Rank 0 alone reads the command line, and writes all that is written. The others wait for what it has composed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
+from labrl.processes import signals_raise, stop_when_orphaned
+from labrl.storage.provenance import Typed, as_typed
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
+    from labrl.learning.ranks import Ranks
+    from labrl.storage.run_folder import RunFolder
+
+_FAILED, _RECORDED = "labrl/failed", "labrl/recorded"
+_PATIENCE = 20.0
+"""Seconds that a rank which has failed gives rank 0 to record why: torchrun ends all when one leaves."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells each process that it starts."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def here(cls) -> Launch | None:
+        """Of this process; None where it is alone."""
+        told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+        if "MASTER_ADDR" not in os.environ or not all(number.isdigit() for number in told):
+            return None
+        launch = cls(*map(int, told))
+        return launch if launch.size > 1 else None
+
+
+def typed_command() -> Typed:
+    """The command that started this process: under torchrun that of its parent, where the system tells it."""
+    if Launch.here() is not None:
+        try:
+            words = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
+        except (OSError, UnicodeDecodeError):
+            words = []
+        if any("torchrun" in word or word.startswith("torch.distributed") for word in words):
+            return as_typed(words)
+    return as_typed(sys.orig_argv)
+
+
+def refuse_torchrun(what: str) -> None:
+    """Raises InputError where torchrun has started this process: `what` is for one that is alone.
+
+    what: the word of the command line, or the key with its value.
+    """
+    if (launch := Launch.here()) is not None:
+        raise InputError(
+            f"{what} and torchrun contradict each other: its {launch.size} processes train one session "
+            "together. Start labrl without torchrun.",
+            code="contradiction",
+            key=what.partition("=")[0],
+        )
+
+
+def check_launch(config: TrialConfig) -> None:
+    """Raises InputError where the configuration cannot be trained by as many ranks as there are."""
+    launch = Launch.here()
+    if launch is None:
+        return
+    meta, num_envs = config.meta, config.env.config.num_envs
+    if meta.distributed:
+        refuse_torchrun(f"meta.distributed={meta.distributed}")
+    if meta.max_session > 1:
+        refuse_torchrun(f"meta.max_session={meta.max_session}")
+    if meta.async_unroll is not None:
+        refuse_torchrun("meta.async_unroll")
+    if num_envs % launch.size:
+        near = max(num_envs // launch.size, 1) * launch.size
+        raise InputError(
+            f"env.num_envs={num_envs} is divided over the ranks and must be a multiple of their number, "
+            f"{launch.size} (torchrun's --nproc-per-node times --nnodes): set env.num_envs={near}.",
+            code="contradiction",
+            key="env.num_envs",
+        )
+    from labrl.agents.agent import for_rank
+
+    for_rank(config.agent, launch.size)
+
+
+def check_resume(run: RunFolder) -> None:
+    """Raises InputError where a run is to go on with another number of ranks than it was begun with."""
+    launch, then = Launch.here(), run.info().get("ranks", 1)
+    now = 1 if launch is None else launch.size
+    if then != now:
+        how = f"by torchrun with {then} processes" if then > 1 else "without torchrun"
+        raise InputError(
+            f"{run.path} was begun with {_counted(then)} and cannot be continued with {_counted(now)}, "
+            f"because its environments are divided over the ranks. Resume it {how}.",
+            code="changed-past",
+            key="+resume",
+        )
+
+
+def _counted(ranks: int) -> str:
+    return "one process" if ranks == 1 else f"{ranks} ranks"
+
+
+class Group:
+    """This process among the ranks, once they have found each other."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Wait for the others."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
+
+        from labrl.learning.ranks import Ranks
+
+        self.begun = False
+        """Whether the others were told to begin a session."""
+        self.ranks: Ranks = Ranks(launch.rank, launch.size, launch.local_rank, launch.local_size)
+        self._store, rank, size = next(rendezvous("env://"))
+        own_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= launch.local_size
+        # NCCL takes no two ranks on one GPU; gloo averages what is on GPUs too, over the processors.
+        backend = "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backend, store=self._store, rank=rank, world_size=size)
+        if own_gpu:
+            torch.cuda.set_device(launch.local_rank)
+
+    def begin(self, plain: Mapping[str, Any], folder: Path, state: Mapping[str, Any] | None) -> Ranks:
+        """Rank 0: let the others begin the session in which this one goes on from `state`, if there is any.
+
+        plain: the configuration; folder: of the session. Returns the ranks.
+        """
+        self.begun = True
+        signal.signal(signal.SIGTERM, _outlive)
+        orders: list[Any] = [None]
+        for rank in range(1, self.ranks.size):
+            order = {"plain": plain, "folder": folder, "path": sys.path, "state": None}
+            if state is not None:
+                common = {name: state[name] for name in ("clock", "episodes", "timers")}
+                order["state"] = {**common, **state["ranks"][rank - 1], "callbacks": {}}
+            orders.append(order)
+        self.ranks.told_by_leader(orders)
+        return self.ranks
+
+    def dismiss(self) -> None:
+        """Rank 0: all is recorded, the others may go; those that wait for a session come to none."""
+        if not self.begun:
+            self.ranks.told_by_leader([None] * self.ranks.size)
+        self._store.set(_RECORDED, "")
+
+    def leave(self) -> None:
+        """Hang up. The threads of a group that is still there when Python ends may abort the process."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def fail(self, error: BaseException) -> None:
+        """Another rank: leave word of what ended it, hang up, and give rank 0 the time to record it."""
+        self._store.set(_FAILED, f"rank {self.ranks.rank} failed: {type(error).__name__}: {error}")
+        self.leave()
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until and not self._store.check([_RECORDED]):
+            time.sleep(0.1)
+
+    def why_lost(self) -> str:
+        """What ended the rank that was lost, as far as it could tell."""
+        for _ in range(10):
+            if self._store.check([_FAILED]):
+                return self._store.get(_FAILED).decode()
+            time.sleep(0.1)
+        return "another rank was lost: it was killed, or its machine or network is gone"
+
+
+_group: Group | None = None
+
+
+def why_lost() -> str:
+    """Rank 0: what ended the rank that was lost."""
+    assert _group is not None
+    return _group.why_lost()
+
+
+def leading() -> Group | None:
+    """The group that this process leads, joined when first asked for; None without torchrun."""
+    global _group
+    launch = Launch.here()
+    if _group is None and launch is not None:
+        _group = Group(launch)
+    return _group
+
+
+def lead(run: Callable[[], int]) -> int:
+    """Rank 0: `run` the command, and let the others go where it came to no session. Returns its exit code."""
+    stop_when_orphaned()  # a torchrun that is killed takes nobody with it
+    try:
+        return run()
+    finally:
+        group = leading()
+        assert group is not None
+        group.dismiss()
+        group.leave()
+
+
+def _outlive(number: int, frame: FrameType | None) -> None:
+    """torchrun says SIGTERM when a rank was lost: the session finds that out by itself, and records why."""
+
+
+@signals_raise()
+def follow(launch: Launch) -> int:
+    """Another rank: train as rank 0 says. Returns the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no handler of Python's runs while it waits for the others
+    group = None
+    stop_when_orphaned()
+    try:
+        group = Group(launch)
+        order = group.ranks.told_by_leader(None)
+        if order is None:
+            return DONE
+        from labrl.trial.worker import follow_session
+
+        sys.path += [folder for folder in order["path"] if folder not in sys.path]
+        return follow_session(order, group.ranks)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        from labrl.learning.ranks import RankLostError
+
+        if group is None or isinstance(error, RankLostError):
+            return FAILED
+        if not isinstance(error, LabrlError):
+            traceback.print_exc()
+        print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        group.fail(error)
+        return FAILED
+    finally:
+        if group is not None:
+            group.leave()

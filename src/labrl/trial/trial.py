@@ -1,0 +1,453 @@
+"""A trial: the sessions of one configuration, side by side, each with a seed of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Space
+
+from labrl.agents.action_spaces import refuse_masks
+from labrl.agents.agent import agent_class
+from labrl.agents.parts.experience import ExperienceConfig
+from labrl.agents.random import check_uniform
+from labrl.agents.transforms import Transforms
+from labrl.config.component import Component
+from labrl.config.schema import TrialConfig
+from labrl.dashboards import login
+from labrl.dashboards.mirror import shown_on_wandb
+from labrl.envs.make import describe, gives_masks, goals_of
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
+from labrl.learning.compute import Compute
+from labrl.memory.offline import OfflineData
+from labrl.memory.replay import Replay
+from labrl.networks.building import is_recurrent
+from labrl.networks.spaces import Spaces
+from labrl.processes import SIGNALS, children_ignore_ctrl_c, exit_code_of, how_it_ended, signals_raise
+from labrl.script import Carried
+from labrl.seeding import draw_seed, session_seed
+from labrl.session.callbacks import check_callbacks
+from labrl.session.callbacks.display import SessionProgress
+from labrl.session.callbacks.progress import TrialPanel
+from labrl.session.interruption import Interruption
+from labrl.session.shared_weights import forget_shared_weights
+from labrl.storage.experiment_folder import experiment_of
+from labrl.storage.provenance import Command, write_provenance
+from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
+from labrl.trial import reporting, videos
+from labrl.trial.devices import check_compiler, machine_cpus, threads_per_session
+from labrl.trial.result import SessionResult, TrialResult
+from labrl.trial.shares import Machine, Need
+from labrl.trial.summary import how_to_report, how_to_resume, say
+from labrl.trial.torchrun import check_launch, leading
+from labrl.trial.worker import main as session_main
+from labrl.trial.worker import run_session
+from labrl.workspace import memory_available
+
+_STOPPED = (INTERRUPTED, TERMINATED)
+
+SESSION_BYTES = 150 << 20
+"""What the process of a session takes at the least: torch, and a small environment and network."""
+
+
+def check(config: TrialConfig) -> None:
+    """Refuse what contradicts the environment's spaces or the machine, before any session is built.
+
+    Raises InputError.
+    """
+    if config.search.space:
+        raise InputError(
+            "search=<space> belongs to a search, and this is a single trial: "
+            "labrl -m hydra/sweeper=optuna search=<space> ..., or search=none",
+            code="usage",
+            key="search",
+        )
+    meta, agent = config.meta, agent_class(config.agent)
+    machine = Machine(machine_cpus())
+    machine.check(Need.of(dataclasses.asdict(meta), 1, machine.cores))
+    compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
+    if meta.compile:
+        if is_recurrent(config.agent):
+            raise InputError(
+                "meta.compile=true: recurrent networks are not compiled, because their cells are kernels of "
+                "PyTorch itself. Set meta.compile=false.",
+                code="unsupported",
+                key="meta.compile",
+            )
+        check_compiler(compute.device.type)
+    observation_space, action_space = describe(config.env)
+    goals = goals_of(config.env, observation_space)
+    spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
+    config.agent.check("check", spaces)
+    if gives_masks(config.env) and not agent.TRAITS.masks:
+        refuse_masks(agent.NAME or config.agent.target, action_space, config.env.config.name)
+    if config.meta.eval_greedy and not agent.TRAITS.greedy:
+        raise InputError(
+            f"meta.eval_greedy=true: {config.agent.target} has no greedy action. Set meta.eval_greedy=false.",
+            code="unsupported",
+            key="meta.eval_greedy",
+        )
+    if meta.eval_epsilon:
+        check_uniform(action_space, f"meta.eval_epsilon={meta.eval_epsilon:g}")
+    if meta.gradient_noise and not agent.TRAITS.halves:
+        raise InputError(
+            f"meta.gradient_noise=true compares gradients of half a minibatch and of the whole, and agent "
+            f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false.",
+            code="unsupported",
+            key="meta.gradient_noise",
+        )
+    check_launch(config)
+    _check_room(meta.max_session)
+    if meta.distributed:
+        _check_distributed(config)
+    if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
+        raise InputError(
+            f"meta.async_unroll: agent {config.agent.target} learns only from what it has just played with "
+            "its own weights. Set meta.async_unroll=null, or choose an agent with "
+            "a replay buffer: agent=dqn, sac, crossq, td3 or ddpg.",
+            code="unsupported",
+            key="meta.async_unroll",
+        )
+    Transforms.build(config.transforms, spaces)
+    _check_goals(config)
+    _check_offline(config, action_space)
+    _check_collecting(config)
+    check_callbacks(config)
+    login.chosen(config.wandb)
+
+
+def _check_collecting(config: TrialConfig) -> None:
+    """Raises InputError where nothing is played at times, and something needs that it is."""
+    if not isinstance(config.agent.config, ExperienceConfig):
+        return
+    begin, until = config.agent.config.collect_from, config.agent.config.collect_until
+    if config.meta.async_unroll is not None and (begin or until is not None):
+        key = "collect_until" if until is not None else "collect_from"
+        raise InputError(
+            f"meta.async_unroll and agent.{key} contradict each other: the actor process never stops "
+            f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}.",
+            code="contradiction",
+            key="meta.async_unroll",
+        )
+    if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
+        raise InputError(
+            f"agent.collect_until={until}: after this frame there are no training episodes, from which the "
+            "score is computed. Set meta.rigorous_eval=4 (environments for evaluation), or "
+            "agent.collect_until=null.",
+            code="contradiction",
+            key="meta.rigorous_eval",
+        )
+
+
+def _check_goals(config: TrialConfig) -> None:
+    """Raises InputError where a memory reads goals that a transform has changed."""
+    if not isinstance(config.agent.config, ExperienceConfig):
+        return
+    memory = config.agent.config.memory
+    given = [name for name, transform in config.transforms.items() if transform is not None]
+    made = memory.load()
+    if given and isinstance(made, type) and issubclass(made, Replay) and made.TRAITS.goals:
+        raise InputError(
+            f"transforms.{given[0]} and agent.memory={memory.target} contradict each other: the replay "
+            f"buffer needs the goals and rewards of the environment itself. Set transforms.{given[0]}=null "
+            "or agent/memory=uniform.",
+            code="contradiction",
+            key=f"transforms.{given[0]}",
+        )
+
+
+def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
+    """Raises InputError where what others have stored looks otherwise than what is played.
+
+    actions: of the environment.
+    """
+    offline = config.agent.config.offline if isinstance(config.agent.config, ExperienceConfig) else None
+    if offline is None or not isinstance(offline.load(), type) or not issubclass(offline.load(), OfflineData):
+        return
+    source: type[OfflineData] = offline.load()
+    source.check(offline.config)
+    if (then := source.transforms(offline.config)) is None:
+        return
+    now = {name: transform for name, transform in config.transforms.items() if transform is not None}
+    for name in sorted(now | then):
+        if now.get(name) != then.get(name):
+            held = then[name].target if name in then else "null"
+            raise InputError(
+                f"transforms.{name}: the data of agent.offline went through {held}, and new steps would go "
+                f"through {now[name].target if name in now else 'null'}. Set transforms.{name} to that of "
+                "the data.",
+                code="contradiction",
+                key=f"transforms.{name}",
+            )
+    if (played_in := source.environment(offline.config)) is not None:
+        _compare_actions(played_in, actions)
+
+
+def _compare_actions(source: Component, actions: Space[Any]) -> None:
+    """Raises InputError where those of `source` mean something else: memories keep them without bounds."""
+    try:
+        theirs = describe(source)[1]
+    except LabrlError:  # it cannot be made here
+        return
+    same = theirs == actions
+    if isinstance(theirs, Box) and isinstance(actions, Box) and theirs.shape == actions.shape:
+        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
+    if not same:
+        raise InputError(
+            f"agent.offline: the actions of its source, {source.config.name}, are {theirs}, and those of "
+            f"this environment are {actions}: the same number would mean another action. Name a run with the "
+            "same action space.",
+            code="contradiction",
+            key="agent.offline",
+        )
+
+
+def _check_room(num_sessions: int) -> None:
+    """Raises InputError for more sessions than memory holds: the system would end them, or others."""
+    room = memory_available()
+    if num_sessions > 1 and room is not None and num_sessions * SESSION_BYTES > room:
+        raise InputError(
+            f"meta.max_session={num_sessions}: the sessions of a trial run at once, each in a process that "
+            f"takes at least {SESSION_BYTES >> 20} MB, and {room / 2**30:.1f} GB are free. Set "
+            f"meta.max_session to at most {max(room // SESSION_BYTES, 1)}, or run the seeds one after the "
+            "other: labrl -m seed=0,1,2",
+            code="resources",
+            key="meta.max_session",
+        )
+
+
+def _check_distributed(config: TrialConfig) -> None:
+    """Raises InputError where sessions cannot train the same weights."""
+    meta = config.meta
+    asked = f"meta.distributed={meta.distributed}"
+    if meta.max_session < 2:
+        raise InputError(
+            f"{asked} is for sessions that train together: set meta.max_session=2 or more",
+            code="contradiction",
+            key="meta.max_session",
+        )
+    if not agent_class(config.agent).TRAITS.shares_weights:
+        raise InputError(
+            f"{asked}: {config.agent.target} cannot train weights together with other sessions; agents that "
+            "learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false.",
+            code="unsupported",
+            key="meta.distributed",
+        )
+    if Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus).device.type != "cpu":
+        raise InputError(
+            f"{asked} shares weights in main memory: set meta.device=cpu",
+            code="contradiction",
+            key="meta.device",
+        )
+
+
+def run_trial(
+    config: TrialConfig, plain: Mapping[str, Any], folder: str | os.PathLike[str], command: Command
+) -> TrialResult:
+    """Run all sessions in a new run folder and record what they came to.
+
+    plain: the configuration as it is saved and handed to processes; command: what was typed. Raises
+    InputError for wrong input, and leaves no folder then, but among the trials of an experiment.
+    """
+    check(config)
+    run = RunFolder.create(folder)
+    seed = draw_seed() if config.seed is None else config.seed
+    config, plain = dataclasses.replace(config, seed=seed), {**plain, "seed": seed}
+    try:
+        with run.lock(), recording_failure(run):
+            write_provenance(run, plain, command)
+            return run_sessions(config, plain, run, list(range(config.meta.max_session)))
+    except LabrlError:
+        if experiment_of(run.path) is None:
+            run.discard_unplayed()
+        raise
+
+
+@contextmanager
+def recording_failure(run: RunFolder) -> Iterator[None]:
+    """Record as the run's status what ends it before its sessions have: a failure or an interruption.
+
+    An interruption gets a note that says how to go on, unless too little was written for that; then the
+    folder is deleted.
+    """
+    try:
+        with signals_raise():
+            yield
+    except KeyboardInterrupt as stop:
+        if run.status != "running":
+            stop.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
+        elif run.provenance.exists():
+            run.set_status("interrupted")
+            stop.add_note(f"to go on: {how_to_resume(run.path)}")
+        else:
+            run.discard_unplayed()
+        raise
+    except BaseException:
+        if run.status == "running":
+            run.set_status("failed")
+        raise
+
+
+def run_sessions(
+    config: TrialConfig, plain: Mapping[str, Any], run: RunFolder, indices: list[int]
+) -> TrialResult:
+    """Run the sessions numbered `indices`, each from its newest checkpoint if it has one.
+
+    Returns the results of all sessions of the trial, those that had finished before included, and
+    records them in the run folder.
+    """
+    assert config.seed is not None
+    before = {index: _reached(run.session(index)) for index in indices}
+    for index in indices:
+        folder = run.session(index)
+        for outdated in (folder.result, folder.progress):
+            outdated.unlink(missing_ok=True)
+    if config.meta.distributed:
+        forget_shared_weights(run.path)
+        say("meta.distributed: sessions write the same weights in no fixed order, so no two runs are equal")
+    if config.meta.async_unroll is not None:
+        say("meta.async_unroll: how old the weights are that act is up to the machine: no two runs are equal")
+    inexact = [f"meta.{key}" for key in ("distributed", "async_unroll") if vars(config.meta)[key]]
+    if inexact:
+        run.set_status("running", inexact=inexact)
+    group = leading()
+    # Also where few of them are left: the last bits depend on the number of threads.
+    num_threads = threads_per_session(
+        config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
+    )
+    with shown_on_wandb(config.wandb, run, indices, say):
+        if config.meta.max_session == 1:
+            folder = run.session(0)
+            begin = None
+            if group is not None:
+                run.set_status("running", ranks=group.ranks.size)
+                begin = partial(group.begin, plain, folder.path)
+            codes = {0: run_session(config, 0, folder, num_threads, begin=begin)}
+        else:
+            codes = _in_processes(config, run, indices, num_threads)
+        forget_shared_weights(run.path)
+        result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
+        for index in range(config.meta.max_session):
+            result.sessions.append(
+                _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}))
+            )
+        sessions = [dataclasses.asdict(session) for session in result.sessions]
+        run.set_status(_run_status(result), sessions=sessions)
+        if result.stopped_at_start:
+            return result
+        if config.meta.videos and result.exit_code in (DONE, FAILED):
+            videos.render(run, result.sessions)
+        if config.meta.report:
+            result.report = reporting.make_report(run.path)
+    return result
+
+
+def _in_processes(
+    config: TrialConfig, folder: RunFolder, indices: list[int], num_threads: int
+) -> dict[int, int]:
+    """All sessions at once; one that dies leaves the others running. Returns exit codes by number."""
+    # A forked child would inherit the threads of torch and of ALE in an unusable state.
+    context = multiprocessing.get_context("spawn")
+    carried = Carried()
+    by_index: dict[int, BaseProcess] = {
+        index: context.Process(
+            target=session_main,
+            args=(carried, config, index, folder.path, num_threads),
+            name=f"session_{index}",
+        )
+        for index in indices
+    }
+    processes = list(by_index.values())
+    budget, num_sessions = config.env.config.max_frame, config.meta.max_session
+    panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
+    with Interruption() as interruption, panel:
+        try:
+            with children_ignore_ctrl_c():
+                for process in processes:
+                    process.start()
+            told = False
+            while any(process.is_alive() for process in processes):
+                for process in processes:
+                    process.join(0.25 / len(processes))
+                panel.update([index for index, process in by_index.items() if not process.is_alive()])
+                if interruption.requested and not told:
+                    # A kill of this process alone, or Ctrl-C while they start, does not reach them by itself.
+                    told = True
+                    _terminate(processes)
+        except BaseException:
+            _terminate(processes)  # nobody is left who would watch over them
+            raise
+    codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
+    if interruption.requested:
+        # They were told by SIGTERM, whatever this process was told by.
+        codes = {index: interruption.exit_code if code in _STOPPED else code for index, code in codes.items()}
+    return codes
+
+
+def _terminate(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        if process.pid is not None and process.is_alive():
+            process.terminate()
+
+
+def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
+    """Of a session's process that has ended, as a shell would tell it."""
+    code = process.exitcode if process.exitcode is not None else FAILED
+    if -code in SIGNALS:  # it came before there was anything to save, or after all that there was
+        return DONE if folder.ended_well else exit_code_of(-code)
+    return 128 - code if code < 0 else code
+
+
+def _reached(folder: SessionFolder) -> dict[str, Any]:
+    """What is known of how far a session came, in the words of its result; from what it last showed."""
+    if result := folder.read_result():
+        return result
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        shown = SessionProgress(**json.loads(folder.progress.read_text(encoding="utf-8")))
+        wanted = {"frame": shown.frame, "episodes": shown.episode, "wall": shown.wall}
+        return {**wanted, "return_mean": shown.return_mean}
+    return {}
+
+
+def _read_result(
+    config: TrialConfig, run: RunFolder, index: int, code: int, before: Mapping[str, Any]
+) -> SessionResult:
+    """What the session's process wrote, or what can be said of one that wrote nothing.
+
+    before: what it had reached when it was started, if it was not for the first time.
+    """
+    assert config.seed is not None
+    folder = run.session(index)
+    now = _reached(folder)
+    known = {
+        "index": index,
+        "seed": session_seed(config.seed, index),
+        **(now if now.get("frame") else before),
+    }
+    if folder.result.exists():
+        return SessionResult(**{**known, "status": now["status"], "error": now["error"]})
+    if code in _STOPPED:  # before its first step
+        return SessionResult(**{**known, "status": "interrupted", "error": None})
+    error = f"the process {how_it_ended(128 - code if code > 128 else code)}"
+    return SessionResult(**{**known, "status": "failed", "error": error})
+
+
+def _trial_exit_code(codes: Collection[int]) -> int:
+    """0 when all finished; 130 or 143 when a signal ended some and none failed; else 1."""
+    failed = [code for code in codes if code not in (DONE, *_STOPPED)]
+    return FAILED if failed else max(codes)
+
+
+def _run_status(result: TrialResult) -> RunStatus:
+    if result.exit_code:
+        return "failed" if result.exit_code == FAILED else "interrupted"
+    return "pruned" if any(session.status == "pruned" for session in result.sessions) else "finished"

@@ -1,0 +1,220 @@
+"""One session from its configuration to its result, in this process or in one of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labrl.agents.agent import NonFiniteError
+from labrl.agents.parts.experience import ExperienceConfig
+from labrl.config.compose import resolve
+from labrl.config.schema import TrialConfig
+from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
+from labrl.learning.ranks import ALONE, RankLostError, Ranks
+from labrl.networks.summary import count, summary
+from labrl.processes import stop_with_the_parent
+from labrl.script import Carried
+from labrl.seeding import session_seed
+from labrl.session.session import Session
+from labrl.storage import session_log
+from labrl.storage.atomic import write_json
+from labrl.storage.checkpoint import CheckpointStore, loading
+from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
+from labrl.trial.result import SessionResult
+from labrl.trial.torchrun import why_lost
+
+_log = logging.getLogger(__name__)
+
+Begin = Callable[[Mapping[str, Any] | None], Ranks]
+"""Tells the other ranks of a session to begin, from a checkpoint's state if there is one; returns them."""
+
+
+def run_session(
+    config: TrialConfig,
+    index: int,
+    folder: SessionFolder,
+    num_threads: int,
+    aloud: bool = True,
+    begin: Begin | None = None,
+) -> int:
+    """Run one session, from its newest checkpoint if there is one, and write its result.
+
+    num_threads: cores for a session that begins; aloud: whether warnings are also printed; begin: lets the
+    other ranks begin, where torchrun has started some. Returns an exit code: 0, 1 where it failed, 130 or 143
+    where a signal ended it. Raises LabrlError for what building or the first step finds, and for checkpoints
+    none of which is whole.
+    """
+    assert config.seed is not None
+    result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
+    session: Session | None = None
+    threads_before = torch.get_num_threads()
+    # Small products are faster on one thread; large ones are shared out over gradient workers instead.
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    code = FAILED
+    try:
+        with session_log.warnings_kept(folder.log, aloud):
+            session = restored_session(config, index, folder, num_threads, begin)
+            folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
+            _warn_of_another_scale(session)
+            session.run()
+            _warn_if_nothing_was_learned(session, index)
+            _tell_updates(session, index)
+        if session.pruned:
+            result.status, code = "pruned", DONE
+        elif session.interrupted:
+            result.status, code = "interrupted", session.interruption.exit_code
+        else:
+            result.status, code = "finished", DONE
+    except LabrlError as error:
+        if error.exit_code == WRONG_INPUT and (session is None or session.clock.frame == 0):
+            raise
+        result.error = why_lost() if isinstance(error, RankLostError) else str(error)
+        session_log.append(folder.log, traceback.format_exc() if error.__cause__ else result.error)
+    except NonFiniteError as error:
+        result.error = str(error)
+        session_log.append(folder.log, str(error))
+    except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
+        result.error = f"{type(error).__name__}: {error}"
+        session_log.append(folder.log, traceback.format_exc())
+    finally:
+        torch.set_num_threads(threads_before)
+    if session is not None:
+        _fill(result, session)
+    write_json(folder.result, dataclasses.asdict(result))
+    return code
+
+
+def _warn_of_another_scale(session: Session) -> None:
+    drifting = session.transforms.drifting
+    if drifting and isinstance(session.config.agent.config, ExperienceConfig):
+        _log.warning(
+            "transforms.%s: its statistics move on, and agent.memory keeps steps as they were seen when they "
+            "were played: the first ones stay beside later ones on another scale. For rewards, a fixed scale "
+            "is better here: labrl.agents.transforms.ScaleReward or ClipReward",
+            drifting[0],
+        )
+
+
+def _warn_if_nothing_was_learned(session: Session, index: int) -> None:
+    clock = session.clock
+    at_its_end = not (session.interrupted or session.pruned)
+    if at_its_end and clock.opt_step == 0 and clock.frame > 0 and session.agent.modules():
+        _log.warning(
+            "session %d has learned nothing: its agent made no update in %s frames. Set env.max_frame to "
+            "more, or let it learn from fewer steps or episodes at a time",
+            index,
+            f"{clock.frame:,}",
+        )
+
+
+def _tell_updates(session: Session, index: int) -> None:
+    limit, made = session.config.meta.max_opt_step, session.clock.opt_step
+    if limit is not None and made > limit:
+        _log.warning(
+            "session %d ended with %d updates, meta.max_opt_step=%d: those of the last rollout were all made",
+            *(index, made, limit),
+        )
+
+
+def restored_session(
+    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, begin: Begin | None = None
+) -> Session:
+    """A session as its newest whole checkpoint has it, and a new one where nothing was ever saved.
+
+    It keeps the number of threads with which it was begun where the machine has them, because the last
+    bits of its numbers depend on it. begin: lets the other ranks begin from it. Raises DamagedFileError where
+    there are checkpoints and none is whole.
+    """
+    store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
+    checkpoint = store.latest()
+    store.refuse_broken(checkpoint)
+    ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.state)
+    if checkpoint is None:
+        return Session(config, index, folder, num_threads, ranks)
+    if store.broken:
+        _log.warning("session %d goes on from frame %d", index, checkpoint.frame)
+    session = _restored(config, index, folder, num_threads, ranks, checkpoint.state)
+    store.discard_after(checkpoint.frame)
+    return session
+
+
+def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
+    """Train a session as another rank than 0, which has sent this `order`. Returns the exit code."""
+    config, folder = resolve(order["plain"]), SessionFolder(order["folder"])
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
+    if order["state"] is None:
+        session = Session(config, 0, folder, num_threads, ranks)
+    else:
+        session = _restored(config, 0, folder, num_threads, ranks, order["state"])
+    session.run()
+    return session.interruption.exit_code if session.interruption.requested else DONE
+
+
+def _restored(
+    config: TrialConfig,
+    index: int,
+    folder: SessionFolder,
+    num_threads: int,
+    ranks: Ranks,
+    state: Mapping[str, Any],
+) -> Session:
+    """A session with as many threads as it was begun with, if there are that many, in its saved state."""
+    begun = state["compute"]
+    if begun["num_cpus"] == config.meta.num_cpus and begun["num_threads"] <= available_cpus():
+        num_threads = begun["num_threads"]
+    session = Session(config, index, folder, num_threads, ranks)
+    try:
+        with loading(str(folder.checkpoints)):
+            session.load_state_dict(state)
+    except BaseException:
+        session.close()
+        raise
+    now = session.computes_with()
+    changed = [f"{key} {begun[key]} -> {now[key]}" for key in now if begun[key] != now[key]]
+    if changed:
+        _log.warning("session %d goes on with %s: not bit for bit as it was", index, ", ".join(changed))
+    return session
+
+
+def _fill(result: SessionResult, session: Session) -> None:
+    """Take over what the session came to."""
+    clock = session.clock
+    result.frame, result.opt_step, result.wall = clock.frame, clock.opt_step, clock.wall
+    result.phases = dict(session.timers.seconds)
+    result.networks = {name: count(module) for name, module in session.agent.modules().items()}
+    result.episodes = clock.episode
+    if session.episodes.latest:
+        statistics = session.episodes.statistics()
+        result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes.latest)
+        if result.return_episodes > 1:
+            result.return_std = statistics["return_std"]
+    evaluate = session.evaluate
+    result.best_return, result.best_source = evaluate.best_return, evaluate.best_source
+
+
+def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_threads: int) -> None:
+    """Entry point of a session's own process; its exit code tells the trial how it ended."""
+    assert config.seed is not None
+    stop_with_the_parent()
+    session = RunFolder.open(folder).session(index)
+    try:
+        with session.lock():
+            # A panel would be written across: the trial prints what stands in the logs.
+            code = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
+    except LabrlError as error:
+        seed = session_seed(config.seed, index)
+        result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
+        write_json(session.result, dataclasses.asdict(result))
+        code = error.exit_code
+    sys.exit(code)
