@@ -33,6 +33,7 @@ results: $(VENV)/.installed-run ## the scores that SLM Lab publishes, by labrl: 
 	$(BIN)/python -m benchmarks.results $(ARGS)
 
 exact: $(VENV)/.installed-dev ## every agent broken off and resumed, compared to the bit: make exact ARGS="--agents ppo"
+	$(BIN)/python -m pytest -m slow tests/test_env_classic.py
 	$(BIN)/python tests/exact_matrix.py $(ARGS)
 
 bench: $(VENV)/.installed-bench ## speed beside Stable-Baselines3 and the ceiling: make bench ARGS="pong --repeats 5"
@@ -74,7 +75,7 @@ $(VENV)/.installed-run: pyproject.toml $(VENV)/.installed-torch
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
 	@echo 'Installing the tools of development'
-	@$(PIP) install -c $(PINS) -e '.[bench,box2d,dev,offline,search,submitit]'
+	@$(PIP) install -c $(PINS) -e '.[bench,box2d,dev,mujoco,offline,search,submitit]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-run

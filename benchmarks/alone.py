@@ -42,13 +42,13 @@ def answer(measure: Callable[..., Measured]) -> None:
 def take_turns(
     measures: dict[str, Callable[[int], Measured]], repeats: int, title: str
 ) -> dict[str, list[Measured]]:
-    """Make every measurement once a round, for `repeats` rounds: A B C, A B C, and so on.
+    """Make every measurement once a round, for `repeats` rounds: A B C, C B A, A B C, and so on.
 
     measures: by name, each called with the number of the round. Progress goes to the standard error.
     """
     results: dict[str, list[Measured]] = {name: [] for name in measures}
     for round_ in range(repeats):
-        for name, measure in measures.items():
+        for name in list(measures)[:: -1 if round_ % 2 else 1]:
             print(f"{title}, round {round_ + 1} of {repeats}: {name}", file=sys.stderr, flush=True)
-            results[name].append(measure(round_))
+            results[name].append(measures[name](round_))
     return results

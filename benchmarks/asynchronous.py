@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
 from benchmarks.alone import Measured, alone, answer, take_turns
 from benchmarks.labrl_side import train
-from benchmarks.report import Report, Row
+from benchmarks.report import Ratio, Report, Row
 
 SECONDS, LENGTH = 0.005, 200
 """Of a step; steps of an episode."""
@@ -67,10 +66,7 @@ def run(repeats: int, quick: bool) -> Report:
         "async",
         f"Beside training: steps of {1000 * SECONDS:g} ms, an episode of {LENGTH} every {PERIOD} frames",
         [Row(name, values, "frames/s") for name, values in fps.items()],
-        {
-            gain: statistics.median(a / b for a, b in zip(fps[with_], fps[without], strict=True))
-            for gain, (with_, without) in GAINS.items()
-        },
+        [Ratio.paired(gain, fps[with_], fps[without]) for gain, (with_, without) in GAINS.items()],
     )
 
 

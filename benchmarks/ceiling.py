@@ -1,7 +1,10 @@
-"""What the machine allows: environments, acting and learning, each alone and in the fastest way that we know.
+"""What the machine allows: two ceilings of the frames per second of a problem.
 
+Eager: environments, acting and learning, each alone and in the fastest form that PyTorch's eager mode has.
 `composition` adds them up to the time that one frame would take if nothing else cost anything: no storage, no
 minibatches, no advantages, no optimizer, no logging, and no two of the parts at once.
+
+Arithmetic: the floating-point operations of acting and learning at the speed of a large product of matrices.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alone import Measured, answer
 from benchmarks.problems import Problem, problem_of
@@ -31,6 +35,9 @@ from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 from labrl.trial.devices import keep_freed_memory
+
+MATRIX = 1024
+"""Rows and columns of the matrices whose product is timed."""
 
 WARM_UP = 0.2
 """Share of the measured time that is spent before it."""
@@ -53,6 +60,8 @@ def variants(part: str, precisions: list[str], cores: int) -> list[Variant]:
     if part == "env":
         return [{"threads": n} for n in counts]
     shares = [(1, 1), (cores, 1), (1, cores)] if cores > 1 else [(1, 1)]
+    if part == "matrices":
+        shares = [(n, 1) for n in counts]
     return [
         {"threads": threads, "workers": workers, "precision": precision}
         for threads, workers in shares
@@ -70,6 +79,15 @@ def composition(problem: Problem, env: float, act: float, gradient: float, boots
     return 1 / (env + act + problem.samples_per_frame * sample)
 
 
+def arithmetic(problem: Problem, forward: float, gradient: float, speed: float) -> float:
+    """Frames per second at `speed` operations per second.
+
+    forward: operations of a forward pass of one observation; gradient: of a forward and backward pass.
+    """
+    sample = gradient + problem.bootstraps_per_sample * forward
+    return speed / (forward + problem.samples_per_frame * sample)
+
+
 def measure(
     problem: str,
     part: str,
@@ -79,18 +97,23 @@ def measure(
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Measured:
-    """Seconds of one part for each frame (env, act) or sample (gradient, bootstrap).
+    """Seconds of one part for each frame (env, act), sample (gradient, bootstrap) or operation (matrices).
 
-    compiled: by torch.compile, which takes its time before what is measured.
+    Of `operations`, their numbers instead: in a forward pass, and in a forward and backward pass. compiled:
+    by torch.compile, which takes its time before what is measured.
     """
     chosen = problem_of(problem)
     config = resolve(compose([*chosen.overrides(), "seed=0"]))
     torch.set_num_threads(1 if part == "env" else threads)
     keep_freed_memory()  # as every session does
+    if part == "matrices":
+        return {"seconds": _matrices(seconds, precision)}
     env = make_env(config.env, seed=0, num_threads=threads)
     try:
         if part == "env":
             return {"seconds": _env(chosen, env, seconds)}
+        if part == "operations":
+            return _operations(chosen, config, env)
         count = chosen.num_envs if part == "act" else chosen.batch_size
         return {"seconds": _network(chosen, config, env, part, count, seconds, workers, precision, compiled)}
     finally:
@@ -137,8 +160,7 @@ def _network(
 ) -> float:
     """Seconds of a forward pass, or of forward and backward (gradient), for each of `count` observations."""
     compute = dataclasses.replace(Compute.choose("cpu", precision, workers), compiled=compiled)
-    spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
-    agent = config.agent.build(spaces=spaces, clock=Clock(1), streams=Streams(0), compute=compute)
+    agent, spaces = _agent(config, env, compute)
     network = agent.modules()[problem.network]
     learner = make_learner(
         network, spaces, compute, lambda flat: Adam(AdamConfig(eps=1e-8, beta1=0.9), [flat.vector], None)
@@ -148,19 +170,49 @@ def _network(
     policy_alone = isinstance(network, ActorCritic) and not network.shared
     asked: dict[str, Any] = {"value": False} if policy_alone else {}
 
-    def loss(network: Callable[..., Outputs], part: _Observations) -> tuple[Tensor, Tensor]:
-        outputs = network(part.observation)
-        tensors = [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
-        mean = torch.stack([output.square().mean() for output in tensors]).sum()
-        return mean, mean.detach().reshape(1)
-
     if part == "gradient":
-        spent = _repeat(lambda: learner.gradient(loss, minibatch), seconds)
+        spent = _repeat(lambda: learner.gradient(_loss, minibatch), seconds)
     else:
         spent = _repeat(lambda: learner.forward(observations, **asked), seconds)
     learner.close()
     agent.close()
     return spent / count
+
+
+def _agent(config: TrialConfig, env: VectorEnv, compute: Compute) -> tuple[Any, Spaces]:
+    spaces = Spaces(env.observation_space, env.action_space, env.num_envs)
+    return config.agent.build(spaces=spaces, clock=Clock(1), streams=Streams(0), compute=compute), spaces
+
+
+def _loss(network: Callable[..., Outputs], part: _Observations) -> tuple[Tensor, Tensor]:
+    """Return a loss of every output, of which little is to be computed beside the network."""
+    outputs = network(part.observation)
+    tensors = [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
+    mean = torch.stack([output.square().mean() for output in tensors]).sum()
+    return mean, mean.detach().reshape(1)
+
+
+def _operations(problem: Problem, config: TrialConfig, env: VectorEnv) -> Measured:
+    """Count the floating-point operations of the products of matrices and the convolutions."""
+    agent, _ = _agent(config, env, Compute.choose("cpu", "fp32", 1))
+    network = agent.modules()[problem.network]
+    batch = _Observations(torch.from_numpy(_observations(network, env, problem.batch_size)))
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        network(batch.observation)
+    with FlopCounterMode(display=False) as gradient:
+        _loss(network, batch)[0].backward()
+    agent.close()
+    return {
+        "forward": forward.get_total_flops() / problem.batch_size,
+        "gradient": gradient.get_total_flops() / problem.batch_size,
+    }
+
+
+def _matrices(seconds: float, precision: str) -> float:
+    """Seconds of a floating-point operation in a product of large matrices."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right, product = (torch.rand(MATRIX, MATRIX, dtype=dtype) for _ in range(3))
+    return _repeat(lambda: torch.mm(left, right, out=product), seconds) / (2 * MATRIX**3)
 
 
 def _observations(network: nn.Module, env: VectorEnv, count: int) -> NDArray:

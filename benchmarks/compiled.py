@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
 from benchmarks.alone import Measured, alone, take_turns
-from benchmarks.report import Report, Row
+from benchmarks.report import Ratio, Report, Row
 
 SECONDS = 4.0
 """Of each measurement, after the compiling."""
@@ -29,14 +28,15 @@ def run(repeats: int, quick: bool) -> Report:
                 title = f"{problem}, {precision}: {told}"
                 titles[title] = (f"{title}, as it is", f"{title}, compiled")
                 for compiled, name in enumerate(titles[title]):
-                    measures[name] = partial(_measured, problem, part, precision, bool(compiled), seconds)
+                    measures[name] = partial(
+                        _measured, f"ppo-{problem}", part, precision, bool(compiled), seconds
+                    )
     results = take_turns(measures, repeats, "torch.compile")
     rates = {name: [1 / one["seconds"] for one in measured] for name, measured in results.items()}
     rows = [Row(name, values, "samples/s") for name, values in rates.items()]
-    gains = {
-        title: statistics.median(rates[compiled]) / statistics.median(rates[plain])
-        for title, (plain, compiled) in titles.items()
-    }
+    gains = [
+        Ratio.paired(title, rates[compiled], rates[plain]) for title, (plain, compiled) in titles.items()
+    ]
     return Report("compile", "torch.compile, times as fast as without", rows, gains)
 
 

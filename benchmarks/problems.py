@@ -205,7 +205,7 @@ class ActorCriticProblem(Problem):
 
 
 PROBLEMS: dict[str, Problem] = {
-    "pong": PPOProblem(
+    "ppo-pong": PPOProblem(
         env="pong",
         title="PPO on Pong (v5 protocol)",
         atari=True,
@@ -217,7 +217,7 @@ PROBLEMS: dict[str, Problem] = {
         rows=3,
         sb3_frames=5120,
     ),
-    "cartpole": PPOProblem(
+    "ppo-cartpole": PPOProblem(
         env="cartpole",
         title="PPO on CartPole",
         lr=3e-4,
@@ -227,6 +227,52 @@ PROBLEMS: dict[str, Problem] = {
         frames_per_row=10240,
         rows=10,
         sb3_frames=51_200,
+    ),
+    # This and the next have the values of the RL Baselines3 Zoo, but no state-dependent exploration.
+    "ppo-lunar_lander": PPOProblem(
+        env="lunar_lander",
+        gym_id="LunarLander-v3",
+        title="PPO on LunarLander",
+        num_envs=16,
+        horizon=1024,
+        batch_size=64,
+        lr=3e-4,
+        discount=0.999,
+        gae_lambda=0.98,
+        clip=0.2,
+        entropy_coef=0.01,
+        warm_up=16_384,
+        frames_per_row=16_384,
+        rows=4,
+        sb3_frames=49_152,
+    ),
+    "ppo-pendulum": PPOProblem(
+        env="pendulum",
+        gym_id="Pendulum-v1",
+        title="PPO on Pendulum",
+        num_envs=4,
+        horizon=1024,
+        batch_size=64,
+        epochs=10,
+        lr=1e-3,
+        discount=0.9,
+        clip=0.2,
+        entropy_coef=0.0,
+        warm_up=4096,
+        frames_per_row=8192,
+        rows=4,
+        sb3_frames=16_384,
+    ),
+    "a2c-cartpole": A2CProblem(
+        env="cartpole",
+        title="A2C on CartPole",
+        lr=7e-4,
+        batch_size=40,
+        entropy_coef=0.0,
+        warm_up=4000,
+        frames_per_row=20_000,
+        rows=4,
+        sb3_frames=40_000,
     ),
     "a2c-pong": A2CProblem(
         env="pong",
@@ -279,6 +325,22 @@ PROBLEMS: dict[str, Problem] = {
         rows=3,
         sb3_frames=30_000,
         also_num_envs=(8,),
+    ),
+    "dqn-acrobot": DQNProblem(
+        env="acrobot",
+        gym_id="Acrobot-v1",
+        title="DQN on Acrobot (1 environment, 1 update a frame)",
+        lr=6.3e-4,
+        batch_size=128,
+        frames_per_update=1,
+        capacity=50_000,
+        epsilon=0.1,
+        target_every=250,
+        hidden=(256, 256),
+        warm_up=1000,
+        frames_per_row=2000,
+        rows=3,
+        sb3_frames=4000,
     ),
 }
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from benchmarks.published import Cell, Result
 from labrl.analysis.intervals import Estimate
-from labrl.analysis.published import Cell, Result
 from labrl.analysis.runs import Run
-from labrl.analysis.tables import as_csv
 from labrl.storage.atomic import write_atomic
 
 COMPARED = frozenset({"better", "equal", "worse"})
@@ -31,7 +31,13 @@ def read(file: Path) -> dict[str, dict[str, str]]:
 def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write `rows`, each with a `name`, in their order."""
     file.parent.mkdir(exist_ok=True)
-    write_atomic(file, as_csv(list(rows)))
+    rows = list(rows)
+    text = io.StringIO(newline="")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([{key: "" if value is None else value for key, value in row.items()} for row in rows])
+    write_atomic(file, text.getvalue())
 
 
 def source(run: Run, name: str, folder: Path) -> dict[str, str]:

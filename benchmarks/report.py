@@ -1,17 +1,28 @@
-"""Results as a Markdown table and as JSON, with the machine named."""
+"""Results of the cases: Markdown, JSON and a chart, with the machine named."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from labrl.storage.provenance import describe_machine
 
 PACKAGES = ("labrl", "torch", "stable-baselines3", "gymnasium", "ale-py", "numpy")
+
+RESAMPLES = 5000
+"""Of a bootstrap interval."""
+
+RESULTS, TABLE, CHART = "results.json", "table.md", "chart"
+"""Files of the folder that keeps results; the chart is there as PNG and SVG."""
 
 
 @dataclass
@@ -22,39 +33,93 @@ class Row:
     values: list[float]
     unit: str
 
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return statistics.median(self.values)
+
     def markdown(self) -> str:
         """Median, and lowest to highest."""
         low, high = min(self.values), max(self.values)
-        return (
-            f"| {self.title} | {_short(statistics.median(self.values))} "
-            f"| {_short(low)} to {_short(high)} | {self.unit} |"
-        )
+        return f"| {self.title} | {_short(self.median)} | {_short(low)} to {_short(high)} | {self.unit} |"
+
+
+@dataclass
+class Ratio:
+    """One quantity over another, with its 95 % bootstrap interval."""
+
+    title: str
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def paired(cls, title: str, over: Sequence[float], under: Sequence[float]) -> Ratio:
+        """Return the median of the ratios within a round, which a slow round leaves as they are."""
+        ratios = np.array(over) / np.array(under)  # [rounds]
+        return cls(title, float(np.median(ratios)), *_interval(np.median(_resampled(ratios, 0), axis=1)))
+
+    @classmethod
+    def of_medians(cls, title: str, over: Sequence[float], under: Sequence[float]) -> Ratio:
+        """Return the ratio of the medians of two samples that have no pairs, such as runs with seeds."""
+        drawn = [
+            np.median(_resampled(np.array(side), seed), axis=1) for seed, side in enumerate((over, under))
+        ]
+        with np.errstate(invalid="ignore"):  # of two that were never reached
+            return cls(title, float(np.median(over) / np.median(under)), *_interval(drawn[0] / drawn[1]))
+
+    def __str__(self) -> str:
+        return f"{_short(self.value)} ({_short(self.low)} to {_short(self.high)})"
 
 
 @dataclass
 class Report:
-    """One case."""
+    """The result of one case."""
 
     case: str
     title: str
     rows: list[Row]
-    ratios: dict[str, float] = field(default_factory=dict)
+    ratios: list[Ratio] = field(default_factory=list)
+    compared: tuple[Row, Row, Ratio] | None = None
+    """labrl, Stable-Baselines3 at its best, and how many times as fast labrl is."""
+    shares: list[Ratio] = field(default_factory=list)
+    """What labrl reaches of the eager and of the arithmetic ceiling."""
 
     def markdown(self) -> str:
         """A table, and the ratios under it."""
         lines = [f"### {self.title}", "", "| | median | range | |", "|---|---:|---:|---|"]
         lines += [row.markdown() for row in self.rows]
-        if self.ratios:
-            lines.append("")
-            lines += [f"- {title}: **{ratio:.3g}**" for title, ratio in self.ratios.items()]
+        ratios = [*([self.compared[2]] if self.compared else []), *self.shares, *self.ratios]
+        if ratios:
+            lines += ["", *(f"- {ratio.title}: **{ratio}**" for ratio in ratios)]
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
         """Everything that was measured, for JSON; None for what was never reached."""
-        plain = asdict(self)
-        for row in plain["rows"]:
-            row["values"] = [value if math.isfinite(value) else None for value in row["values"]]
-        return plain
+        return _finite(asdict(self))
+
+
+class Results:
+    """A folder that keeps the newest report of each case, with the machine on which it was measured."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        file = folder / RESULTS
+        self._cases: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+
+    def add(self, report: Report, setting: dict[str, Any], rounds: int) -> None:
+        """Keep a report, and draw what is kept of this machine's processor."""
+        self._cases[report.case] = {**report.plain(), "rounds": rounds, "setting": setting}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / RESULTS).write_text(json.dumps(self._cases, indent=1, allow_nan=False) + "\n")
+        compared = [
+            case
+            for case in self._cases.values()
+            if case["compared"] and case["setting"]["machine"] == setting["machine"]
+        ]
+        if compared:
+            (self._folder / TABLE).write_text(_table(compared, setting))
+            _draw(compared, setting, self._folder)
 
 
 def describe_setting() -> dict[str, Any]:
@@ -69,15 +134,62 @@ def describe_setting() -> dict[str, Any]:
     return {"machine": machine, "instructions": _instructions(), "versions": versions}
 
 
-def setting_line(setting: dict[str, Any], repeats: int) -> str:
+def setting_line(setting: dict[str, Any]) -> str:
     """One sentence that a table can stand under."""
-    machine, versions = setting["machine"], setting["versions"]
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return (
-        f"{machine.get('processor', 'unknown processor')} ({setting['instructions']}), "
-        f"{machine.get('cores_usable', machine.get('cores'))} cores; {packages}; "
-        f"medians of {repeats} interleaved rounds."
-    )
+    packages = ", ".join(f"{name} {version}" for name, version in setting["versions"].items())
+    return f"{_processor(setting)}; {packages}; medians of interleaved rounds, with 95 % bootstrap intervals."
+
+
+def _processor(setting: dict[str, Any]) -> str:
+    machine = setting["machine"]
+    cores = machine.get("cores_usable", machine.get("cores"))
+    return f"{machine.get('processor', 'unknown processor')} ({setting['instructions']}), {cores} cores"
+
+
+def _table(cases: list[dict[str, Any]], setting: dict[str, Any]) -> str:
+    lines = [
+        "| | labrl | Stable-Baselines3 | times as fast | of the eager ceiling | of the arithmetic ceiling |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for case in cases:
+        ours, theirs, ratio = case["compared"]
+        medians = [
+            "not reached" if None in row["values"] else _short(statistics.median(row["values"]))
+            for row in (ours, theirs)
+        ]
+        shares = [share["value"] for share in case["shares"]] or [None, None]
+        lines.append(
+            f"| {case['title']}, {ours['unit']} | {' | '.join(medians)} | {_with_interval(ratio)} "
+            f"| {' | '.join('' if share is None else _short(share) for share in shares)} |"
+        )
+    return "\n".join([*lines, "", setting_line(setting), ""])
+
+
+def _with_interval(ratio: dict[str, Any]) -> str:
+    value, low, high = (_known(ratio[name]) for name in ("value", "low", "high"))
+    return f"{_short(value)} ({_short(low)} to {_short(high)})"
+
+
+def _draw(cases: list[dict[str, Any]], setting: dict[str, Any], folder: Path) -> None:
+    """Draw how many times as fast as Stable-Baselines3 labrl is, as bars with their intervals."""
+    from matplotlib.figure import Figure
+
+    drawn = [case for case in cases if None not in case["compared"][2].values()][::-1]
+    values = np.array([[case["compared"][2][name] for name in ("value", "low", "high")] for case in drawn])
+    figure = Figure(figsize=(8, 1.3 + 0.38 * len(drawn)), layout="constrained")
+    axes = figure.subplots()
+    if drawn:
+        value, low, high = values.T
+        errors = np.abs([value - low, high - value])
+        bars = axes.barh([case["title"] for case in drawn], value, color="#3b6fb6")
+        axes.errorbar(value, range(len(drawn)), xerr=errors, fmt="none", ecolor="#333333", capsize=2)
+        axes.bar_label(bars, [f"{one:.2g}" for one in value], label_type="center", color="white")
+    axes.axvline(1, color="black", linewidth=1)
+    figure.suptitle("Times as fast as Stable-Baselines3 (= 1): median and 95 % interval", fontsize=11)
+    axes.set_title(_processor(setting), fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    for ending in ("png", "svg"):
+        figure.savefig(folder / f"{CHART}.{ending}", dpi=150)
 
 
 def _instructions() -> str:
@@ -86,6 +198,29 @@ def _instructions() -> str:
 
     widest = torch.backends.cpu.get_cpu_capability()
     return f"{widest}, bf16" if torch.cpu._is_avx512_bf16_supported() else f"{widest}, no bf16"
+
+
+def _resampled(values: np.ndarray, seed: int) -> np.ndarray:
+    """Draw from `values` with replacement. [RESAMPLES, len(values)]"""
+    return np.random.default_rng(seed).choice(values, (RESAMPLES, len(values)))
+
+
+def _interval(statistics_: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(statistics_, [0.025, 0.975], method="nearest")
+    return float(low), float(high)
+
+
+def _finite(plain: Any) -> Any:
+    """Replace numbers that JSON does not have by None."""
+    if isinstance(plain, dict):
+        return {key: _finite(value) for key, value in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_finite(value) for value in plain]
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _short(value: float) -> str:

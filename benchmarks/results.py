@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import atari, record, studies
-from labrl.analysis.published import Result, as_markdown, cells, judged, summary
+from benchmarks.published import Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_experiment, load_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.storage.experiment_folder import is_experiment

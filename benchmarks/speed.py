@@ -1,8 +1,7 @@
-"""labrl, Stable-Baselines3 and the ceiling on one problem, taking turns."""
+"""labrl, Stable-Baselines3 and the ceilings on one problem, taking turns."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +10,7 @@ import torch
 from benchmarks import ceiling
 from benchmarks.alone import Measured, alone, take_turns
 from benchmarks.problems import PROBLEMS
-from benchmarks.report import Report, Row
+from benchmarks.report import Ratio, Report, Row
 from labrl.learning.compute import Compute
 from labrl.trial.devices import available_cpus
 
@@ -20,6 +19,7 @@ PARTS = {
     "act": "policy forward alone",
     "gradient": "forward and backward alone (samples/s)",
     "bootstrap": "forward of a minibatch alone (samples/s)",
+    "matrices": "products of large matrices alone",
 }
 
 
@@ -31,7 +31,8 @@ def run(case: str, repeats: int, quick: bool) -> Report:
     }
     seconds = 0.2 if quick else 2.0
     rows, sb3_frames = (1, problem.sb3_frames // 10) if quick else (problem.rows, problem.sb3_frames)
-    fastest = {part: _fastest(case, part, seconds) for part in parts}
+    fastest = {part: _fastest(case, part, seconds, quick) for part in parts}
+    operations = alone("benchmarks.ceiling", problem=case, part="operations", seconds=seconds, threads=1)
     sb3_threads = sorted({1, min(2, available_cpus())})
     env_counts = [problem.num_envs, *problem.also_num_envs]
     measures: dict[str, Callable[[int], Measured]] = {}
@@ -43,26 +44,47 @@ def run(case: str, repeats: int, quick: bool) -> Report:
         measures[part] = partial(_part, case, part, seconds, variant)
     results = take_turns(measures, repeats, problem.title)
 
-    labrl = {count: [m["fps"] for m in results[f"labrl {count}"]] for count in env_counts}
-    sb3 = {threads: [m["fps"] for m in results[f"sb3 {threads}"]] for threads in sb3_threads}
-    best = max(sb3, key=lambda threads: statistics.median(sb3[threads]))
-    times = [[m["seconds"] for m in results[part]] for part in parts]
-    limits = [ceiling.composition(problem, *of_round) for of_round in zip(*times, strict=True)]
-    table = [
-        Row(f"**labrl**, {_counted(count, 'environment')}", fps, "frames/s") for count, fps in labrl.items()
+    labrl = [
+        Row(
+            f"**labrl**, {_counted(count, 'environment')}",
+            [m["fps"] for m in results[f"labrl {count}"]],
+            "frames/s",
+        )
+        for count in env_counts
     ]
-    for threads, fps in sb3.items():
-        title = f"Stable-Baselines3, DummyVecEnv, {_counted(threads, 'torch thread')}"
-        table.append(Row(title, fps, "frames/s"))
-    table.append(Row("ceiling: the parts below one after the other", limits, "frames/s"))
-    for (part, title), spent in zip(parts.items(), times, strict=True):
-        table.append(Row(f"{title}, {_named(fastest[part])}", [1 / s for s in spent], "1/s"))
-    same = labrl[problem.num_envs]
-    ratios = {
-        "labrl / Stable-Baselines3 at its best": _ratio(same, sb3[best]),
-        "labrl / ceiling": _ratio(same, limits),
-    }
-    return Report(case, problem.title, table, ratios)
+    sb3 = [
+        Row(
+            f"Stable-Baselines3, DummyVecEnv, {_counted(threads, 'torch thread')}",
+            [m["fps"] for m in results[f"sb3 {threads}"]],
+            "frames/s",
+        )
+        for threads in sb3_threads
+    ]
+    best = max(sb3, key=lambda row: row.median)
+    times = {part: [m["seconds"] for m in results[part]] for part in parts}
+    summed = [times[part] for part in parts if part != "matrices"]
+    eager = [ceiling.composition(problem, *of_round) for of_round in zip(*summed, strict=True)]
+    counted = [ceiling.arithmetic(problem, **operations, speed=1 / spent) for spent in times["matrices"]]
+    table = [
+        *labrl,
+        *sb3,
+        Row("eager ceiling: the parts below one after the other", eager, "frames/s"),
+        Row("arithmetic ceiling: the operations at the speed of large matrices", counted, "frames/s"),
+    ]
+    for part, title in parts.items():
+        scale, unit = (1e-9, "GFLOP/s") if part == "matrices" else (1, "1/s")
+        table.append(Row(f"{title}, {_named(fastest[part])}", [scale / s for s in times[part]], unit))
+    same = labrl[0].values
+    return Report(
+        case,
+        problem.title,
+        table,
+        compared=(labrl[0], best, Ratio.paired("labrl / Stable-Baselines3 at its best", same, best.values)),
+        shares=[
+            Ratio.paired("labrl / eager ceiling", same, eager),
+            Ratio.paired("labrl / arithmetic ceiling", same, counted),
+        ],
+    )
 
 
 def _labrl(case: str, num_envs: int, rows: int, round_: int) -> Measured:
@@ -85,13 +107,15 @@ def _part(case: str, part: str, seconds: float, variant: ceiling.Variant, round_
     return alone("benchmarks.ceiling", problem=case, part=part, seconds=seconds, **variant)
 
 
-def _fastest(case: str, part: str, seconds: float) -> ceiling.Variant:
-    """The variant of a part that takes least time; the rounds then measure that one."""
+def _fastest(case: str, part: str, seconds: float, quick: bool) -> ceiling.Variant:
+    """Return the variant of a part that takes least time; the rounds then measure that one."""
     has_bf16 = Compute.choose("cpu", "auto", 1).precision == torch.bfloat16
     precisions = ["fp32", "bf16"] if has_bf16 else ["fp32"]
+    variants = ceiling.variants(part, precisions, available_cpus())
+    if quick:
+        return variants[0]
     times = [
-        (_part(case, part, seconds, variant, 0)["seconds"], i, variant)
-        for i, variant in enumerate(ceiling.variants(part, precisions, available_cpus()))
+        (_part(case, part, seconds, variant, 0)["seconds"], i, variant) for i, variant in enumerate(variants)
     ]
     return min(times)[2]
 
@@ -105,8 +129,3 @@ def _named(variant: ceiling.Variant) -> str:
 
 def _counted(count: int | str, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def _ratio(numerators: list[float], denominators: list[float]) -> float:
-    """Median over the rounds of the ratio within a round, which a slow round leaves as it is."""
-    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))

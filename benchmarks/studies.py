@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from labrl.analysis.published import Cell, cells
+from benchmarks.published import Cell, cells, number
 from labrl.analysis.runs import Experiment
 from labrl.analysis.search import SearchResult, importances, read_search
-from labrl.analysis.tables import number
 from labrl.config.compose import compose, to_plain
 from labrl.storage.atomic import write_atomic
 

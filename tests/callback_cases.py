@@ -18,12 +18,17 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.seeding import Streams
 from labrl.session.callbacks.callback import Callback, Row, Table
+from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
+from labrl.session.evaluation import Quota
 from labrl.session.interruption import Interruption
 from labrl.step import Episode, Step
 from labrl.storage.run_folder import SessionFolder
+from labrl.workspace import Workspace
 
-CARTPOLE = Component("labrl.envs.gym.GymnasiumEnv", options("env", "env=cartpole", max_frame=1000), "env")
+CARTPOLE = Component(
+    "labrl.envs.gym.GymnasiumEnv", options("env", "env=cartpole", max_frame=1000, num_envs=4), "env"
+)
 
 
 class ToyAgent(Agent):
@@ -54,16 +59,29 @@ def finished(score: float, length: int = 10, env: int = 0, index: int = 0) -> Ep
     return Episode(env, index, seed=0, episode_return=score, length=length, truncated=False)
 
 
+def evaluation(frequency: int, num_envs: int = 0, listeners: Any = (), **quota: Any) -> Evaluate:
+    return Evaluate(frequency, Quota(num_envs, **quota), listeners)
+
+
+class ToyRoom:
+    """Files of which every vector step fills the same part."""
+
+    def __init__(self, session: ToySession, frames_safe: int, fills: float) -> None:
+        self.session, self.frames_safe, self.fills, self.marked = session, frames_safe, fills, 0
+
+    def mark(self) -> None:
+        self.marked = self.session.clock.frame
+
+    def spent(self) -> float:
+        return self.fills * ((self.session.clock.frame - self.marked) // self.session.num_envs + 1)
+
+
 class ToySession:
     """Ticks the clock, ends an episode every `episode_every` frames with a return that grows."""
 
     num_envs = 4
     episode_every = 20
-    most_frames_unsaved = 1000
-    state_in_files = False
     highlights = None
-    fills = 0.0
-    """Part of the room in files that a step takes."""
 
     def __init__(self, path: Path, max_frame: int = 200, seed: int = 5) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -79,7 +97,9 @@ class ToySession:
         self.timers: Any = SimpleNamespace(seconds={"env": 1.0, "act": 0.0, "learn": 3.0, "callbacks": 0.0})
         self.interruption = Interruption()
         self.callbacks: list[Any] = []
-        self.observation: NDArray | None = None
+        self.workspace = Workspace(frames_kept=10**4)
+        self.saved_at: list[int] = []
+        """The frames at which a checkpoint has asked for the state."""
         self.before_callbacks: Callable[[], None] = lambda: None
 
     def run(self, *callbacks: Callback) -> ToySession:
@@ -115,21 +135,24 @@ class ToySession:
         self.before_callbacks = check
         return self
 
-    @property
-    def room_spent(self) -> float:
-        return self.fills * ((self.clock.frame - self.marked) // self.num_envs + 1)
+    def in_files(self, frames_safe: int = 10**4, fills: float = 0.0) -> ToySession:
+        self.workspace.rooms.append(ToyRoom(self, frames_safe, fills))
+        return self
 
-    def mark_room(self) -> None:
-        self.marked = self.clock.frame
+    def stopping(self) -> bool:
+        return self.interruption.requested
+
+    def observation(self) -> NDArray | None:
+        return None
 
     def metrics(self) -> dict[str, float]:
         return self.agent.metrics()
 
-    @property
     def interrupted(self) -> bool:
         return self.interruption.requested and not self.clock.finished
 
     def state_dict(self) -> dict[str, Any]:
+        self.saved_at.append(self.clock.frame)
         return {
             "clock": self.clock.state_dict(),
             "streams": self.streams.state_dict(),

@@ -19,7 +19,7 @@ from labrl.trial import reporting  # torch reads the number of threads when it i
 settings.register_profile("labrl", deadline=None)
 settings.load_profile("labrl")
 
-_make_report = reporting.make_report
+_make_report, _prepare = reporting.make_report, reporting.prepare
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +35,15 @@ def _no_handlers_of_other_tests() -> None:
 def _no_videos(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials end without videos, a second each, but in tests that are about them (`uses_videos`)."""
     if "uses_videos" not in request.keywords:
-        monkeypatch.setattr("labrl.trial.videos.render", lambda run, sessions: [])
+        monkeypatch.setattr("labrl.trial.playback.render_videos", lambda run, sessions: [])
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_reports() -> Iterator[None]:
     """Runs in a test's own process make no report: hundreds of them would take minutes of plotting."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reporting, "make_report", lambda folder: None)
+        patch.setattr(reporting, "make_report", lambda folder, prepared=None: None)
+        patch.setattr(reporting, "prepare", lambda folder: None)
         yield
 
 
@@ -51,3 +52,4 @@ def _reports_where_asked(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     """`@pytest.mark.report` is for tests that want one."""
     if request.node.get_closest_marker("report"):
         monkeypatch.setattr(reporting, "make_report", _make_report)
+        monkeypatch.setattr(reporting, "prepare", _prepare)

@@ -19,11 +19,11 @@ import torch
 from omegaconf import OmegaConf
 
 from labrl.config.compose import compose
-from labrl.envs.repeatability import same
+from labrl.config.overrides import override, quoted
+from labrl.observations import same
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.episodes import read_episode, recorded_names
 from labrl.storage.run_folder import SessionFolder
-from labrl.trial.overrides import override, quoted
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "meta.report=false", "seed=5"]
 QUIET += ["wandb=disabled"]
@@ -63,6 +63,7 @@ SMALL: dict[str, list[str]] = {
     "recurrent_a2c": ["agent.horizon=7"],
     "labrl.agents.reinforce.Reinforce": ["agent.episodes=4"],
     "labrl.agents.sarsa.Sarsa": ["agent.horizon=8"],
+    "labrl.agents.pqn.PQN": ["agent.horizon=8", "agent.batch_size=8"],
     "labrl.agents.dqn.DQN": REPLAY,
     "recurrent_dqn": [
         *("agent.learning_starts=60", "agent.batch_size=8", "agent.updates_per_frame=0.1"),

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from labrl.agents.transforms import RunningMoments
+from labrl.clock import Clock
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.learning.learner import Learner
 from labrl.learning.optimizers import Adam, AdamConfig, Optimizer
 from labrl.learning.ranks import Ranks
 from labrl.learning.sliced import SlicedLearner
-from labrl.session.team import ReplicaError, Team
+from labrl.session.episodes import EpisodeWindow
+from labrl.session.interruption import Interruption
+from labrl.session.team import Own, RankTeam, ReplicaError
 from labrl.trial.torchrun import Group, Launch
 
 ROWS = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
@@ -92,14 +95,15 @@ def all_know_what_one_knows(ranks: Ranks) -> None:
 def a_weight_that_differs_is_named(ranks: Ranks) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    agent = SimpleNamespace(modules=lambda: {"policy": network})
-    session: Any = SimpleNamespace(agent=agent, clock=SimpleNamespace(frame=70))
-    team = Team(ranks, [], 1, None)
-    team.compare(session)
+    agent: Any = SimpleNamespace(modules=lambda: {"policy": network})
+    clock = Clock(70)
+    own = Own(clock, EpisodeWindow(1), Interruption(), agent, 1, metrics=dict, state_dict=dict)
+    team = RankTeam(own, ranks, [], 1, None)
+    team.compare()
     if ranks.rank == 1:
         network[1].running_mean[0] += 1e-7  # type: ignore[index, operator]
     with pytest.raises(ReplicaError) as raised:
-        team.compare(session)
+        team.compare()
     assert "policy.1.running_mean of rank 1" in str(raised.value)
 
 

@@ -80,6 +80,7 @@ def write_session(
             "frame": last["frame"],
             "wall": last["wall"],
             "episodes": 100,
+            "final_return": last["return_mean"],
             "return_mean": last["return_mean"],
             "return_std": 1.0,
             "best_return": last["return_mean"],

@@ -73,7 +73,10 @@ class Bytes(gym.Env[Any, Any]):
 @pytest.mark.parametrize(
     ("agent", "several"),
     [
-        *((agent, False) for agent in ("dqn", "recurrent_dqn", "sarsa", "sac", "ppo", "sil_a2c", "random")),
+        *(
+            (agent, False)
+            for agent in ("dqn", "recurrent_dqn", "sarsa", "pqn", "sac", "ppo", "sil_a2c", "random")
+        ),
         *((agent, True) for agent in ("ppo", "sil_ppo", "random")),
     ],
 )
@@ -81,6 +84,8 @@ def test_choices_of_a_small_type_are_learned_from(agent: str, several: bool, tmp
     words = [f"agent={agent}", "env=gymnasium", "env.id=null", "env.name=bytes", f"hydra.run.dir={tmp_path}"]
     words += ["+env.make._target_=test_action_spaces.Bytes", f"+env.make.several={several}", "seed=0"]
     words += ["env.num_envs=2", "env.max_frame=400", "meta=dev", "meta.max_session=1", "meta.report=false"]
+    if agent == "pqn":
+        words += ["agent.batch_size=32"]
     if agent in ("dqn", "recurrent_dqn", "sac"):
         words += ["agent.learning_starts=100", "agent.batch_size=32"]
     run = labrl.train(words)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from labrl.analysis.search import Parameter, best_so_far, importances, read_search, scatter
+from labrl.analysis.search import Parameter, best_so_far, importances, read_search
 
 SPACE = {
     "agent.lr": {
@@ -89,9 +89,3 @@ def test_importance_is_not_made_up_from_a_few_trials_or_equal_ones() -> None:
         search = read_search(info(*trials))
         assert search is not None
         assert importances(search) == {}
-
-
-def test_a_slice_has_the_trials_of_one_state() -> None:
-    search = read_search(info(trial(0, 1e-3, "a", 1.0), trial(1, 1e-2, "b", 2.0, "pruned")))
-    assert search is not None
-    assert scatter(search, search.parameters[0], "pruned") == ([-2.0], [2.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from labrl.errors import InputError
 from labrl.networks.spaces import Spaces
 from labrl.session.acting import ActingCopy
 from labrl.session.callbacks import Callback
-from labrl.session.callbacks.evaluate import Evaluate
-from labrl.session.evaluation import EvaluationEnvs, Played, Quota
-from labrl.session.evaluator import Snapshot
+from labrl.session.episodes import Played
+from labrl.session.evaluation import EvaluationEnvs, Quota, Snapshot
 from labrl.session.session import Session
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
@@ -44,7 +43,7 @@ class Delayed:
         self.envs = EvaluationEnvs(config.env, session.seed, 1, quota)
         env = self.envs.env
         spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs, env.masked)
-        self.copy = ActingCopy(config, session.index, session.seed, 1, spaces)
+        self.copy = ActingCopy.of_session(config, spaces, session.seed, session.index, 1)
         self.snapshot: Snapshot | None = None
         self.left = 0
 
@@ -52,14 +51,12 @@ class Delayed:
         assert self.snapshot is None, "one at a time"
         self.snapshot, self.left = snapshot, self.delay
 
-    def answer(self) -> Played | None:
+    def answer(self, stopping: Any = None) -> list[Played] | None:
         self.left -= 1
-        return self.wait(bool) if self.snapshot is not None and self.left < 0 else None
-
-    def wait(self, stopped: Any) -> Played | None:
-        if stopped():
+        if (stopping is None and self.left >= 0) or (stopping is not None and stopping()):
             return None
         assert self.snapshot is not None
+        assert self.snapshot.acting is not None
         self.copy.load(self.snapshot.acting)
         played = self.envs.play(self.copy.agent, self.copy.transforms, self.snapshot.frame, bool)
         self.snapshot = None
@@ -70,19 +67,21 @@ class Delayed:
         self.copy.close()
 
 
-def part(session: Session) -> Evaluate:
-    return next(callback for callback in session.callbacks if isinstance(callback, Evaluate))
+@pytest.fixture(autouse=True)
+def asked_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("labrl.session.evaluation.POLL_SECONDS", 0.0)
 
 
 def play(words: list[str], run: RunFolder, stop_at: int | None = None, delay: int | None = None) -> Session:
     """A session from its newest checkpoint on; delay: None evaluates in the loop."""
     config = resolve(compose([*words, f"meta.async_eval={str(delay is not None).lower()}"]))
     session = restored_session(config, 0, run.session(0), num_threads=1)
-    kind = type("Evaluator", (Delayed,), {"delay": delay or 0})
-    part(session)._start_evaluator = kind  # type: ignore[assignment]
     if stop_at is not None:
         session.callbacks.insert(0, StopAt(stop_at))
-    session.run()
+    kind = type("Evaluator", (Delayed,), {"delay": delay or 0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("labrl.session.callbacks.evaluate.Evaluator", kind)
+        session.run()
     return session
 
 
@@ -134,7 +133,7 @@ def test_a_resume_loses_and_doubles_no_row(loop: RunFolder, tmp_path: Path) -> N
 
 def test_what_was_evaluated_beside_is_made_up_for_in_the_loop(loop: RunFolder, tmp_path: Path) -> None:
     mixed = RunFolder.create(tmp_path / "run")
-    assert play(PPO, mixed, stop_at=256, delay=10**6).state_dict()["callbacks"]["Evaluate:0"]["behind"]
+    assert play(PPO, mixed, stop_at=256, delay=10**6).state_dict()["callbacks"]["Evaluate:0"]["queue"]
     assert not mixed.session(0).eval_csv.exists()
     play(PPO, mixed, stop_at=440)  # in the loop; broken off at an evaluation
     assert len(rows(mixed.session(0).eval_csv)) == 1
@@ -151,9 +150,9 @@ class KillsEvaluator(Callback):
     """As a system does that runs out of memory."""
 
     def step(self, session: Any) -> None:
-        evaluator = part(session)._evaluator
-        if evaluator is not None and session.clock.frame >= 300:
-            evaluator._companion.signal(signal.SIGKILL)
+        if session.clock.frame >= 300:
+            for process in multiprocessing.active_children():
+                process.kill()
 
 
 class FailsInEvaluation(RandomAgent):

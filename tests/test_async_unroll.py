@@ -24,9 +24,8 @@ import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.session import actor_env
-from labrl.session.actor import Acted
-from labrl.session.actor_env import ActorEnv
+from labrl.session import actor
+from labrl.session.actor import Acted, ActorProcess
 from labrl.session.companion import Companion, CompanionError, Failure, Line, RemoteError, TrainingEndedError
 from labrl.session.session import Session
 from labrl.session.weights_file import WeightsFile
@@ -83,7 +82,7 @@ class InThread(Companion):
 
 @pytest.fixture
 def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_env, "Companion", InThread)
+    monkeypatch.setattr(actor, "Companion", InThread)
 
 
 def play(words: list[str], run: RunFolder, stop_at: int | None = None) -> Session:
@@ -95,7 +94,7 @@ def play(words: list[str], run: RunFolder, stop_at: int | None = None) -> Sessio
 
 
 def received(session: Session) -> list[Acted]:
-    assert isinstance(session.env, ActorEnv)
+    assert isinstance(session.env, ActorProcess)
     assert isinstance(session.env._companion, InThread)
     return session.env._companion.received
 
@@ -303,7 +302,7 @@ def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
             else:
                 publishing.join()
                 writer.publish(ours, number)
-            version = reader.take(theirs, lambda: False)
+            version = reader.take(theirs)
             values = {v for t in theirs["policy"].state_dict().values() for v in t.float().unique().tolist()}
             assert len(values) == 1
             assert number == 0 or (version, values) == (number, {float(number)})

@@ -64,6 +64,13 @@ def test_what_shows_in_a_run_fails_the_session(
     )
 
 
+def test_a_close_that_fails_is_told_and_does_no_harm(tmp_path: Path) -> None:
+    words = [*WORDS, "+env.make.how=close", "env.fresh_env_per_episode=null"]
+    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert result.exit_code == 0
+    assert "OSError: already closed" in (result.folder / "session_0" / "session.log").read_text()
+
+
 def test_a_script_may_ask_for_an_exception_where_the_trial_fails(tmp_path: Path) -> None:
     words = [*WORDS, "+env.make.how=exit", f"hydra.run.dir={tmp_path / 'run'}"]
     with pytest.raises(labrl.TrialError) as raised:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from callback_cases import ToySession
+from callback_cases import ToySession, evaluation
 
 import labrl.session.callbacks.checkpoint
 import labrl.storage.checkpoint
@@ -21,21 +21,9 @@ from labrl.session.callbacks.log import LogTraining
 from labrl.storage.checkpoint import CheckpointStore
 
 
-class Saves(Checkpoint):
-    """Remembers at which frames it saved."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.frames: list[int] = []
-
-    def _save(self, session: Any) -> None:
-        self.frames.append(session.clock.frame)
-        super()._save(session)
-
-
-def callbacks(log: int = 50, evaluation: int = 40) -> tuple[LogTraining, Evaluate, Saves]:
-    evaluate = Evaluate(evaluation, num_envs=0)
-    return LogTraining(log), evaluate, Saves(log, 2, evaluate)
+def callbacks(session: ToySession) -> tuple[LogTraining, Evaluate, Checkpoint]:
+    evaluate = evaluation(40)
+    return LogTraining(50), evaluate, Checkpoint(50, 2, evaluate, session.workspace)
 
 
 def store(session: ToySession) -> CheckpointStore:
@@ -43,10 +31,10 @@ def store(session: ToySession) -> CheckpointStore:
 
 
 def test_saved_at_each_log_frequency_at_a_new_best_and_at_the_end_once_each(tmp_path: Path) -> None:
-    log, evaluate, checkpoint = callbacks()
-    session = ToySession(tmp_path, max_frame=200).run(log, evaluate, checkpoint)
+    session = ToySession(tmp_path, max_frame=200)
+    session.run(*callbacks(session))
     # returns grow, so every evaluation is the best so far
-    assert checkpoint.frames == [40, 52, 80, 100, 120, 152, 160, 200]
+    assert session.saved_at == [40, 52, 80, 100, 120, 152, 160, 200]
     assert store(session).frames() == [200, 160]
     best = store(session).best()
     assert best is not None
@@ -54,8 +42,8 @@ def test_saved_at_each_log_frequency_at_a_new_best_and_at_the_end_once_each(tmp_
 
 
 def test_the_checkpoint_holds_the_session_and_what_the_callbacks_did_at_its_frame(tmp_path: Path) -> None:
-    log, evaluate, checkpoint = callbacks()
-    session = ToySession(tmp_path, max_frame=200).run(log, evaluate, checkpoint)
+    session = ToySession(tmp_path, max_frame=200)
+    session.run(*callbacks(session))
     latest = store(session).latest()
     assert latest is not None
     assert latest.state["weight"] == session.agent.weight
@@ -64,26 +52,25 @@ def test_the_checkpoint_holds_the_session_and_what_the_callbacks_did_at_its_fram
 
 
 def test_an_interruption_is_saved_where_it_stopped(tmp_path: Path) -> None:
-    log, evaluate, checkpoint = callbacks()
-    session = ToySession(tmp_path).interrupt_at(68).run(log, evaluate, checkpoint)
-    assert checkpoint.frames == [40, 52, 68]
+    session = ToySession(tmp_path).interrupt_at(68)
+    session.run(*callbacks(session))
+    assert session.saved_at == [40, 52, 68]
     latest = store(session).latest()
     assert latest is not None
     assert latest.state["clock"]["frame"] == 68
 
 
 def test_an_interruption_at_a_checkpoint_is_not_saved_twice(tmp_path: Path) -> None:
-    log, evaluate, checkpoint = callbacks()
-    ToySession(tmp_path).interrupt_at(52).run(log, evaluate, checkpoint)
-    assert checkpoint.frames == [40, 52]
+    session = ToySession(tmp_path).interrupt_at(52)
+    session.run(*callbacks(session))
+    assert session.saved_at == [40, 52]
 
 
 def test_an_interruption_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
-    log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path)
     session.interruption.stop(15)
-    session.run(log, evaluate, checkpoint)
-    assert checkpoint.frames == []
+    session.run(*callbacks(session))
+    assert session.saved_at == []
 
 
 class Fails(Callback):
@@ -93,30 +80,28 @@ class Fails(Callback):
 
 
 def test_what_an_exception_left_half_done_is_not_saved(tmp_path: Path) -> None:
-    log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path)
     with pytest.raises(FloatingPointError):
-        session.run(Fails(), log, evaluate, checkpoint)
-    assert checkpoint.frames == [40, 52]
+        session.run(Fails(), *callbacks(session))
+    assert session.saved_at == [40, 52]
     latest = store(session).latest()
     assert latest is not None
     assert latest.frame == 52, "the last good one is kept"
 
 
 def test_an_interruption_is_saved_also_while_the_caller_handles_an_error_of_its_own(tmp_path: Path) -> None:
-    log, evaluate, checkpoint = callbacks()
+    session = ToySession(tmp_path).interrupt_at(68)
     try:
         raise ValueError
     except ValueError:
-        ToySession(tmp_path).interrupt_at(68).run(log, evaluate, checkpoint)
-    assert checkpoint.frames == [40, 52, 68]
+        session.run(*callbacks(session))
+    assert session.saved_at == [40, 52, 68]
 
 
 @pytest.mark.parametrize("stays_full", [False, True])
 def test_a_full_disk_is_reported_and_training_goes_on_and_has_failed_where_its_end_is_not_saved(
     stays_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path)
     written = labrl.storage.checkpoint.write_synced
 
@@ -128,10 +113,10 @@ def test_a_full_disk_is_reported_and_training_goes_on_and_has_failed_where_its_e
     monkeypatch.setattr("labrl.storage.checkpoint.write_synced", full)
     if stays_full:
         with pytest.raises(DiskRefusesError) as refused:
-            session.run(log, evaluate, checkpoint)
+            session.run(*callbacks(session))
         assert (refused.value.code, refused.value.key) == ("resources", str(session.folder.checkpoints))
     else:
-        session.run(log, evaluate, checkpoint)
+        session.run(*callbacks(session))
         assert store(session).frames()[0] == session.clock.frame
     assert session.clock.finished
     assert "frame 40" in caplog.text
@@ -150,13 +135,12 @@ def fill_disk_after(frame: int, session: ToySession, monkeypatch: pytest.MonkeyP
 def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path)
-    session.state_in_files, session.most_frames_unsaved = True, 40
     kept = store(session).keep_last
+    session.in_files(frames_safe=40 * kept + session.num_envs)
     fill_disk_after(52, session, monkeypatch)
     with pytest.raises(DiskRefusesError) as refused:
-        session.run(log, evaluate, checkpoint)
+        session.run(*callbacks(session))
     assert refused.value.key == str(session.folder.path / "replay")
     assert session.clock.frame == 40 + kept * 40
     assert store(session).frames()[0] == 40
@@ -165,23 +149,21 @@ def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_need
 def test_frames_that_fill_their_files_soon_are_saved_before_an_older_checkpoint_loses_some(
     tmp_path: Path,
 ) -> None:
-    log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path, max_frame=80)
-    session.state_in_files, session.fills = True, 0.1  # ten steps of four frames, for two checkpoints
-    session.run(log, evaluate, checkpoint)
-    saved = [0, *checkpoint.frames]
+    session.in_files(fills=0.1)  # ten steps of four frames, for two checkpoints
+    session.run(*callbacks(session))
+    saved = [0, *session.saved_at]
     assert max(b - a for a, b in pairwise(saved)) == 20
 
 
 def test_no_step_is_made_for_which_files_have_no_room_besides_what_the_last_checkpoint_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, evaluate, checkpoint = callbacks()
     session = ToySession(tmp_path)
-    session.state_in_files, session.fills = True, 0.1
+    session.in_files(fills=0.1)
     fill_disk_after(52, session, monkeypatch)
     with pytest.raises(DiskRefusesError) as refused:
-        session.run(log, evaluate, checkpoint)
+        session.run(*callbacks(session))
     assert refused.value.key == str(session.folder.path / "replay")
     assert session.clock.frame == 52 + 10 * 4
     assert store(session).frames()[0] == 52
@@ -189,10 +171,11 @@ def test_no_step_is_made_for_which_files_have_no_room_besides_what_the_last_chec
 
 @pytest.mark.parametrize("stop", [40, 44, 52, 100, 196])
 def test_a_resumed_session_ends_as_an_unbroken_one(tmp_path: Path, stop: int) -> None:
-    whole = ToySession(tmp_path / "whole").run(*callbacks())
-    ToySession(tmp_path / "broken").interrupt_at(stop).run(*callbacks())
-    again = callbacks()
+    whole, broken = ToySession(tmp_path / "whole"), ToySession(tmp_path / "broken").interrupt_at(stop)
+    for session in (whole, broken):
+        session.run(*callbacks(session))
     resumed = ToySession(tmp_path / "broken")
+    again = callbacks(resumed)
     latest = store(resumed).latest()
     assert latest is not None
     resumed.load_state_dict(latest.state, *again).run(*again)
@@ -215,10 +198,11 @@ def test_rows_lie_on_the_disk_before_the_checkpoint_that_counts_on_them(
     counted: dict[int, list[int]] = {}
     checked = []
 
-    class Counts(Checkpoint):
-        def _save(self, session: Any) -> None:
-            counted[session.clock.frame] = [table.stat().st_size for table in tables]
-            super()._save(session)
+    state = session.state_dict
+
+    def counting() -> dict[str, Any]:
+        counted[session.clock.frame] = [table.stat().st_size for table in tables]
+        return state()
 
     def noting(descriptor: int) -> None:
         fsync(descriptor)
@@ -231,8 +215,9 @@ def test_rows_lie_on_the_disk_before_the_checkpoint_that_counts_on_them(
 
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(CheckpointStore, "write", checking)
-    evaluate = Evaluate(50, 0)
-    session.run(LogTraining(50), evaluate, Counts(50, 2, evaluate))
+    monkeypatch.setattr(session, "state_dict", counting)
+    evaluate = evaluation(50)
+    session.run(LogTraining(50), evaluate, Checkpoint(50, 2, evaluate, session.workspace))
     assert checked == [[True, True]] * 4
 
 
@@ -243,7 +228,8 @@ def test_a_checkpoint_is_what_the_session_was_at_its_frame(
     session = ToySession(tmp_path)
     session.agent.weight = torch.zeros(3)  # changed in place
     session.agent.metrics = dict
-    session.state_in_files = written == "with files that change"
+    if written == "with files that change":
+        session.in_files()
     if written == "too large for a copy":
         monkeypatch.setattr(labrl.session.callbacks.checkpoint, "LARGEST_COPY", 11)
     beside = written == "beside training"
@@ -262,8 +248,8 @@ def test_a_checkpoint_is_what_the_session_was_at_its_frame(
 
     monkeypatch.setattr(CheckpointStore, "write", writing)
     session.before_callbacks = going_on
-    evaluate = Evaluate(1000, 0)
-    session.run(LogTraining(50), evaluate, Checkpoint(50, 4, evaluate))
+    evaluate = evaluation(1000)
+    session.run(LogTraining(50), evaluate, Checkpoint(50, 4, evaluate, session.workspace))
     assert [frame for frame, _ in frames] == [52, 100, 152, 200]
     assert (frames[0][1] >= 80) if beside else all(frame == now for frame, now in frames)
     for frame in (52, 100, 152, 200):

@@ -10,7 +10,8 @@ from options import options
 
 from labrl.config.component import Component
 from labrl.errors import InputError
-from labrl.session.callbacks import Callback, default_callbacks
+from labrl.session.callbacks import Callback, build_callbacks
+from labrl.workspace import Workspace
 
 
 class Mine(Callback):
@@ -27,7 +28,7 @@ def config(tensorboard: bool = True, **callbacks: Component | None) -> Any:
 
 
 def names(config: Any) -> list[str]:
-    return [type(callback).__name__ for callback in default_callbacks(config)]
+    return [type(callback).__name__ for callback in build_callbacks(config, Workspace())[0]]
 
 
 def test_listeners_start_first_and_the_checkpoint_sees_what_all_others_did() -> None:
@@ -45,5 +46,5 @@ def test_tensorboard_can_be_switched_off() -> None:
 def test_what_is_no_callback_is_refused_by_its_full_key() -> None:
     wrong = Component("test_callbacks_defaults.NotOne", {})
     with pytest.raises(InputError) as refused:
-        default_callbacks(config(wrong=wrong))
+        build_callbacks(config(wrong=wrong), Workspace())
     assert (refused.value.code, refused.value.key) == ("target", "callbacks.wrong._target_")

@@ -8,17 +8,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from callback_cases import Recorder, ToySession
+from callback_cases import Recorder, ToySession, evaluation
 
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.session.callbacks.checkpoint import Checkpoint
-from labrl.session.callbacks.evaluate import Evaluate
-from labrl.session.evaluation import Chooser
+from labrl.session.episodes import Played
+from labrl.session.evaluation import Quota, choose
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.tables import CsvTable
 from labrl.trial.trial import check
+from labrl.workspace import Workspace
 
 
 def rows(session: ToySession) -> list[dict[str, Any]]:
@@ -54,7 +55,7 @@ COUNTDOWN = resolve(
 
 
 def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path) -> None:
-    evaluate = Evaluate(frequency=40, num_envs=0)
+    evaluate = evaluation(40, num_envs=0)
     session = ToySession(tmp_path, max_frame=100).run(evaluate)
     assert session.agent.evaluated == 0
     assert [(row["frame"], row["return_mean"], row["episodes"]) for row in rows(session)] == [
@@ -70,16 +71,16 @@ def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path)
 
 
 def test_no_episode_yet_is_an_empty_score_and_no_best(tmp_path: Path) -> None:
-    evaluate = Evaluate(frequency=8, num_envs=0)
+    evaluate = evaluation(8, num_envs=0)
     session = ToySession(tmp_path, max_frame=8).run(evaluate)
     assert rows(session)[0]["return_mean"] is None
     assert rows(session)[0]["episodes"] == 0
     assert evaluate.best_return is None
-    assert not evaluate.is_best(8)
+    assert evaluate.best_frame is None
 
 
 def test_the_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None:
-    evaluate = Evaluate(frequency=4, num_envs=0)
+    evaluate = evaluation(4, num_envs=0)
     session = ToySession(tmp_path, max_frame=100)
     session.episode_every = 1000
     evaluate.start(session)
@@ -88,20 +89,20 @@ def test_the_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None
         session.episodes.load_state_dict({"total": 1, "returns": [score], "lengths": [1]})
         session.step()
         evaluate.step(session)
-        best.append((evaluate.best_frame, evaluate.best_return, evaluate.is_best(session.clock.frame)))
-    assert best == [(4, 1.0, True), (8, 3.0, True), (8, 3.0, False), (8, 3.0, False), (20, 9.0, True)]
+        best.append((evaluate.best_frame, evaluate.best_return))
+    assert best == [(4, 1.0), (8, 3.0), (8, 3.0), (8, 3.0), (20, 9.0)]
 
 
 def test_a_score_of_training_is_never_better_than_one_of_evaluation(tmp_path: Path) -> None:
     """A resume may set meta.rigorous_eval: the two scores do not compare."""
-    before = Evaluate(frequency=4, num_envs=0)
+    before = evaluation(4, num_envs=0)
     session = ToySession(tmp_path, max_frame=100)
     before.start(session)
     session.episodes.load_state_dict({"total": 1, "returns": [1000.0], "lengths": [1]})
     session.step()
     before.step(session)
     assert (before.best_return, before.best_source) == (1000.0, "training")
-    after = Evaluate(frequency=50, num_envs=2)
+    after = evaluation(50, num_envs=2)
     after.load_state_dict(before.state_dict())
     other = ToySession(tmp_path / "on", max_frame=100)
     other.config.env = COUNTDOWN
@@ -114,7 +115,7 @@ def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> No
     session = ToySession(tmp_path, max_frame=100)
     session.config.env = COUNTDOWN
     recorder = Recorder()
-    session.run(Evaluate(50, num_envs=8, listeners=[recorder]))
+    session.run(evaluation(50, num_envs=8, listeners=[recorder]))
     for row in rows(session):
         assert row["episodes"] == 8
         assert row["source"] == "evaluation"
@@ -124,24 +125,24 @@ def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> No
     for frame in range(4, 84, 4):
         other = ToySession(tmp_path / str(frame), max_frame=frame, seed=frame)
         other.config.env = COUNTDOWN
-        other.run(Evaluate(1000, num_envs=16))
+        other.run(evaluation(1000, num_envs=16))
         seen.append(rows(other)[0]["return_mean"])
     assert np.mean(seen) == pytest.approx(6, abs=0.6)
     assert [table for table, _ in recorder.rows] == ["eval", "eval"]
 
 
 def test_each_evaluation_plays_other_episodes_and_repeats_exactly(tmp_path: Path) -> None:
-    one = rows(ToySession(tmp_path / "1", max_frame=100).run(Evaluate(20, num_envs=4)))
-    two = rows(ToySession(tmp_path / "2", max_frame=100).run(Evaluate(20, num_envs=4)))
+    one = rows(ToySession(tmp_path / "1", max_frame=100).run(evaluation(20, num_envs=4)))
+    two = rows(ToySession(tmp_path / "2", max_frame=100).run(evaluation(20, num_envs=4)))
     assert one == two
     assert len({row["length_mean"] for row in one}) > 1
-    other = rows(ToySession(tmp_path / "3", max_frame=100, seed=6).run(Evaluate(20, num_envs=4)))
+    other = rows(ToySession(tmp_path / "3", max_frame=100, seed=6).run(evaluation(20, num_envs=4)))
     assert other != one
 
 
 def test_training_goes_the_same_way_with_and_without_evaluation(tmp_path: Path) -> None:
     without = ToySession(tmp_path / "1").run()
-    evaluated = ToySession(tmp_path / "2").run(Evaluate(20, num_envs=3))
+    evaluated = ToySession(tmp_path / "2").run(evaluation(20, num_envs=3))
     assert evaluated.agent.evaluated > 0
     for key in ("streams", "episodes", "weight"):
         one, two = without.state_dict()[key], evaluated.state_dict()[key]
@@ -150,26 +151,26 @@ def test_training_goes_the_same_way_with_and_without_evaluation(tmp_path: Path) 
 
 def test_an_evaluation_broken_off_is_made_up_for_on_resume(tmp_path: Path) -> None:
     whole = ToySession(tmp_path / "whole", max_frame=100)
-    whole_evaluate = Evaluate(40, num_envs=3)
-    whole.run(whole_evaluate, Checkpoint(50, 2, whole_evaluate))
+    whole_evaluate = evaluation(40, num_envs=3)
+    whole.run(whole_evaluate, Checkpoint(50, 2, whole_evaluate, Workspace()))
 
-    evaluate = Evaluate(40, num_envs=3)
+    evaluate = evaluation(40, num_envs=3)
     broken = ToySession(tmp_path / "broken", max_frame=100).interrupt_at(40)
-    broken.run(evaluate, Checkpoint(50, 2, evaluate))
+    broken.run(evaluate, Checkpoint(50, 2, evaluate, Workspace()))
     assert rows(broken) == []
     for _ in range(2):  # twice: killed again before the next checkpoint
         saved = CheckpointStore(broken.folder.checkpoints, 2).load(
             broken.folder.checkpoints / "frame_000000000040"
         )
-        evaluate = Evaluate(40, num_envs=3)
-        checkpoint = Checkpoint(50, 2, evaluate)
+        evaluate = evaluation(40, num_envs=3)
+        checkpoint = Checkpoint(50, 2, evaluate, Workspace())
         resumed = ToySession(tmp_path / "broken", max_frame=100)
         resumed.load_state_dict(saved.state, evaluate, checkpoint)
         evaluate.start(resumed)
         assert rows(resumed) == rows(whole)[:1]
         evaluate.finish(resumed)
-    evaluate = Evaluate(40, num_envs=3)
-    checkpoint = Checkpoint(50, 2, evaluate)
+    evaluate = evaluation(40, num_envs=3)
+    checkpoint = Checkpoint(50, 2, evaluate, Workspace())
     resumed = ToySession(tmp_path / "broken", max_frame=100).load_state_dict(
         saved.state, evaluate, checkpoint
     )
@@ -195,7 +196,7 @@ def test_the_environments_are_made_once_and_closed(tmp_path: Path, monkeypatch: 
         return env
 
     monkeypatch.setattr("labrl.session.evaluation.make_env", counted)
-    evaluate = Evaluate(20, num_envs=2)
+    evaluate = evaluation(20, num_envs=2)
     ToySession(tmp_path, max_frame=100).run(evaluate)
     assert [settings for _, settings in made] == [{"evaluation": True, "num_envs": 2}]
     assert closed == [made[0][0]]
@@ -204,28 +205,30 @@ def test_the_environments_are_made_once_and_closed(tmp_path: Path, monkeypatch: 
 def test_each_environment_plays_its_quota_and_no_more(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=20)
     session.config.env = COUNTDOWN
-    evaluate = Evaluate(1000, num_envs=3, quota=4)
-    session.run(evaluate)
+    episodes = [played.episode for played in played_by(session, 3, episodes=4)]
     assert rows(session)[0]["episodes"] == 12
-    assert [episode.env for episode, *_ in evaluate.fresh[-1].played] == [0] * 4 + [1] * 4 + [2] * 4
-    assert [episode.index for episode, *_ in evaluate.fresh[-1].played] == [0, 1, 2, 3] * 3
+    assert [episode.env for episode in episodes] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [episode.index for episode in episodes] == [0, 1, 2, 3] * 3
 
 
 def test_greedy_evaluation_plays_the_best_actions_and_draws_nothing(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=20)
     session.agent.greedy_action = lambda observation: np.zeros(len(observation.array), np.int64)
-    evaluate = Evaluate(1000, num_envs=2, greedy=True)
-    session.run(evaluate)
+    assert not actions_of(played_by(session, 2, greedy=True)).any()
     assert session.agent.evaluated == 0
-    assert not np.concatenate([actions for _, actions, _ in evaluate.fresh[-1].played]).any()
     # a pole that is pushed one way only falls at once
     assert rows(session)[0]["length_mean"] < 15
 
 
-def played_by(session: ToySession, **settings: Any) -> np.ndarray:
-    evaluate = Evaluate(1000, num_envs=50, **settings)
+def played_by(session: ToySession, num_envs: int, **settings: Any) -> list[Played]:
+    evaluate, found = evaluation(1000, num_envs, **settings), []
+    evaluate.followers.append(lambda _, evaluated: found.extend(evaluated.played))
     session.run(evaluate)
-    return np.concatenate([actions for _, actions, _ in evaluate.fresh[-1].played])
+    return found
+
+
+def actions_of(played: list[Played]) -> np.ndarray:
+    return np.concatenate([one.actions for one in played])
 
 
 def test_epsilon_is_the_share_of_random_actions_and_leaves_the_policys_draws_alone(tmp_path: Path) -> None:
@@ -233,7 +236,7 @@ def test_epsilon_is_the_share_of_random_actions_and_leaves_the_policys_draws_alo
     for epsilon in (0.0, 0.2, 1.0):
         session = ToySession(tmp_path / str(epsilon), max_frame=20)
         session.agent.greedy_action = lambda observation: np.zeros(len(observation.array), np.int64)
-        shares[epsilon] = played_by(session, greedy=True, epsilon=epsilon).mean()
+        shares[epsilon] = actions_of(played_by(session, 50, greedy=True, epsilon=epsilon)).mean()
     assert shares[0.0] == 0
     assert shares[0.2] == pytest.approx(0.1, abs=0.05)
     assert shares[1.0] == pytest.approx(0.5, abs=0.05)
@@ -256,8 +259,9 @@ def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Spac
             assert generator.random() == np.random.default_rng(1).random()
             return fixed
 
-    chooser = Chooser(Stubborn(), space, False, 0.5, np.random.default_rng(1), np.random.default_rng(2))
-    action = chooser.act(Observation(np.zeros((400, 1)), start=np.ones(400, np.bool_)))
+    agent: Any = Stubborn()
+    seen = Observation(np.zeros((400, 1)), start=np.ones(400, np.bool_))
+    action = choose(agent, seen, space, Quota(1, epsilon=0.5), *map(np.random.default_rng, (1, 2)))
     assert action.dtype == fixed.dtype
     assert all(space.contains(one) for one in action)
     same = np.mean([np.array_equal(one, other) for one, other in zip(action, fixed, strict=True)])

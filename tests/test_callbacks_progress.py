@@ -14,9 +14,9 @@ import pytest
 from callback_cases import ToySession
 from rich.console import Console
 
-from labrl.session.callbacks.display import compact, spark_line
+from labrl.session.callbacks.display import Display, SessionProgress, compact, duration, spark_line
 from labrl.session.callbacks.log import LogTraining
-from labrl.session.callbacks.progress import Display, Progress, SessionProgress, TrialPanel, duration
+from labrl.session.callbacks.progress import Progress, TrialPanel
 from labrl.storage.run_folder import RunFolder
 
 
@@ -232,7 +232,10 @@ def test_what_is_logged_while_the_panel_stands_goes_above_it(monkeypatch: pytest
         logging.getLogger("labrl").removeHandler(handler)
 
 
-def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(tmp_path: Path) -> None:
+def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labrl.session.callbacks.progress.REFRESH_SECONDS", 0.0)
     run = RunFolder.create(tmp_path)
     terminal = Terminal(False)
     log = run.session(1).log
@@ -242,7 +245,6 @@ def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(tmp_path: Pa
             "2026-01-01 10:00:01,000 labrl.b: no checkpoint at frame 7\nTraceback (most recent call la"
         )
         file.flush()
-        panel._next = 0.0
         panel.update()
         file.write("st):\n  File ...\n")
     assert terminal.lines == ["session 1: no checkpoint at frame 7"]
@@ -256,7 +258,6 @@ def test_the_spark_line_is_there_again_after_a_resume(tmp_path: Path) -> None:
     session = ToySession(tmp_path / "on", max_frame=4).run(again)
     returns = json.loads(session.folder.progress.read_text())["returns"]
     assert len(returns) == 5
-    Progress(show=False).load_state_dict({})
 
 
 def test_progress_json_says_how_far_the_session_is(tmp_path: Path) -> None:

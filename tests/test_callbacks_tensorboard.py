@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from callback_cases import ToySession
+from callback_cases import ToySession, evaluation
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from labrl.cli import main
 from labrl.session.callbacks.closer_look import CloserLook
-from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.event_file import EventFile
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
@@ -34,7 +33,7 @@ def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
 def test_scalars_are_the_finite_numbers_of_the_rows_over_frames(tmp_path: Path) -> None:
     board = TensorBoard()
     session = ToySession(tmp_path, max_frame=100).run(
-        board, LogTraining(50, [board]), Evaluate(50, 0, [board])
+        board, LogTraining(50, [board]), evaluation(50, 0, [board])
     )
     found = scalars(session.folder.tensorboard)
     assert found["train/return_mean"] == [(52, 1.5), (100, 4.0)]

@@ -22,7 +22,7 @@ from labrl.learning.learner import make_learner
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.networks.spaces import Spaces
-from labrl.session.callbacks.closer_look import _of_actions
+from labrl.session.callbacks.closer_look import action_values
 
 CLOSE = ["meta.log=histograms", "meta.gradient_noise=true", "meta.tensorboard=true"]
 
@@ -104,16 +104,16 @@ def test_norms_and_noise_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path:
 
 
 def test_actions_that_are_choices_have_a_bar_each() -> None:
-    discrete = list(_of_actions(gym.spaces.Discrete(3, start=5), np.array([5, 7, 7])))
+    discrete = list(action_values(gym.spaces.Discrete(3, start=5), np.array([5, 7, 7])))
     assert [(name, edges.tolist()) for name, _, edges in discrete if edges is not None] == [
         ("actions", [4.5, 5.5, 6.5, 7.5])
     ]
-    several = list(_of_actions(gym.spaces.MultiDiscrete([2, 3]), np.array([[0, 2], [1, 1]])))
+    several = list(action_values(gym.spaces.MultiDiscrete([2, 3]), np.array([[0, 2], [1, 1]])))
     assert [(name, values.tolist()) for name, values, _ in several] == [
         ("actions/0", [0, 1]),
         ("actions/1", [2, 1]),
     ]
-    ((name, _, edges),) = _of_actions(gym.spaces.Box(-1, 1, (1,)), np.zeros((4, 1)))
+    ((name, _, edges),) = action_values(gym.spaces.Box(-1, 1, (1,)), np.zeros((4, 1)))
     assert (name, edges) == ("actions", None)
 
 

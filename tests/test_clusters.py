@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from exact_cases import differences
 from test_experiment import ONE_PROCESS, QUICK, frame, needs_proc, started, statuses, wait_for, worker_of
 
 from labrl.cli import main
@@ -120,7 +122,7 @@ def test_slurm_takes_every_key_of_the_configuration(tmp_path: Path, monkeypatch:
     from omegaconf import OmegaConf
     from submitit.slurm import slurm
 
-    from labrl.experiment.submitted import executor_of
+    from labrl.experiment.clusters import executor_of
 
     monkeypatch.setattr(slurm.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
     chosen = launcher("hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "meta.num_cpus=6")
@@ -157,6 +159,79 @@ def test_ray_runs_trials_of_which_one_may_be_killed(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert statuses(tmp_path / "e") == ["failed", "interrupted"]
     assert list((second / "session_0" / "checkpoints").glob("frame_*"))
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[Any]:
+    """A Ray cluster of two nodes on this machine, each with room for one trial."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def lose_a_node(cluster: Any, process: Any, trials: list[Path]) -> None:
+    """Kill the second node as soon as both trials have saved something, one on each node."""
+    wait_for(lambda: all(list(trial.glob("session_0/checkpoints/frame_*")) for trial in trials), process)
+    (node,) = cluster.worker_nodes
+    cluster.remove_node(node, allow_graceful=False)
+
+
+def resumed(trials: list[Path]) -> int:
+    """How many of the trials went on from a checkpoint."""
+    infos = [json.loads((trial / "run.json").read_text()) for trial in trials]
+    return sum(bool(info.get("resumes")) for info in infos)
+
+
+ON_TWO_NODES = [
+    *(word for word in QUICK if "max_frame" not in word),
+    "env.max_frame=30000",
+    "meta.log_frequency=2000",
+    "hydra/launcher=ray",
+]
+
+
+@needs_ray
+@needs_proc
+@pytest.mark.slow
+def test_trials_of_a_grid_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path, two_nodes: Any) -> None:
+    trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
+    words = [*ON_TWO_NODES, f"hydra.launcher.ray.init.address={two_nodes.address}", "seed=0,1"]
+    with started(*words, "hydra.launcher.ray.remote.max_retries=3") as process:
+        lose_a_node(two_nodes, process, trials)
+        said, _ = process.communicate()
+    assert process.returncode == 0, said
+    assert statuses(tmp_path / "e") == ["finished", "finished"]
+    assert resumed(trials) == 1
+    assert main([*ON_TWO_NODES[:-1], "seed=1", "hydra.run.dir=whole"]) == 0
+    assert differences(Path("whole"), trials[1]) == []
+
+
+@needs_ray
+@needs_proc
+@pytest.mark.slow
+def test_trials_of_a_search_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path, two_nodes: Any) -> None:
+    trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(3)]
+    words = [
+        *ON_TWO_NODES,
+        f"hydra.launcher.ray.init.address={two_nodes.address}",
+        *("hydra/sweeper=optuna", "meta.max_trial=3", "search.confirm=null", "search/pruner=median"),
+        *("search.pruner.startup_trials=9", "meta.eval_frequency=10000", "env.num_envs=1,2", "seed=1"),
+    ]
+    with started(*words) as process:
+        lose_a_node(two_nodes, process, trials[:2])
+        said, _ = process.communicate()
+    assert process.returncode == 0, said
+    info = json.loads((tmp_path / "e" / "experiment.json").read_text())
+    assert [trial["state"] for trial in info["trials"]] == ["complete"] * 3
+    assert all(len(trial["intermediate"]) == 3 for trial in info["trials"]), (
+        "sessions reported from each node"
+    )
+    assert resumed(trials) == 1
 
 
 @pytest.mark.parametrize("name", ["submitit_local", "ray"])

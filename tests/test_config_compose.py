@@ -11,21 +11,23 @@ import yaml
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
+from labrl.config.applied_presets import applied_presets
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.folder import config_folder
-from labrl.config.presets import choices_of, preset_names, rule
+from labrl.config.presets import GAME, choices_of, preset_names, rule
 from labrl.config.schema import TrialConfig
 from labrl.config.sources import GeneratedSource
 from labrl.envs.games import games
 from labrl.errors import InputError
 from labrl.schedules import LinearSchedule
-from labrl.trial.applied_presets import applied_presets
 from labrl.trial.trial import check
 
 CONFIGS = config_folder()
-ENVS = [f.stem for f in sorted((CONFIGS / "env").glob("*.yaml")) if f.stem not in ("atari", "gymnasium")]
-CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous")
+# The tasks of MuJoCo share their presets: one stands for all, and test_mujoco.py has each.
+_MUJOCO = {name for name, families in rule()["environments"].items() if "mujoco" in families} - {"hopper"}
+ENVS = sorted({f.stem for f in (CONFIGS / "env").glob("*.yaml")} - {"atari", "gymnasium"} - _MUJOCO)
+CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous", "hopper")
 AGENTS = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))
 NETWORKS = sorted(f.stem for f in (CONFIGS / "agent" / "network").glob("*.yaml"))
 METAS = sorted(f.stem for f in (CONFIGS / "meta").glob("*.yaml"))
@@ -143,7 +145,8 @@ def test_preset_can_be_chosen_by_name() -> None:
 def test_presets_are_named_after_one_owner_and_environment_that_exist(preset: str) -> None:
     options = sorted(f.stem for part in PARTS for f in (CONFIGS / "agent" / part).glob("*.yaml"))
     owners = [*AGENTS, *options, *(f"{agent}_{option}" for agent in AGENTS for option in options)]
-    pairs = [(owner, env) for owner in set(owners) for env in [*ENVS, "atari", *games()]]
+    families = {family for families in rule()["environments"].values() for family in families} - {GAME}
+    pairs = [(owner, env) for owner in set(owners) for env in {*ENVS, *families, *games()}]
     assert len([1 for owner, env in pairs if f"{owner}_{env}" == preset]) == 1
 
 

@@ -69,7 +69,7 @@ UNKNOWN_OPTIONS = {
 def test_an_unknown_option_is_answered_with_the_nearest(word: str) -> None:
     """The nearest comes first, and a command that lists all of them after it."""
     group = word.partition("=")[0]
-    lists = {"env": "labrl-envs", "agent": "labrl --help", "preset": "labrl --help"}.get(group, "Known: ")
+    lists = {"env": "labrl-envs", "meta": "Known: "}.get(group, "labrl --help")
     with refused("unknown-option", group, word, UNKNOWN_OPTIONS[word], lists):
         compose([word])
 
@@ -86,7 +86,7 @@ def test_a_group_of_keys_that_another_does_not_have_is_shown_how_to_add_and_how_
 
 
 def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
-    with refused("unknown-key", "agent.horizon", "agent=a2c, agent=ppo, agent=recurrent_a2c") as caught:
+    with refused("unknown-key", "agent.horizon", "agent=a2c, agent=ppo, agent=pqn") as caught:
         compose(["agent=dqn", "agent.horizon=5"])
     assert "Did you mean" not in str(caught.value)
     with refused("unknown-key", "agent.target_entropy", "agent=crossq, agent=sac"):

@@ -17,9 +17,9 @@ from labrl.config.consistency import (
     contradictions,
 )
 from labrl.config.keys import Traits, dataclasses_in, hints, traits, traits_of
+from labrl.config.overrides import override
 from labrl.config.schema import TrialConfig
-from labrl.trial.changed_past import refusal
-from labrl.trial.overrides import override
+from labrl.trial.past import refusal
 
 KEYS = st.sampled_from(["a", "b", "c"])
 LEAVES = (
@@ -107,7 +107,8 @@ def test_what_leaves_the_learning_alone_may_change(key: str) -> None:
     "key",
     [
         *("seed", "env.num_envs", "agent.lr", "agent.lr.horizon", "transforms.reward", "env.max_frames"),
-        *("meta.precision", "meta.compile", "meta.episode_window", "meta.async_unroll.timeout", "meta.new"),
+        *("meta.precision", "meta.compile", "meta.kernels", "meta.episode_window"),
+        *("meta.async_unroll.timeout", "meta.new"),
     ],
 )
 def test_all_other_keys_contradict_the_past(key: str) -> None:

@@ -42,7 +42,7 @@ class StopAt(Callback):
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= self.frame:
-            session.interruption.stop(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
 
 def run(overrides: list[str], folder: Path, stop_at: int | None = None, going_on: bool = False) -> Session:

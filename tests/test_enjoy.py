@@ -211,7 +211,7 @@ def test_a_run_whose_agent_is_gone_and_one_that_saved_nothing_are_told_of(
     (run / "config.yaml").write_text(config.replace("labrl.agents.random.RandomAgent", "gone.Agent"))
     assert "gone.Agent" in refused(capsys, f"+enjoy={run}")
     (run / "config.yaml").write_text(config)
-    for path in (run / "session_0" / "checkpoints").glob("*/tensors.pt"):
+    for path in (run / "session_0" / "checkpoints").glob("*/state.pt"):
         path.write_bytes(b"")
     said = refused(capsys, f"+enjoy={run}")
     assert str(run / "session_0" / "checkpoints") in said

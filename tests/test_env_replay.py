@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import gymnasium as gym
@@ -20,16 +19,15 @@ from vector_env import Walks
 from labrl.config.component import Component
 from labrl.envs.make import make_env
 from labrl.envs.vector import ActionRecord, ReplayError
-from labrl.storage.tree import flatten, restore
+from labrl.storage.tree import pack, unpack
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
     """As a checkpoint keeps it: nothing but tensors and plain data can pass."""
-    tree, tensors = flatten(state)
     file = io.BytesIO()
-    torch.save(tensors, file)
+    torch.save(pack(state), file)
     file.seek(0)
-    return restore(json.loads(json.dumps(tree)), torch.load(file, weights_only=True))
+    return unpack(torch.load(file, weights_only=True))
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
-from labrl.experiment.labelled import LabelledLines
+from labrl.experiment.local import LabelledLines
+from labrl.experiment.machine import Machine
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.trial.devices import available_cpus
-from labrl.trial.shares import Machine
 
 QUICK = [
     "agent=random",

@@ -34,7 +34,7 @@ from labrl.networks.torso import NatureCNN
 from labrl.observations import array_dtype, example, flat_space, not_finite
 from labrl.seeding import episode_seed
 from labrl.step import Step
-from labrl.storage.tree import flatten, restore
+from labrl.storage.tree import pack, unpack
 from labrl.workspace import Workspace
 
 TORSO = "agent.network.torso"
@@ -105,8 +105,7 @@ def test_an_environment_with_several_inputs_comes_back_from_its_actions() -> Non
     one.reset()
     for action in range(7):
         seen = one.step(np.full(3, action % 4)).observation
-    tree, tensors = flatten(one.state_dict())
-    came_back = other.load_state_dict(restore(tree, tensors))
+    came_back = other.load_state_dict(unpack(pack(one.state_dict())))
     assert came_back.dtype == seen.dtype
     assert came_back.tobytes() == seen.tobytes()
 
@@ -114,13 +113,12 @@ def test_an_environment_with_several_inputs_comes_back_from_its_actions() -> Non
 def test_structured_arrays_are_plain_data_and_objects_are_not() -> None:
     array = batch(MIXED, 3)
     for value in (array, array[0], array.reshape(3, 1)):
-        tree, tensors = flatten({"seen": value})
-        back = restore(tree, tensors)["seen"]
+        back = unpack(pack({"seen": value}))["seen"]
         assert back.dtype == value.dtype
         assert back.shape == value.shape
         assert back.tobytes() == value.tobytes()
     with pytest.raises(TypeError):
-        flatten({"seen": np.zeros(2, [("a", object)])})
+        pack({"seen": np.zeros(2, [("a", object)])})
 
 
 def test_a_number_that_is_not_finite_is_found_in_any_input() -> None:

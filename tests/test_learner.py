@@ -31,7 +31,7 @@ from torch.nn.utils import parametrize
 
 from labrl.config.component import Component
 from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import LARGE_PRODUCTS, Learner, NumpyForward, make_learner
+from labrl.learning.learner import LARGE_PRODUCTS, Learner, make_learner
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.q_network import QNetwork
@@ -221,7 +221,7 @@ NETWORKS: dict[str, Callable[[], QNetwork | ActorCritic]] = {
     "tanh": lambda: q_network(dueling=True, head=[5], head_activation="Tanh"),
     "a policy's head": lambda: actor_critic(-0.3, policy_head=[5, 4], value_head=[3]),
 }
-"""Networks that NumPy can compute."""
+"""Networks of all kinds that act."""
 OBSERVATION = random(5, 3, 2, seed=3).numpy()
 
 
@@ -245,9 +245,6 @@ def by_torch(network: nn.Module, observation: NDArray = OBSERVATION) -> NDArray:
 @pytest.mark.parametrize("change", CHANGES)
 def test_acting_gives_what_the_network_gives_whatever_becomes_of_its_weights(name: str, change: Any) -> None:
     learner = learner_of(NETWORKS[name]())
-    quick = NumpyForward.of(learner.network)
-    assert quick is not None
-    assert quick(OBSERVATION, None, **asked(learner.network)) is not None
     before = learner.forward(OBSERVATION, None, **asked(learner.network))
     np.testing.assert_allclose(before[0], by_torch(learner.network), rtol=1e-5, atol=1e-6)
     if change is updated:
@@ -286,34 +283,20 @@ def test_noise_is_respected_in_acting() -> None:
     assert not np.allclose(found, by_torch(learner.network))
 
 
-def test_the_network_itself_computes_what_is_no_chain_of_layers() -> None:
-    discrete = gym.spaces.Discrete(5)
-    others = [
-        q_network(torso=torso(layer_norm=True)),
-        q_network(torso=torso(activation="GELU")),
-        q_network(observation=discrete),
-        q_network(head=[5], head_layer_norm=True),
-        q_network(dueling=True, head=[5], head_activation="GELU"),
-        actor_critic(None, shared=True),
-        actor_critic(None, policy_head=[5], head_activation="GELU"),
-    ]
-    for network in others:
-        assert NumpyForward.of(network) is None
-        observation = np.arange(5) if isinstance(network, QNetwork) and network is others[2] else OBSERVATION
-        found = learner_of(network).forward(observation, None, **asked(network))[0]
-        np.testing.assert_allclose(found, by_torch(network, observation), rtol=1e-5, atol=1e-6)
+def test_observations_that_are_no_vectors_are_read_as_the_network_reads_them() -> None:
+    network = q_network(observation=gym.spaces.Discrete(5))
+    found = learner_of(network).forward(np.arange(5), None).outputs
+    np.testing.assert_allclose(found, by_torch(network, np.arange(5)), rtol=1e-5, atol=1e-6)
 
 
-def test_the_network_itself_computes_many_rows() -> None:
-    quick = NumpyForward.of(q_network())
-    assert quick is not None
-    assert quick(np.zeros((10, 3, 2), np.float32)) is not None
-    assert quick(np.zeros((10_000, 3, 2), np.float32)) is None
-    assert learner_of(q_network()).forward(np.zeros((10_000, 3, 2), np.float32)).outputs.shape == (
-        10_000,
-        2,
-        3,
-    )
+def test_any_number_of_rows_is_computed_and_stays_as_it_was_given() -> None:
+    learner = learner_of(q_network())
+    found = [learner.forward(OBSERVATION[:rows]).outputs for rows in (1, 2, 3, 4, 5, 2)]
+    many = learner.forward(np.zeros((10_000, 3, 2), np.float32)).outputs
+    assert many.shape == (10_000, 2, 3)
+    for outputs in found:
+        expected = by_torch(learner.network, OBSERVATION[: len(outputs)])
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -59,7 +59,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs: Path) -> None:
     head, *lines = (line.split() for line in as_table(entries(runs)).splitlines())
-    assert head == ["status", "agent", "env", "frames", "return", "seeds", "age", "folder"]
+    assert head == ["status", "agent", "env", "frames", "final", "return", "seeds", "age", "folder"]
     assert lines[0] == ["failed", "dqn", "pong", "1k/1k", "-20.0", "1/1", "5", "min", "new_dqn"]
     assert lines[1][:4] == ["finished", "sac", "cartpole", "1k/1k"]
     assert lines[1][-1] == "grid"
@@ -87,7 +87,7 @@ def test_the_return_of_an_experiment_is_the_mean_of_its_seeds_and_not_the_best(t
         tmp_path / "runs" / "seeds",
         {str(seed): (score, {"seed": seed}) for seed, score in enumerate((34.5, 42.8, 40.1))},
     )
-    assert entry.return_mean == pytest.approx(39.1333, abs=1e-3)
+    assert entry.final_return == pytest.approx(39.1333, abs=1e-3)
     assert (entry.seeds, len(entry.groups)) == (3, 1)
 
 
@@ -101,11 +101,11 @@ def test_environments_and_settings_are_never_mixed_in_one_return(tmp_path: Path)
             for seed in range(2)
         },
     )
-    assert (entry.return_mean, entry.seeds) == (None, 0)
-    told = {(group.env, group.return_mean, group.seeds) for group in entry.groups}
+    assert (entry.final_return, entry.seeds) == (None, 0)
+    told = {(group.env, group.final_return, group.seeds) for group in entry.groups}
     assert told == {("cartpole", 20.5, 2), ("acrobot", -79.5, 2)}
     (only,) = entries(tmp_path / "runs", ["env=acrobot"])
-    assert (only.env, only.return_mean, only.seeds) == ("acrobot", -79.5, 2)
+    assert (only.env, only.final_return, only.seeds) == ("acrobot", -79.5, 2)
 
 
 def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) 
     entry = write_experiment(
         home, {"0": (10.0, {"seed": 0}), "1": (20.0, {"seed": 1}), "2": (90.0, {"seed": 2, "frames": 500})}
     )
-    assert (entry.return_mean, entry.seeds, entry.trials) == (15.0, 2, 3)
+    assert (entry.final_return, entry.seeds, entry.trials) == (15.0, 2, 3)
     result = home / "1" / "session_0" / "result.json"
     result.write_text(json.dumps({**json.loads(result.read_text()), "status": "failed"}))
     (entry,) = entries(tmp_path / "runs")
-    assert (entry.return_mean, entry.seeds) == (10.0, 1)
+    assert (entry.final_return, entry.seeds) == (10.0, 1)
 
 
 @pytest.mark.parametrize("objective", ["final_return", "wall"])
@@ -143,11 +143,11 @@ def test_a_search_shows_its_winner_on_fresh_seeds(tmp_path: Path, objective: str
     ]
     runs = {str(n): (value, {"agent__lr": 0.1 + n}) for n, value in enumerate((90.0, 109.4))}
     entry = write_experiment(home, runs, kind="search", search=facts, trials=trials)
-    assert (entry.return_mean, entry.seeds, entry.trials) == (101.0, 2, 2)
+    assert (entry.final_return, entry.seeds, entry.trials) == (101.0, 2, 2)
     assert entry.groups[1].name == "the default"
     assert entry.best_in_the_search == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
     (other,) = entries(tmp_path / "runs", ["agent.lr=0.1"])
-    assert (other.return_mean, other.trials) == (None, 1), "the winner is not among the chosen trials"
+    assert (other.final_return, other.trials) == (None, 1), "the winner is not among the chosen trials"
     assert other.best_in_the_search is not None
     assert (other.best_in_the_search["value"], other.best_in_the_search["of"]) == (90.0, 1)
     assert ("best of 1: 90.0" in as_table([other])) == (objective == "final_return")
@@ -179,16 +179,16 @@ def test_filters_pick_by_what_a_run_is(runs: Path, filters: list[str], folders: 
 
 def test_an_experiment_counts_only_its_trials_that_agree(runs: Path) -> None:
     (entry,) = entries(runs, ["grid/1"])
-    assert (entry.trials, entry.sessions, entry.return_mean) == (1, 1, 10.0)
+    assert (entry.trials, entry.sessions, entry.final_return) == (1, 1, 10.0)
 
 
 def test_a_run_going_on_and_a_killed_one_say_how_far_they_are(runs: Path) -> None:
     for name in ("alive", "dead"):
         write_run(runs / name, [rising(5)], status="running", session_status=None)
-        (runs / name / "session_0" / "progress.json").write_text('{"frame": 700, "return_mean": 3.5}')
+        (runs / name / "session_0" / "progress.json").write_text('{"frame": 700}')
     with FolderLock(runs / "alive"):
         told = {entry.folder: entry for entry in entries(runs)}
-    assert (told["alive"].status, told["alive"].frames, told["alive"].return_mean) == ("running", 700, 3.5)
+    assert (told["alive"].status, told["alive"].frames, told["alive"].final_return) == ("running", 700, 5.0)
     assert (told["dead"].status, told["dead"].frames) == ("killed", 700)
 
 
@@ -208,7 +208,7 @@ def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines()[1].startswith("failed  dqn    pong")
     assert list_runs(["--json", "--root", str(runs / "grid")]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(entry["folder"], entry["kind"], entry["return_mean"]) for entry in told] == [
+    assert [(entry["folder"], entry["kind"], entry["final_return"]) for entry in told] == [
         ("2", "run", 20.0),
         ("1", "run", 10.0),
         ("0", "run", 0.0),

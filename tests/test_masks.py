@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from labrl.config.component import Component
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
 from labrl.errors import Code, EnvironmentFailedError
+from labrl.learning.compute import Compute
+from labrl.learning.kernels.value_losses import ExpectedReturns
 from labrl.step import Step
 
-AGENTS = ("ppo", "a2c", "reinforce", "sil_ppo", "sarsa", "dqn", "rainbow_lite", "random")
+AGENTS = ("ppo", "a2c", "reinforce", "sil_ppo", "sarsa", "pqn", "dqn", "rainbow_lite", "random")
 QUIET = [
     "meta.progress=false",
     "meta.tensorboard=false",
@@ -276,21 +279,31 @@ def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:
     return Step(observation, observation, np.ones(1, np.float32), over, no, over, [], mask, next_mask)
 
 
+@pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("double", [False, True])
 def test_targets_of_q_learning_never_look_at_an_invalid_action(
-    double: bool, monkeypatch: pytest.MonkeyPatch
+    double: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learning = ["agent.batch_size=1", "agent.learning_starts=0", "agent.memory.capacity=16", "agent.lr=0"]
     plain = ["agent.network.torso.mlp.hidden=[8]", "agent.gamma=0.9", f"agent.double={double}"]
     often, action = "agent.updates_per_frame=20", gym.spaces.Discrete(3)
-    agent, clock, _ = build("dqn", *learning, *plain, often, action=action, num_envs=1, masked=True)
+    compute = dataclasses.replace(Compute.choose("cpu", "fp32", 1), kernels=kernels)
+    spaces: Any = {"action": action, "num_envs": 1, "masked": True, "compute": compute}
+    agent, clock, _ = build("dqn", *learning, *plain, often, **spaces)
     valid = np.array([[True, True, False]])
     observation = np.ones((1, 3), np.float32)
     with torch.no_grad():
         q = agent.modules()["q_network"](torch.from_numpy(observation)).outputs[0, :, 0]
     following = np.arange(3)[None] == int(q.argmin())  # the worst one is the only valid one
-    targets, find = [], ExpectedValue.target
+    targets: list[Any] = []
+    find, differentiate = ExpectedValue.target, ExpectedReturns.differentiated
+
+    def spied(self: Any, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray) -> Any:
+        targets.append(reward + discount * later[:, 0])
+        return differentiate(self, outputs, later, reward, discount)
+
     monkeypatch.setattr(ExpectedValue, "target", lambda *given: targets.append(find(*given)) or targets[-1])
+    monkeypatch.setattr(ExpectedReturns, "differentiated", spied)
     for mask, next_mask, terminated in (
         (valid, following, False),
         (following, np.zeros((1, 3), np.bool_), True),
@@ -301,7 +314,7 @@ def test_targets_of_q_learning_never_look_at_an_invalid_action(
         updates = agent.learn()
         clock.tick(1)
     assert updates == 20
-    found = sorted({round(float(target), 4) for target in targets})
+    found = sorted({round(target.item(), 4) for target in targets})
     assert found == pytest.approx(sorted([1.0, 1 + 0.9 * float(q.min())]), abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Figures are legible files of one look: the same bytes for the same run, the same colour for an agent."""
+"""Plots are legible files of one look: the same bytes for the same run, the same colour for an agent."""
 
 from __future__ import annotations
 
@@ -9,33 +9,40 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from PIL import Image
 from report_cases import write_long_run
-from run_cases import config_with, rising, rows_of, write_run
+from run_cases import config_with, rising, rows_of, write_run, write_session
 
-from labrl.analysis.comparison import compare
-from labrl.analysis.groups import grouped
-from labrl.analysis.plots.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mixed
-from labrl.analysis.plots.comparison import MOST_NAMED, named
-from labrl.analysis.plots.figures import (
+from labrl.analysis.charts import Axis, Chart, Line, View
+from labrl.analysis.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mixed
+from labrl.analysis.figures import (
     COLUMN,
     DPI,
+    Sheet,
     ShortNumbers,
-    draw_line,
-    new_figure,
+    moving_average,
+    save_sheets,
     short_number,
-    styled,
-    widen,
+    shorten,
 )
-from labrl.analysis.plots.trial import draw_group, plot_trial
-from labrl.analysis.report.build import build_comparison
-from labrl.analysis.report.comparison import Comparison
+from labrl.analysis.report.build import build, build_comparison
+from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import find_runs, load_run
-from labrl.analysis.series import Curve, middle, moving_average, time_unit
+from labrl.analysis.series import Curve, middle, return_curve, time_unit
+from labrl.analysis.statistics import trial_statistics
 from labrl.config.folder import config_folder
+from labrl.storage.run_folder import RunFolder
 
-AGENTS = ("ppo", "dqn", "sac", "rainbow", "a2c", "td3", "reinforce", "double_dqn", "c51", "random")
+
+def plot_trial(path: Path, folder: Path) -> list[Path]:
+    run = load_run(path)
+    return save_sheets(trial_report(run, trial_statistics(run))[1], folder)
+
+
+def drawn(folder: Path, *lines: Line, axis: Axis | None = None) -> str:
+    """A chart of some lines as SVG."""
+    chart = Chart("Return", {"x": axis or Axis("frames")}, lines)
+    return save_sheets([Sheet("chart", [chart], "x", "cartpole")], folder)[1].read_text()
 
 
 def test_an_agent_has_one_style_everywhere_and_no_two_share_it() -> None:
@@ -51,6 +58,7 @@ def test_groups_of_one_agent_are_told_apart_and_keep_its_hue_beside_others() -> 
     alone = group_styles(["ppo"] * 20)
     assert alone[0] == agent_style("ppo")
     assert len(set(alone)) == 20
+    assert len(set(group_styles(["ppo"] * 60))) == 60
     both = group_styles(["ppo", "dqn", "ppo", "ppo", "ppo", "ppo", "dqn"])
     assert len(set(both)) == 7
 
@@ -62,26 +70,6 @@ def test_agents_of_one_hue_and_groups_of_several_agents_are_told_apart() -> None
         assert len({style.colour for style in group_styles(agents)}) == len(agents), "marks have no dash"
     assert group_styles(["reinforce", "ppo"])[1] == agent_style("ppo"), "whatever the order"
     assert group_styles(["several", "ppo"])[0].colour not in (GREY, agent_style("ppo").colour)
-    assert len(set(group_styles(["ppo"] * 60))) == 60
-
-
-def test_a_group_of_one_short_seed_has_its_dash_too() -> None:
-    with styled():
-        _, (axes,) = new_figure(COLUMN, 2)
-        for agent in ("ppo", "reinforce", "sarsa"):
-            draw_group(axes, [Curve(np.arange(5.0), np.arange(5.0))], agent_style(agent), agent, 1)
-        assert len({str(line.get_linestyle()) + str(line._dash_pattern) for line in axes.lines}) == 3
-
-
-def test_of_many_groups_the_best_share_out_the_styles_and_the_others_are_grey(tmp_path: Path) -> None:
-    for index in range(30):
-        rows = [rising(10 + index * 7 % 30)]
-        write_run(tmp_path / "runs" / f"{index:02}", rows, config=config_with(agent__lr=1e-5 * (index + 1)))
-    groups = grouped(find_runs([tmp_path / "runs"]))
-    compared = Comparison("", groups, compare(groups), tmp_path).compared("cartpole")
-    styles = {id(one): one.style for one in named(compared)}
-    assert len(set(styles.values())) == MOST_NAMED
-    assert {one.style for one in compared if id(one) not in styles} == {Style(GREY)}
 
 
 def test_colours_stand_out_on_white_and_on_black_paper() -> None:
@@ -97,8 +85,8 @@ def test_colours_stand_out_on_white_and_on_black_paper() -> None:
 
 
 def test_a_trial_has_figures_over_frames_and_wall_time_and_one_for_each_session(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", [rising(10, noise=1), rising(20, noise=2)]))
-    written = plot_trial(run, tmp_path / "plots")
+    path = write_run(tmp_path / "run", [rising(10, noise=1), rising(20, noise=2)])
+    written = plot_trial(path, tmp_path / "plots")
     names = {"return_frame", "return_wall", "session_0", "session_1"}
     assert {path.name for path in written} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     image = Image.open(tmp_path / "plots" / "return_frame.png")
@@ -106,24 +94,16 @@ def test_a_trial_has_figures_over_frames_and_wall_time_and_one_for_each_session(
     assert len(set(image.convert("L").tobytes())) > 10
     text = (tmp_path / "plots" / "return_frame.svg").read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
-    for word in ("frames", "return", "cartpole", "ppo, mean of 2 seeds"):
+    for word in ("frames", "return", "ppo on cartpole", "mean of 2"):
         assert word in text, "letters stay letters"
-    panels = (tmp_path / "plots" / "session_1.svg").read_text()
-    assert "frames/s" in panels
-    assert "session 1" in panels
-
-
-def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", [rising(10)]))
-    first, second = (plot_trial(run, tmp_path / name) for name in ("a", "b"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    again = plot_trial(path, tmp_path / "again")
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
 
 
 def test_a_session_has_a_panel_for_whatever_its_agent_reports(tmp_path: Path) -> None:
-    run = load_run(write_long_run(tmp_path / "run", sessions=1, rows=60))
-    plot_trial(run, tmp_path / "plots")
+    plot_trial(write_long_run(tmp_path / "run", sessions=1, rows=60), tmp_path / "plots")
     text = (tmp_path / "plots" / "session_0.svg").read_text()
-    for panel in ("return", "episode length", "policy loss", "entropy", "learning rate", "gradient norm"):
+    for panel in ("Episode length", "Policy loss", "Entropy", "Learning rate", "Gradient norm", "session 0"):
         assert f">{panel}<" in text
 
 
@@ -133,18 +113,14 @@ def test_a_session_has_a_panel_for_whatever_its_agent_reports(tmp_path: Path) ->
     ids=["no rows", "no return", "infinite"],
 )
 def test_a_session_with_little_or_nothing_to_show_is_no_error(rows: list[dict], tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", [rows, rising(5)]))
-    assert plot_trial(run, tmp_path / "plots")
-    empty = load_run(write_run(tmp_path / "empty", [[]]))
-    assert plot_trial(empty, tmp_path / "none") == []
+    assert plot_trial(write_run(tmp_path / "run", [rows, rising(5)]), tmp_path / "plots")
+    assert plot_trial(write_run(tmp_path / "empty", [[]]), tmp_path / "none") == []
 
 
 def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
     config = config_with(env__name="a$b_{c}<d>&")
-    run = load_run(write_run(tmp_path / "run", [rising(5)], config=config))
-    plot_trial(run, tmp_path / "plots")
-    text = (tmp_path / "plots" / "return_frame.svg").read_text()
-    assert "a$b_{c}&lt;d&gt;&amp;" in text
+    plot_trial(write_run(tmp_path / "run", [rising(5)], config=config), tmp_path / "plots")
+    assert "a$b_{c}&lt;d&gt;&amp;" in (tmp_path / "plots" / "return_frame.svg").read_text()
 
 
 def test_an_experiment_has_curves_scores_profile_and_each_measure_by_setting(tmp_path: Path) -> None:
@@ -160,57 +136,71 @@ def test_an_experiment_has_curves_scores_profile_and_each_measure_by_setting(tmp
     assert "lr=0.001" in (tmp_path / "out" / "plots" / "scores.svg").read_text()
 
 
-def drawn(axes: Axes) -> list[tuple[str, str]]:
-    """The marker and the line of all that has a value."""
-    lines = [line for line in axes.lines if len(line.get_xdata())]
-    return [(str(line.get_marker()), line.get_linestyle()) for line in lines]
+def test_curves_have_the_rows_of_both_tables(tmp_path: Path) -> None:
+    """Curves were drawn from train.csv while eval.csv had finer rows: a short run was a single dot."""
+    path = write_run(tmp_path / "run", [])
+    write_session(RunFolder.open(path), 0, rising(10, rows=10))
+    (path / "session_0" / "train.csv").write_text("frame,return_mean,wall\n1000,10,10\n")
+    run = load_run(path)
+    assert return_curve(run.sessions[0], "frame", False).x.tolist() == list(range(100, 1001, 100))
+    separate = write_run(tmp_path / "apart", [rising(10)], config=config_with(meta__rigorous_eval=2))
+    (separate / "session_0" / "eval.csv").write_text("frame,return_mean,wall\n500,70,5\n")
+    (session,) = load_run(separate).sessions
+    assert return_curve(session, "frame", True).y.tolist() == [70]
+    assert 70 not in column_of_training(separate)
+
+
+def column_of_training(path: Path) -> list[float]:
+    """The frames of the chart of training returns, where evaluations are played apart."""
+    run = load_run(path)
+    sheets = trial_report(run, trial_statistics(run))[1]
+    (line, *_) = next(sheet for sheet in sheets if sheet.name == "return_frame").charts[0].lines
+    return line.views["frame"].y.tolist()
 
 
 def test_a_curve_of_one_value_is_a_mark_in_the_middle(tmp_path: Path) -> None:
     """The figures of a run with a single row were empty."""
-    one = Curve(np.array([4096.0]), np.array([20.0]))
-    with styled():
-        _, (axes,) = new_figure(COLUMN, 2)
-        draw_group(axes, [one], agent_style("ppo"), "ppo", 1)
-        assert drawn(axes) == [("o", "None")], "no line in the legend either"
-        widen(axes)
-        assert axes.get_xlim() == (0, 8192)
-        draw_group(axes, [one, Curve(one.x, one.y + 1)], agent_style("dqn"), "dqn", 1)
-        assert drawn(axes)[-1] == ("o", "None")
-        assert len(axes.collections) > 1, "the interval is a bar"
-        gaps = Curve(np.arange(6.0), np.array([1, np.nan, 2, 3, np.nan, 4]))
-        draw_line(axes, gaps, agent_style("ppo"))
-        assert axes.lines[-1].get_markevery() == [0, 5]
-        assert drawn(axes)[-1] == ("o", "-")
-    for rows in (rows_of([4096], [20.0]), rising(9)):
-        run = load_run(write_run(tmp_path / str(len(rows)), [rows, rising(5)]))
-        plot_trial(run, tmp_path / "plots" / str(len(rows)))
-    panels = [tmp_path / "plots" / str(rows) / "session_1.png" for rows in (1, 10)]
-    assert panels[0].read_bytes() == panels[1].read_bytes(), "the sheet after a widened one is as any other"
-    ticks = (tmp_path / "plots" / "1" / "session_0.svg").read_text()
-    assert ">5k<" in ticks
-    assert ">4.2k<" not in ticks
+    for dash in DASHES[:2]:
+        view = View([4096.0], [20.0], [19.0], [21.0])
+        text = drawn(tmp_path, Line("a", "ppo", Style(PALETTE[0], dash), {"x": view}))
+        assert "<use" in text, "a mark"
+        assert ">8k<" in text
+        assert ">4.2k<" not in text
 
 
-def test_the_middle_of_curves_begins_where_half_of_them_have_begun() -> None:
+def test_steps_points_and_names_are_drawn_as_the_report_draws_them(tmp_path: Path) -> None:
+    view, style = View([0, 1, 2], [1, 2, 3], [0, 1, 2], [2, 3, 4]), Style(PALETTE[0])
+    step = drawn(tmp_path / "step", Line("a", "a", style, {"x": view}, step=True), axis=Axis("x", whole=True))
+    plain = drawn(tmp_path / "plain", Line("a", "a", style, {"x": view}), axis=Axis("x", whole=True))
+    assert step != plain
+    assert ">0.5<" not in step, "there is no trial 0.5"
+    points = Line("a", "dots", style, {"x": view}, "points", mark="cross")
+    names = ["a long name that ends in 1", "a long name that ends in 2", "short"]
+    text = drawn(tmp_path / "points", points, axis=Axis("", names))
+    assert all(f">{name}<" in text for name in shorten(names, 12))
+
+
+def test_names_that_are_cut_stay_different() -> None:
+    """Two groups had the same tick."""
+    names = [f"ppo lr={k} and a very long tail" for k in range(3)]
+    assert len(set(shorten(names, 12))) == 3
+    assert shorten(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
+
+
+def test_the_middle_of_curves_begins_and_ends_where_half_of_them_do() -> None:
     """A group's curve began where one seed began."""
     curves = [Curve(np.arange(first, 11.0), np.arange(first, 11.0)) for first in (1, 4, 5, 6)]
     together = middle(curves)
     assert together is not None
     assert (together.x[0], together.x[-1]) == (4, 10)
-    assert together.band.count.min() == 2
     apart = middle([Curve(np.arange(1.0, 4), np.ones(3)), Curve(np.arange(7.0, 10), np.ones(3))])
     assert apart is not None
-    assert np.isfinite(apart.band.value).all()
-
-
-def test_the_middle_of_curves_ends_where_half_of_them_have_ended() -> None:
+    assert np.isfinite(apart.y).all()
     long, short = np.arange(1.0, 11), np.arange(1.0, 6)
     curves = [Curve(long, long), Curve(long, long + 2), Curve(short, short)]
     together = middle(curves)
     assert together is not None
-    assert (together.x[0], together.x[-1]) == (1, 10)
-    assert together.band.value[-1] == pytest.approx(11)
+    assert (together.x[0], together.x[-1], together.y[-1]) == (1, 10, pytest.approx(11))
     few = middle([curves[0], Curve(short, short), Curve(short, short + 1)])
     assert few is not None
     assert few.x[-1] == 5
@@ -237,18 +227,31 @@ def test_ticks_have_the_digits_that_tell_them_apart() -> None:
     labels = ShortNumbers().format_ticks
     assert labels([1.7912, 1.7914, 1.7916]) == ["1.7912", "1.7914", "1.7916"]
     assert labels([1_000_010, 1_000_020]) == ["1.00001M", "1.00002M"]
-    assert labels([0, 0.5, 500_000]) == ["0", "0.5", "500k"]
+    assert ShortNumbers(log=True).format_ticks([-4, -3, 0]) == ["0.0001", "0.001", "1"]
 
 
-def test_figures_need_no_display_and_leave_a_users_settings_alone() -> None:
+def test_figures_need_no_display_and_leave_a_users_settings_alone(tmp_path: Path) -> None:
     program = (
         "import sys, matplotlib\n"
         "matplotlib.rcParams['font.size'] = 31\n"
         "import labrl.analysis.report.build\n"
-        "from labrl.analysis.plots.figures import styled\n"
+        "from labrl.analysis.figures import styled\n"
         "with styled():\n"
         "    assert matplotlib.rcParams['font.size'] == 8\n"
         "assert matplotlib.rcParams['font.size'] == 31\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_report_and_its_plots_show_the_same_series(tmp_path: Path) -> None:
+    """Of many groups the best have a colour of their own, the others are grey, in both."""
+    for index in range(12):
+        rows = [rising(10 + index * 7 % 12)]
+        write_run(tmp_path / f"{index:02}", rows, config=config_with(agent__lr=1e-5 * (index + 1)))
+    best = max(
+        build(tmp_path).statistics["envs"][0]["groups"], key=lambda g: g["sessions"][0]["final_return"]
+    )
+    text = (tmp_path / "plots" / "return_frame.svg").read_text()
+    assert f">{best['name']}<" in text
+    assert text.count(GREY.lower()) >= 4

@@ -41,7 +41,7 @@ def test_a_profiled_window_leaves_a_trace_and_a_table_and_learns_the_same() -> N
     labrl.train([*SMALL, "+meta.profile={start: 128, frames: 128}", "hydra.run.dir=runs/seen"])
     folder = Path("runs/seen/session_0/profile")
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert any("addmm" in str(event.get("name")) for event in events)
+    assert any("aten::" in str(event.get("name")) for event in events)
     assert "Self CPU" in (folder / "table.txt").read_text()
     labrl.train([*SMALL, "hydra.run.dir=runs/unseen"])
     assert not Path("runs/unseen/session_0/profile").exists()

@@ -12,7 +12,7 @@ import yaml
 from run_cases import config_with, rows_of, write_run
 
 from benchmarks import record, results
-from labrl.analysis.published import ENVS, Cell, as_markdown, cells, judged, summary
+from benchmarks.published import ENVS, Cell, as_markdown, cells, judged, summary
 from labrl.analysis.runs import load_run
 from labrl.config.compose import compose, to_plain
 from labrl.errors import WRONG_INPUT

@@ -21,7 +21,7 @@ from labrl.errors import DONE, FAILED, WRONG_INPUT
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.storage.run_folder import RunFolder
 from labrl.storage.video import write_mp4
-from labrl.trial import videos
+from labrl.trial import playback
 
 CARTPOLE = [
     *QUIET,
@@ -175,7 +175,7 @@ def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(videos, "render", interrupted)
+    monkeypatch.setattr(playback, "render_videos", interrupted)
     words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
     assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
     said = "".join(capsys.readouterr())

@@ -13,17 +13,13 @@ import pytest
 from report_cases import write_experiment, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
-from labrl.analysis.__main__ import main
-from labrl.analysis.comparison import compare
-from labrl.analysis.groups import grouped
+from labrl.analysis.charts import Axis, Chart, Line, View, kept
+from labrl.analysis.colours import Style
 from labrl.analysis.report.build import build
-from labrl.analysis.report.render import SMALL_VIDEO
-from labrl.analysis.report.sections import Table, View
-from labrl.analysis.report.thinning import kept, thinned
-from labrl.analysis.report.trials import trials_section
-from labrl.analysis.runs import find_runs, load_experiment, load_run
+from labrl.analysis.report.page import SMALL_VIDEO
+from labrl.analysis.runs import load_experiment, load_run
 from labrl.analysis.statistics import trial_statistics
-from labrl.errors import WRONG_INPUT
+from labrl.errors import InputError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
@@ -55,6 +51,16 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._inside not in (["script"], ["style"]):
             self.words.append(data)
+
+    def table(self, section: str) -> list[list[str]]:
+        """The cells of the first table of a section, as text."""
+        body = re.search(rf'<section id="{section}">.*?<tbody>(.*?)</tbody>', self.source, re.DOTALL)
+        assert body is not None
+        rows = re.findall(r"<tr[^>]*>(.*?)</tr>", body[1], re.DOTALL)
+        return [
+            [re.sub("<[^>]*>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", row, re.DOTALL)]
+            for row in rows
+        ]
 
     @property
     def text(self) -> str:
@@ -256,8 +262,10 @@ def test_an_experiment_ranks_its_groups_and_links_its_trials(tmp_path: Path) -> 
     page = report_of(
         write_experiment(tmp_path, [*trials, ("4", {"status": "failed"}), ("5", {"status": "waiting"})])
     )
-    verdict = page.text[page.text.index("cartpole ppo") :]
-    assert verdict.index("ppo") < verdict.index("dqn") < verdict.index("1.00")
+    told = page.text
+    assert told.index("ppo has a final return") < told.index("dqn with") < told.index("1.00")
+    (entry,) = json.loads((tmp_path / "statistics.json").read_text())["envs"]
+    assert entry["best"] is None, "two seeds against two cannot tell"
     assert ("a", {"href": "2/report.html"}) in page.elements
     (warning,) = load_experiment(tmp_path).warnings
     assert re.findall(r"\d+", warning) == ["4"], "trial 5 has not begun"
@@ -278,6 +286,15 @@ def test_environments_are_compared_one_by_one(tmp_path: Path) -> None:
     assert len({path.stem for path in (tmp_path / "plots").glob("scores_*.svg")}) == 2
 
 
+def test_a_warning_says_of_which_environment_it_is(tmp_path: Path) -> None:
+    for env, seeds in (("cartpole", 3), ("acrobot", 2)):
+        config = config_with(env__name=env)
+        write_run(tmp_path / env, [rising(100 + seed) for seed in range(seeds)], config=config)
+    warnings = build(tmp_path).warnings
+    few = [warning for warning in warnings if re.search(r"\b[23] seeds\b", warning)]
+    assert [warning.split(",")[0] for warning in few] == ["cartpole", "acrobot"]
+
+
 def test_long_curves_keep_their_spikes_and_gaps_and_a_report_stays_small(tmp_path: Path) -> None:
     values = np.sin(np.arange(50_000) / 5000)
     values[[17, 31_000]] = 50, -50
@@ -286,44 +303,30 @@ def test_long_curves_keep_their_spikes_and_gaps_and_a_report_stays_small(tmp_pat
     assert len(index) <= 3 * 250 + 2
     assert {0, 17, 31_000, 40_000, 49_999} <= set(index.tolist())
     assert (np.diff(index) > 0).all()
-    band = thinned(View(values, values, values - 1, values + 1), 500)
-    assert band.low is not None
-    assert len(band.low) == len(band.x) == len(index)
+    view = View(values, values, values - 1, values + 1)
+    chart = Chart("", {"x": Axis("x")}, [Line("a", "a", Style("#000000"), {"x": view})])
+    (line,) = chart.spec(500)["lines"]
+    assert {len(array) for array in line["views"]["x"].values()} == {len(index)}
     path = write_long_run(tmp_path / "a", sessions=4, rows=2000)
     build(path)
     assert (path / "report.html").stat().st_size < 2_000_000
 
 
-def test_the_command_of_the_process_prints_where_the_report_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_run(tmp_path / "a", [rising(100)])
-    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "report.html")
-    assert not (path / "report.html").exists()
-    assert main([str(tmp_path / "nowhere")]) == WRONG_INPUT
-    assert str(tmp_path / "nowhere") in capsys.readouterr().err
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(100)])
     path.chmod(0o500)
-    assert main([str(path)]) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert str(path) in said
-    assert "--out" in said
+    with pytest.raises(InputError) as refused:
+        build(path)
+    assert (refused.value.code, refused.value.key) == ("usage", str(path))
 
 
 def test_trials_of_the_same_name_in_two_experiments_have_each_its_own_numbers(tmp_path: Path) -> None:
     for experiment, to in (("one", 500), ("two", 20)):
         config = config_with(agent__lr=to)
         write_run(tmp_path / experiment / "0_ppo_cartpole", [rising(to)], config=config)
-    groups = grouped(find_runs([tmp_path / "one", tmp_path / "two"]))
-    section = trials_section(groups, [], compare(groups), tmp_path)
-    (table,) = section.blocks
-    assert isinstance(table, Table)
-    assert [row[6] for row in table.rows] == [500, 20]
+    page = report_of(tmp_path)
+    assert [row[5] for row in page.table("trials")] == ["500", "20"]
 
 
 def test_an_experiment_is_told_the_same_wherever_its_report_lies(tmp_path: Path) -> None:

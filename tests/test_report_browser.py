@@ -15,10 +15,10 @@ from playwright.sync_api import Browser, Page
 from report_cases import write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
-from labrl.analysis.plots.colours import DASHES
+from labrl.analysis.charts import Axis, Chart, Line, View
+from labrl.analysis.colours import DASHES, Style
 from labrl.analysis.report.build import build
-from labrl.analysis.report.render import render
-from labrl.analysis.report.sections import Axis, Chart, KeyFigure, Line, Report, Section, View
+from labrl.analysis.report.page import Charts, KeyFigure, Report, Section, render
 from labrl.storage.atomic import write_json
 from labrl.storage.run_folder import RunFolder
 
@@ -101,10 +101,10 @@ def test_values_that_stand_alone_differ_in_shape_where_lines_would_in_their_dash
     browser: Browser, tmp_path: Path
 ) -> None:
     lines = [
-        Line(str(dash), str(dash), "#000000", {"x": View([0], [place])}, dash=dash)
+        Line(str(dash), str(dash), Style("#000000", dash), {"x": View([0], [place])})
         for place, dash in enumerate(DASHES)
     ]
-    sections = [Section("curves", "Curves", [Chart("Return", {"x": Axis("x")}, lines)])]
+    sections = [Section("curves", "Curves", [Charts([Chart("Return", {"x": Axis("x")}, lines)])])]
     report = Report("A report", "", "finished", "", [KeyFigure("a", "1", "")], [], sections)
     (tmp_path / "report.html").write_text(render(report, tmp_path))
     with opened(browser, tmp_path / "report.html") as window:
@@ -121,8 +121,8 @@ def test_key_figures_fill_their_rows_however_many_they_are(
 ) -> None:
     """An eighth stood alone in a row of grey."""
     figures = [KeyFigure(f"Figure {index}", str(index), "of all") for index in range(count)]
-    lines = [Line("a", "a", "#000000", {"x": View([0, 1], [0, 1])})]
-    sections = [Section("curves", "Curves", [Chart("Return", {"x": Axis("x")}, lines)])]
+    lines = [Line("a", "a", Style("#000000"), {"x": View([0, 1], [0, 1])})]
+    sections = [Section("curves", "Curves", [Charts([Chart("Return", {"x": Axis("x")}, lines)])])]
     report = Report("A report", "", "finished", "", figures, [], sections)
     (tmp_path / "report.html").write_text(render(report, tmp_path))
     with opened(browser, tmp_path / "report.html", width=width) as window:

@@ -14,6 +14,7 @@ from report_cases import write_experiment
 from run_cases import config_with, rising, write_run
 
 import labrl
+from labrl.analysis.listing import entries
 from labrl.analysis.runs import find_runs
 from labrl.cli import report
 from labrl.errors import WRONG_INPUT, InputError
@@ -31,18 +32,22 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.report
 def test_a_trial_ends_with_its_report_and_what_differs_from_the_defaults() -> None:
-    result = labrl.train(QUICK)
+    result = labrl.train([*QUICK, "env.max_frame=512"])
     assert result.report == result.folder / "report.html"
     assert result.report.exists()
     assert (result.folder / "plots" / "session_0.png").exists()
     changed = json.loads((result.folder / "changed.json").read_text())
-    assert {"key": "env.max_frame", "default": 100000.0, "value": 64} in changed
+    assert {"key": "env.max_frame", "default": 100000.0, "value": 512} in changed
     assert "seed" not in {entry["key"] for entry in changed}
+    (session,) = json.loads((result.folder / "statistics.json").read_text())["sessions"]
+    assert result.returns == [session["final_return"]], "one return, whoever shows it"
+    (entry,) = entries(result.folder.parent)
+    assert entry.final_return == session["final_return"]
 
 
 def test_a_trial_makes_a_report_only_if_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(reporting, "make_report", asked.append)
+    monkeypatch.setattr(reporting, "make_report", lambda folder, prepared: asked.append(folder))
     silent = labrl.train([*QUICK, "meta.report=false"])
     assert (asked, silent.report) == ([], None)
     labrl.train(QUICK)

@@ -59,7 +59,7 @@ class Watch(Callback):
         if session.clock.frame % 64 == 0:
             session.state_dict()
         if session.clock.frame >= self.stop_at:
-            session.interruption.stop(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
 
 def session_in(folder: Path, config: TrialConfig) -> Session:
@@ -293,9 +293,10 @@ def test_whatever_a_session_holds_is_saved_or_known_to_need_it_not(tmp_path: Pat
     session.close()
     given = {"config", "index", "folder", "seed", "num_threads"}
     # The observation is the environment's, seen through the transforms; a signal ends with its process;
-    # weights that sessions share are those of the agent; no other rank or actor is at work.
-    derived = {"_observation", "interruption", "shared_weights", "team", "actor"}
-    # When a callback is due follows from the clock; the recorder saves the episodes that it was given.
-    derived |= {"_next_frame", "_next_time", "highlights"}
+    # the agent itself acts, and learns alone.
+    derived = {"_observation", "interruption", "team", "source", "act", "view"}
+    # When a callback is due follows from the clock; the recorder saves the episodes that it was given; states
+    # before the end of the budget are those of callbacks.
+    derived |= {"_next_frame", "_next_time", "highlights", "evaluate", "_before_the_end"}
     # The noise scale of gradients is measured where they are computed, by `compute`.
     assert set(vars(session)) | {"noise"} == saved | given | derived

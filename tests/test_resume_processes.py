@@ -59,7 +59,7 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
     assert [session["seed"] for session in info["sessions"]] == [session_seed(1, i) for i in range(3)]
     assert info["status"] == "finished"
 
-    for file in (run / "session_1").rglob("tensors.pt"):
+    for file in (run / "session_1").rglob("state.pt"):
         file.write_bytes(b"torn")
     assert main([f"+resume={run}", "env.max_frame=768"]) == 1
     sessions = json.loads((run / "run.json").read_text())["sessions"]

@@ -277,7 +277,7 @@ def test_a_living_run_is_not_resumed_by_a_second_process(
 def test_nothing_but_broken_checkpoints_is_not_taken_for_a_beginning(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for file in finished.rglob("tensors.pt"):
+    for file in finished.rglob("state.pt"):
         file.write_bytes(b"torn")
     before = content(finished)
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
@@ -285,7 +285,7 @@ def test_nothing_but_broken_checkpoints_is_not_taken_for_a_beginning(
     assert said.count("\n") == 1, "one message, however many there are"
     assert str(finished / "session_0" / "checkpoints") in said
     assert "frame_000000000064" in said
-    assert "tensors.pt" in said
+    assert "state.pt" in said
     assert content(finished) == before
 
 
@@ -317,7 +317,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_broken_one_named(
 ) -> None:
     assert main([*QUICK, "hydra.run.dir=one", "meta.log_frequency=32"]) == 0
     assert main([*QUICK, "hydra.run.dir=two", "meta.log_frequency=32", "env.max_frame=128"]) == 0
-    Path("one/session_0/checkpoints/frame_000000000064/state.json").write_text("{}")
+    Path("one/session_0/checkpoints/frame_000000000064/state.pt").write_text("{}")
     assert main(["+resume=one", "env.max_frame=128"]) == 0
     said = capsys.readouterr().err
     assert "frame_000000000064" in said

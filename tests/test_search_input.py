@@ -85,7 +85,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             [LR, "hydra/sweeper/sampler=tpe", "hydra.sweeper.sampler.n_startup_trials=many"],
             ["hydra.sweeper.sampler", "many"],
         ),
-        ([LR, "hydra/launcher=submitit_local"], ["hydra/launcher"]),
+        ([LR, "hydra/launcher=joblib"], ["hydra/launcher=local"]),
     ],
 )
 def test_wrong_input_is_refused_by_its_key(
@@ -124,7 +124,7 @@ def test_what_contradicts_another_sample_only_is_not_refused() -> None:
         "agent.horizon=choice(32, 100)",  # 800 steps are no whole minibatches of 256
         "agent.gae_lambda=choice(0.9, ${agent.gamma})",
     ]
-    check_space(Recipe(Space.of({}, {}, words), {"agent": "ppo", "env": "cartpole"}, []), None)
+    check_space(Recipe(Space.of({}, {}, words), {"agent": "ppo", "env": "cartpole"}, []))
 
 
 @pytest.mark.parametrize("typed", ["meta.report=true", "++meta.report=true", "meta.videos=true"])
@@ -150,7 +150,7 @@ def test_a_ready_space_brings_its_agent_with_its_presets_and_its_number_of_trial
     assert choices["agent"] == name
     assert cfg.meta.max_trial == 30
     recipe = Recipe(Space.of(cfg.search.space, {}, []), choices, [])
-    assert check_space(recipe, None) == resolve(compose([f"agent={name}", f"env={env}"]))
+    assert check_space(recipe) == resolve(compose([f"agent={name}", f"env={env}"]))
 
 
 def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_samplers() -> None:
@@ -177,7 +177,7 @@ def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Pat
     params = {"agent.lr": 2.5e-4, "agent.network.torso.hidden": "[32]"}
     path = tmp_path / BEST
     path.parent.mkdir()
-    path.write_text(recipe.as_yaml(params, None, tmp_path, ["told"]))
+    path.write_text(recipe.as_yaml(params, tmp_path, ["told"]))
     assert to_plain(compose(["experiment=best"], tmp_path)) == to_plain(compose(recipe.configuration(params)))
     assert to_plain(compose(["experiment=best", "agent.lr=1"], tmp_path))["agent"]["lr"] == 1
 
@@ -196,8 +196,8 @@ def test_commands_of_the_page_compose_and_have_something_to_search(command: str)
     assert found.distributions
     assert cfg.hydra.sweeper.n_trials >= 20
     recipe = Recipe(found, dict(cfg.hydra.runtime.choices), [])
-    check_space(recipe, None)
-    check_ready(cfg.hydra.runtime.choices["search"], recipe, None)
+    check_space(recipe)
+    check_ready(cfg.hydra.runtime.choices["search"], recipe)
 
 
 def test_a_refused_search_leaves_alone_what_was_there_before() -> None:

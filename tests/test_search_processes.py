@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from search_cases import WORDS
 
+from labrl.cli import main
+
 COMMAND = [sys.executable, "-m", "labrl", "-m", "hydra/sweeper=optuna", *WORDS]
 
 
@@ -67,7 +69,8 @@ def kill_after(process: subprocess.Popen[str], home: Path, rows: int, whole_grou
 
 def kill_and_compare(folder: Path, kills: int, total: int) -> None:
     words = (f"meta.max_trial={total}", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.n_startup_trials=2")
-    ended(start(folder / "whole", *words))
+    whole = [*COMMAND[3:], *words, f"hydra.sweep.dir={folder / 'whole'}", "hydra/launcher=basic"]
+    assert main(whole) == 0
     broken = folder / "broken"
     chance = random.Random(kills)
     for _ in range(kills):
@@ -100,8 +103,25 @@ def two_machines(folder: Path, url: str) -> None:
     assert max(map(len, counts)) == 4
 
 
+@pytest.mark.slow
 def test_two_machines_with_one_journal_file_share_the_trials(tmp_path: Path) -> None:
     two_machines(tmp_path, f"journal:///{tmp_path / 'study.journal'}")
+
+
+def machines_with_stubs(folder: Path, url: str, total: int = 24) -> None:
+    """Two machines at once whose trials take 10 ms, so that they meet at the storage all the time."""
+    command = [sys.executable, "-m", "benchmarks.scheduling", "machine", url, str(total), "3"]
+    homes = [folder / name for name in "ab"]
+    machines = [subprocess.Popen([*command, str(home)], cwd=Path(__file__).parents[1]) for home in homes]
+    assert [machine.wait() for machine in machines] == [0, 0]
+    ran = [line.split()[0] for home in homes for line in (home / "ran").read_text().splitlines()]
+    assert sorted(map(int, ran)) == list(range(total))
+    assert max(len(info(home)["trials"]) for home in homes) == total
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+def test_two_machines_give_each_of_many_short_trials_once(tmp_path: Path, kind: str) -> None:
+    machines_with_stubs(tmp_path, f"{kind}:///{tmp_path / 'study'}")
 
 
 def postgresql_programs() -> Path | None:
@@ -152,3 +172,9 @@ def postgresql(tmp_path: Path) -> Iterator[str]:
 
 def test_two_machines_with_one_postgresql_share_the_trials(tmp_path: Path, postgresql: str) -> None:
     two_machines(tmp_path, postgresql)
+
+
+def test_two_machines_with_one_postgresql_give_each_of_many_short_trials_once(
+    tmp_path: Path, postgresql: str
+) -> None:
+    machines_with_stubs(tmp_path, postgresql)

@@ -17,11 +17,12 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import PLAN, WORDS
 
+from labrl.analysis.standings import best_trial, standings
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.confirm import Candidate, Confirmation
-from labrl.experiment.search.outcome import break_off
+from labrl.experiment.search.results import break_off
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Study
 from labrl.session.callbacks.search import ReportToSearch
@@ -30,7 +31,6 @@ from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.run_folder import RunFolder
 from labrl.trial import reporting
-from labrl.trial.best import best_trial, standings
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     words = [word for word in WORDS if not word.startswith(("search.confirm", "meta.report"))]
     code = main(
         [
-            *("-m", "hydra/sweeper=optuna", *words, f"hydra.sweep.dir={home}", "hydra.sweeper.n_jobs=1"),
+            *("-m", "hydra/sweeper=optuna", *words, f"hydra.sweep.dir={home}", "hydra/launcher=basic"),
             *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
             *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
         ]
@@ -194,7 +194,7 @@ def test_a_search_of_one_trial_says_that_it_is_none(
 ) -> None:
     """`meta=fast_atari` asks for one."""
     words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=1"]
-    assert main([*words, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra.sweeper.n_jobs=1"]) == 0
+    assert main([*words, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra/launcher=basic"]) == 0
     assert "meta.max_trial=1" in capsys.readouterr().out
 
 
@@ -226,7 +226,7 @@ def test_a_session_told_to_stop_does_not_wait_for_its_search() -> None:
         return answered.wait(60)
 
     interruption = Interruption()
-    session = SimpleNamespace(interruption=interruption)
+    session = SimpleNamespace(stopping=lambda: interruption.requested)
     with Hub(answer) as hub:
         callback = ReportToSearch(hub.channel(7))
         callback.start(session)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ def test_a_session_told_to_stop_does_not_wait_for_its_search() -> None:
         interruption.stop(signal.SIGTERM)
         reporting.join(60)
         assert not reporting.is_alive()
-        assert not interruption.pruned
+        assert not callback.gives_up
         answered.set()
 
 
@@ -252,7 +252,7 @@ def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
         return report(study, number, folder)
 
     monkeypatch.setattr(Study, "report", failing)
-    words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=2", "hydra.sweeper.n_jobs=1"]
+    words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=2", "hydra/launcher=basic"]
     assert main([*words, f"hydra.sweep.dir={home}"]) == 1
     said = capsys.readouterr().out
     assert "the disk is full" in said

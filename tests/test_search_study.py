@@ -42,6 +42,13 @@ def test_a_study_begun_again_after_each_trial_proposes_what_an_unbroken_one_does
     assert len({str(trial.params) for trial in whole.trials()}) > 1
 
 
+def test_qmc_draws_choices_anew_for_each_trial(tmp_path: Path) -> None:
+    """They are no part of its sequence, and had the same value in every trial."""
+    one = study(tmp_path, sampler=SAMPLERS["qmc"])
+    drawn = {next_of(one).params["y"] for _ in range(PLAN.total)}
+    assert len(drawn) > 1
+
+
 def test_a_trial_whose_machine_died_goes_on_in_its_folder_with_its_values_and_seed(tmp_path: Path) -> None:
     whole = study(tmp_path / "whole")
     for _ in range(4):
@@ -52,7 +59,6 @@ def test_a_trial_whose_machine_died_goes_on_in_its_folder_with_its_values_and_se
     write_eval(left.folder, 10, 0.0)
     again = study(tmp_path / "broken")
     taken = next_of(again)
-    assert taken.resume
     assert (taken.number, taken.params, taken.seed) == (left.number, left.params, left.seed)
     assert taken.folder == left.folder
     (left.folder / "session_0" / "eval.csv").unlink()  # as its checkpoint would cut it back
@@ -68,7 +74,11 @@ def test_a_decision_is_the_same_when_the_killed_trial_reports_once_more(tmp_path
     second = next_of(one)
     write_eval(second.folder, 10, -100.0)
     # killed after the value was stored and before the pruner was asked
-    one._storage.optuna.set_trial_intermediate_value(one.trials()[1]._trial_id, 10, -100.0)
+    storage = StudyStorage(f"journal:///{tmp_path / 'study.journal'}", tmp_path).optuna
+    begun = storage.get_study_id_from_name(PLAN.name)
+    storage.set_trial_intermediate_value(
+        storage.get_trial_id_from_study_id_trial_number(begun, second.number), 10, -100.0
+    )
     again = study(tmp_path)
     taken = next_of(again)
     assert again.report(taken.number, taken.folder)
@@ -91,8 +101,9 @@ def test_a_sampler_killed_between_two_values_draws_the_rest_as_it_would_have(tmp
     whole = study(tmp_path / "whole", sampler=SAMPLERS["random"])
     expected = next_of(whole).params
     broken = study(tmp_path / "broken", sampler=SAMPLERS["random"])
-    begun = broken._study.ask()
-    begun._suggest("x", PLAN.space.distributions["x"])
+    storage = StudyStorage(f"journal:///{tmp_path / 'broken' / 'study.journal'}", tmp_path).optuna
+    begun = optuna.load_study(study_name=PLAN.name, storage=storage, sampler=broken.sampler)
+    begun.ask({"y": PLAN.space.distributions["y"]})
     again = study(tmp_path / "broken", sampler=SAMPLERS["random"])
     assert next_of(again).params == expected
 
@@ -129,7 +140,7 @@ def test_a_living_machines_trial_is_left_alone_and_a_dead_ones_taken_over(tmp_pa
         left = next_of(study(there, url, total=1))
         assert study(here, url, total=1).next("trial_{number}") is None
     taken = next_of(study(here, url, total=1))
-    assert (taken.number, taken.resume, taken.folder) == (left.number, True, left.folder)
+    assert (taken.number, taken.folder) == (left.number, left.folder)
 
 
 def test_a_machine_out_of_sight_is_dead_after_five_missed_heartbeats(
@@ -189,7 +200,7 @@ def test_a_process_may_die_as_often_as_retries_say(tmp_path: Path) -> None:
     first = next_of(one)
     again = one.died(first)
     assert again is not None
-    assert again.resume
+    assert (again.number, again.folder, again.attempts) == (first.number, first.folder, 1)
     assert one.died(again) is None
 
 

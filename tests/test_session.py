@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import multiprocessing
 import signal
 from pathlib import Path
@@ -59,7 +60,7 @@ class StopAt(Callback):
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= self.frame:
-            session.interruption.stop(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
 
 def weights(session: Session) -> torch.Tensor:
@@ -187,7 +188,7 @@ def test_the_last_evaluation_broken_off_is_told_and_made_up_for(tmp_path: Path) 
             act = session.agent.evaluation_action
 
             def stopping(*arguments: Any, **named: Any) -> Any:
-                session.interruption.stop(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
                 return act(*arguments, **named)
 
             session.agent.evaluation_action = stopping
@@ -209,3 +210,46 @@ def test_the_last_evaluation_broken_off_is_told_and_made_up_for(tmp_path: Path) 
 def rows_of_unbroken(config: TrialConfig, folder: Path) -> list[dict[str, str]]:
     run(config, folder / "unbroken")
     return rows(folder / "unbroken", "eval")
+
+
+class GivesUp(Callback):
+    """Has seen enough at frame 600, and looks whether its view can be changed."""
+
+    frequencies = (100,)
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def step(self, session: Any) -> None:
+        self.seen.append(session.clock.frame)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            session.index = 7
+        self.gives_up = session.clock.frame >= 600
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+
+def test_a_callback_changes_nothing_of_a_session_but_can_give_it_up(tmp_path: Path) -> None:
+    session = Session(config_of(CARTPOLE), 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    session.callbacks.insert(0, GivesUp())
+    session.run()
+    assert session.pruned
+    assert 600 <= session.clock.frame < 600 + session.env.num_envs
+    assert [int(row["frame"]) for row in rows(tmp_path / "run")] == [304, 600]
+
+
+def test_a_checkpoint_at_the_end_of_a_budget_holds_no_step_that_only_the_end_has_caused(
+    tmp_path: Path,
+) -> None:
+    config = config_of([*CARTPOLE, "env.max_frame=560", "meta.log_frequency=280"])
+    session = Session(config, 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    callback = GivesUp()
+    session.callbacks.insert(0, callback)
+    session.run()
+    seen = [104, 200, 304, 400, 504, 560]
+    assert callback.seen == seen
+    latest = CheckpointStore(tmp_path / "run" / "session_0" / "checkpoints", keep_last=1).latest()
+    assert latest is not None
+    assert latest.frame == 560
+    assert latest.state["callbacks"]["GivesUp:0"]["seen"] == seen[:-1]

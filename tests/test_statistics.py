@@ -13,12 +13,10 @@ from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis import intervals
 from labrl.analysis.baselines import baseline_path
-from labrl.analysis.comparison import compare
-from labrl.analysis.files import write_statistics
 from labrl.analysis.groups import grouped
+from labrl.analysis.report.build import build
 from labrl.analysis.runs import find_runs, load_run
-from labrl.analysis.scores import MEASURES
-from labrl.analysis.statistics import group_statistics, trial_statistics
+from labrl.analysis.statistics import MEASURES, compare, group_statistics, trial_statistics
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
 
@@ -290,13 +288,12 @@ def test_many_groups_are_compared_with_the_best_only(tmp_path: Path) -> None:
 
 def test_both_files_are_written_into_a_run_folder_and_into_one_of_several(tmp_path: Path) -> None:
     home = experiment(tmp_path / "runs")
-    told = write_statistics(home)
+    told = build(home).statistics
     assert json.loads((home / "statistics.json").read_text()) == told
     lines = (home / "statistics.csv").read_text().splitlines()
     assert lines[0].startswith("env,group,agent,runs,seeds,left_out,final_return_iqm,final_return_iqm_low")
     assert len(lines) == 1 + 6
-    told = write_statistics(home / "ppo_pong")
-    assert json.loads((home / "ppo_pong" / "statistics.json").read_text()) == told
+    build(home / "ppo_pong")
     assert len((home / "ppo_pong" / "statistics.csv").read_text().splitlines()) == 1 + 3
 
 
@@ -304,3 +301,32 @@ def test_the_page_defines_every_measure() -> None:
     page = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
     missing = [name for name in (*MEASURES, "consistency") if name != "fps" and f"`{name}`" not in page]
     assert missing == []
+
+
+def test_a_session_that_played_its_own_budget_counts_beside_one_with_a_larger_one(tmp_path: Path) -> None:
+    """It "ended at frame 20,000 of 24,000", which was another run's budget."""
+    for frames in (20_000, 24_000):
+        config = config_with(env__max_frame=frames, agent__lr=1.0 / frames)
+        write_run(tmp_path / str(frames), [rising(10, frames=frames)], config=config)
+    told = group_statistics(find_runs([tmp_path]))
+    assert (told["counted"], told["left_out"]) == (2, [])
+    config = config_with(env__max_frame=24_000)
+    write_run(tmp_path / "cut", [rising(10, frames=20_000)], config=config, status="killed")
+    (left_out,) = group_statistics(find_runs([tmp_path]))["left_out"]
+    assert (left_out["run"], re.findall(r"[\d,]+", left_out["reason"])) == ("cut", ["20,000", "24,000"])
+
+
+@pytest.mark.parametrize(("seeds", "best"), [(4, "dqn"), (3, None)])
+def test_a_group_is_best_only_where_the_seeds_tell_it_from_every_other(
+    tmp_path: Path, seeds: int, best: str | None
+) -> None:
+    """A report said "dqn is best ... too few seeds to tell them apart"."""
+    for agent, level in (("ppo", 10.0), ("dqn", 30.0)):
+        sessions = [rising(level + seed) for seed in range(seeds)]
+        config = config_with(agent___target_=f"x.{agent}")
+        write_run(tmp_path / agent, sessions, config=config, agent=agent)
+    (entry,) = compare(grouped(find_runs([tmp_path])))["envs"]
+    assert entry["best"] == best
+    (pair,) = entry["improvement"]
+    assert (pair["value"], pair["low"]) == (0.0, 0.0)
+    assert 0.4 < pair["high"] < 0.5 or best is None

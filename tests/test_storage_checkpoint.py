@@ -96,7 +96,7 @@ def test_any_nested_state_comes_back_as_it_was(tmp_path: Path, state: Any) -> No
     assert same(state, checkpoint.state)
 
 
-def test_what_json_cannot_say_comes_back_too(tmp_path: Path) -> None:
+def test_what_is_hard_to_say_comes_back_too(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     state = {
         "nan": float("nan"),
@@ -143,7 +143,7 @@ def test_modules_and_optimizers_come_back(tmp_path: Path) -> None:
 def test_a_small_view_does_not_drag_its_large_storage_along(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     path = store.save(1, {"view": torch.zeros(10**6)[3:5], "expanded": torch.zeros(1).expand(4)})
-    assert (path / "tensors.pt").stat().st_size < 10_000
+    assert (path / "state.pt").stat().st_size < 10_000
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FILES = st.sampled_from(["manifest.json", "state.json", "tensors.pt"])
+FILES = st.sampled_from(["manifest.json", "state.pt"])
 
 
 def damaged(whole: Path, tmp_path: Path) -> tuple[CheckpointStore, Path]:
@@ -253,7 +253,7 @@ def test_a_truncated_file_is_never_loaded(whole: Path, tmp_path: Path, name: str
     assert store.broken
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.pt"])
+@pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
 def test_a_missing_file_is_reported_and_skipped(whole: Path, tmp_path: Path, name: str) -> None:
     store, newest = damaged(whole, tmp_path)
     (newest / name).unlink()
@@ -288,9 +288,35 @@ def put(newest: Path, name: str, content: bytes) -> None:
 
 def test_a_newer_format_is_refused_and_not_passed_over(whole: Path, tmp_path: Path) -> None:
     store, newest = damaged(whole, tmp_path)
-    rewritten(newest, format_version=2)
+    rewritten(newest, format_version=3)
     with refused("not-installed", newest):
         store.latest()
+
+
+def test_the_format_of_an_older_labrl_is_refused_and_not_passed_over(whole: Path, tmp_path: Path) -> None:
+    store, newest = damaged(whole, tmp_path)
+    (newest / "state.pt").unlink()
+    rewritten(newest, format_version=1, files={})
+    for read in (store.latest, store.newest_whole_frame, lambda: store.load(newest)):
+        with refused("not-installed", newest):
+            read()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_loaded_can_be_written_to_and_leaves_the_file_as_it_is(
+    tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr("labrl.storage.tree.LARGE", 0)
+    store = CheckpointStore(tmp_path, keep_last=1)
+    path = store.save(1, some_state(1))
+    checkpoint = store.load(path)
+    checkpoint.state["window"][:] = 0
+    checkpoint.state["weights"].zero_()
+    store.save(2, some_state(2))
+    assert not path.exists()
+    assert not checkpoint.state["window"].any(), "what is mapped outlives its file"
+    assert same(store.load(store.folder / "frame_000000000002").state, some_state(2))
 
 
 class Intruder:
@@ -309,9 +335,9 @@ def test_a_crafted_pickle_is_refused_and_not_run(whole: Path, tmp_path: Path) ->
     torch.save({"weights": Intruder(trace)}, buffer)
     for content in (buffer.getvalue(), pickle.dumps(Intruder(trace), protocol=2)):
         store, newest = damaged(whole, tmp_path)
-        put(newest, "tensors.pt", content)
+        put(newest, "state.pt", content)
         check_falls_back(store)
-        assert "tensors.pt" in str(store.broken)
+        assert "state.pt" in str(store.broken)
         assert not trace.exists()
     pickle.loads(pickle.dumps(Intruder(trace), protocol=2))
     assert trace.exists(), "the pickle does do harm where it is trusted"
@@ -320,17 +346,18 @@ def test_a_crafted_pickle_is_refused_and_not_run(whole: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "tree",
     [
-        {"unknown": 1},
-        {"tensor": "nowhere"},
-        {"array": "/window", "dtype": "|O", "shape": [1]},
-        {},
-        {"tuple": 3},
-        {"dict": 3},
+        OrderedDict(unknown=1),
+        OrderedDict(array=torch.zeros(8, dtype=torch.uint8), dtype="|O", shape=(1,), scalar=False),
+        OrderedDict(array=torch.zeros(8, dtype=torch.uint8), dtype="<f8", shape=(2,), scalar=False),
+        OrderedDict(array=[0], dtype="<f8", shape=(1,), scalar=False),
+        OrderedDict(),
     ],
 )
 def test_a_foreign_tree_is_reported_and_skipped(whole: Path, tmp_path: Path, tree: Any) -> None:
     store, newest = damaged(whole, tmp_path)
-    put(newest, "state.json", json.dumps({"dict": {"number": tree}}).encode())
+    content = io.BytesIO()
+    torch.save({"number": tree}, content)
+    put(newest, "state.pt", content.getvalue())
     check_falls_back(store)
     assert store.broken
 
@@ -380,9 +407,10 @@ def test_a_refusing_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_everything_but_the_tensors_is_readable_without_labrl(tmp_path: Path) -> None:
+def test_a_checkpoint_is_readable_without_labrl(tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path, keep_last=1).save(4, some_state(4), best=True)
     assert json.loads((path / "manifest.json").read_text())["frame"] == 4
-    assert json.loads((path / "state.json").read_text())["dict"]["number"] == 4
-    tensors = torch.load(path / "tensors.pt", weights_only=True)
-    assert torch.equal(tensors["/weights"], torch.full((3, 4), 4.0))
+    state = torch.load(path / "state.pt", weights_only=True)
+    assert state["number"] == 4
+    assert torch.equal(state["weights"], torch.full((3, 4), 4.0))
+    assert np.array_equal(state["window"]["array"].numpy().view(state["window"]["dtype"]), np.arange(4, 9))

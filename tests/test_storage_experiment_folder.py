@@ -24,7 +24,7 @@ def record(number: int) -> TrialRecord:
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    made = ExperimentFolder.create(tmp_path / "e", "grid", [record(0), record(1)], overrides=["seed=0,1"])
+    made = ExperimentFolder.begin(tmp_path / "e", "grid", [record(0), record(1)], overrides=["seed=0,1"])
     changed = record(1)
     changed.status, changed.error, changed.facts = "failed", "out of memory", {"params": {"agent.lr": 1e-4}}
     made.set_trials([changed, record(2)])
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_of_many_who_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
     def claim(_: int) -> bool:
         try:
-            ExperimentFolder.create(tmp_path / "e", "grid", [])
+            ExperimentFolder.begin(tmp_path / "e", "grid", [])
         except InputError:
             return False
         return True
@@ -53,17 +53,17 @@ def test_of_many_who_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(claim, range(32))) == 1
     with refused("range", "hydra.sweep.dir"):
-        ExperimentFolder.create(tmp_path / "e", "grid", [])
+        ExperimentFolder.begin(tmp_path / "e", "grid", [])
 
 
 def test_a_run_folder_is_not_made_an_experiment(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run")
     with refused("range", "hydra.sweep.dir"):
-        ExperimentFolder.create(tmp_path / "run", "grid", [])
+        ExperimentFolder.begin(tmp_path / "run", "grid", [])
 
 
 def test_threads_that_report_at_once_lose_nothing(tmp_path: Path) -> None:
-    made = ExperimentFolder.create(tmp_path / "e", "search", [])
+    made = ExperimentFolder.begin(tmp_path / "e", "search", [])
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: made.set_trials([record(number)]), range(40)))
     assert [trial.number for trial in made.trials()] == list(range(40))
@@ -72,7 +72,7 @@ def test_threads_that_report_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_killed_while_it_writes_the_file_is_whole(tmp_path: Path) -> None:
     code = (
         "from labrl.storage.experiment_folder import ExperimentFolder as E, TrialRecord as T\n"
-        f"made = E.create({str(tmp_path / 'e')!r}, 'grid', [])\n"
+        f"made = E.begin({str(tmp_path / 'e')!r}, 'grid', [])\n"
         "for n in range(10**9):\n"
         "    made.set_trials([T(number=n % 50, overrides=['x' * 500], folder=str(n))])\n"
     )
@@ -104,7 +104,7 @@ def test_a_folder_without_an_experiment_or_of_a_newer_labrl_is_refused(tmp_path:
 
 
 def test_an_experiment_at_work_is_left_alone(tmp_path: Path) -> None:
-    made = ExperimentFolder.create(tmp_path / "e", "grid", [])
+    made = ExperimentFolder.begin(tmp_path / "e", "grid", [])
     with made.lock(), busy(tmp_path / "e") as error, ExperimentFolder.open(tmp_path / "e").lock():
         pass
     assert str(os.getpid()) in str(error.value)

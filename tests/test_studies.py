@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import results, studies
-from labrl.analysis.published import cells
+from benchmarks.published import cells
 from labrl.analysis.runs import Experiment
 from labrl.config.compose import compose
 

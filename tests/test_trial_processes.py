@@ -58,9 +58,13 @@ def frame(folder: Path, index: int) -> int:
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:
-    """Sessions of the trial, in order; the first child of all may be multiprocessing's own helper."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [pid for pid in map(int, listed) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    """Sessions of the trial, in order; all are children of the process that they are forked from."""
+
+    def of(pid: int) -> list[int]:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    servers = [pid for pid in of(process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for server in servers for pid in of(server)]
 
 
 def statuses(folder: Path) -> list[str]:

@@ -88,7 +88,7 @@ def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path: Path, content: str) -
 
 def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Path) -> None:
     trials = [TrialRecord(number=index, overrides=[], folder=f"{index}_x") for index in range(2)]
-    experiment = ExperimentFolder.create(tmp_path / "e", "grid", trials)
+    experiment = ExperimentFolder.begin(tmp_path / "e", "grid", trials)
     said: list[str] = []
     for folder in (experiment.path / "0_x", experiment.path / "1_x", tmp_path / "alone"):
         with shown_on_wandb(options("wandb"), RunFolder.create(folder), [0], said.append):

@@ -55,7 +55,7 @@ def train(
             code="usage",
             key="labrl.train",
         )
-    from labrl.trial.again import Again
+    from labrl.trial.resume import Again
     from labrl.trial.showing import enjoy_request
     from labrl.trial.torchrun import refuse_torchrun
 
@@ -74,6 +74,9 @@ def train(
     plain = to_plain(cfg)
     config = resolve(plain, cfg)
     # Imported late: help and completion must not wait for torch.
+    from labrl.trial.fork_server import start_session_server
+
+    start_session_server(plain)
     from labrl.storage.provenance import Command
     from labrl.trial.result import TrialError
     from labrl.trial.summary import print_failures

@@ -95,12 +95,12 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.compose import explain, prepare
     from labrl.config.folder import config_folder
     from labrl.config.kinds import kinds_replace
-    from labrl.experiment.experiment_again import ExperimentAgain, for_trials_alone
+    from labrl.experiment.again import ExperimentAgain, for_trials_alone
     from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
     from labrl.script import begin
-    from labrl.trial.again import Again
     from labrl.trial.completion import completions
     from labrl.trial.past import is_hydras
+    from labrl.trial.resume import Again
     from labrl.trial.showing import enjoy_request
 
     begin("labrl.cli.main")
@@ -175,7 +175,7 @@ def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
 
 def _print_presets(words: Namespace) -> int:
     """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
-    from labrl.trial.applied_presets import applied_presets
+    from labrl.config.applied_presets import applied_presets
     from labrl.trial.completion import TAKE_A_RUN
 
     past = [word.partition("=")[0] for word in words.overrides if word.startswith(TAKE_A_RUN)]
@@ -361,7 +361,7 @@ def replay(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         given = parser.parse_args(argv)
         request = replay_request(given.run, given.words)
-        from labrl.trial.replay import replay as replay_episode
+        from labrl.trial.playback import replay as replay_episode
 
         with signals_raise():
             return replay_episode(request)

@@ -103,6 +103,18 @@ def not_finite(batch: NDArray) -> tuple[int, float] | None:
     return int(where[0]), float(batch[tuple(where)])
 
 
+def same(left: Any, right: Any) -> bool:
+    """Whether two observations, or nests of them, are equal bit for bit (NaN equals NaN)."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(same(*pair) for pair in zip(left, right, strict=True))
+    left, right = np.asarray(left), np.asarray(right)
+    if left.dtype.names is not None and left.dtype == right.dtype:
+        return all(same(left[name], right[name]) for name in left.dtype.names)
+    return np.array_equal(left, right, equal_nan=left.dtype.kind in "fc" and right.dtype.kind in "fc")
+
+
 def example(space: gym.Space[Any]) -> NDArray:
     """A batch with one observation of a space without nests. [1, *obs]"""
     if isinstance(space, gym.spaces.Dict):

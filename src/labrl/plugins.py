@@ -9,25 +9,58 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
-    from labrl.experiment.outcome import Outcome
-    from labrl.experiment.workers import Order
-
-    OnStart = Callable[[int], None]
-    OnEnd = Callable[[int, Outcome], None]
+    from labrl.experiment.scheduler import Engine, RunTask
 
 
-class GridSweeper(Sweeper):
+class TrialSweeper(Sweeper):
+    """Base of labrl's sweepers, which hand trials to an engine as there is room for them."""
+
+    hydra_context: Any
+    config: Any
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Build the launcher. Raises InputError where it cannot work here."""
+        self.hydra_context, self.config = hydra_context, config
+        self.job: Any = task_function
+        self.launcher: Any = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def engine(self, search: bool, limit: int | None = None, cores: int | None = None) -> Engine:
+        """Make what runs the trials.
+
+        search: whether trials follow from those before, so that none is to wait in a queue; limit: most
+        trials at once; cores: those of this machine that may be given away; None: all that there are.
+        """
+        from labrl.experiment.hydra_trial import HydraTrial, launched
+        from labrl.experiment.scheduler import Calls
+
+        run = HydraTrial.of(self.hydra_context, self.config, self.job)
+        if isinstance(self.launcher, TrialLauncher):
+            return self.launcher.engine(run, search, limit, cores)
+        if isinstance(self.launcher, BasicLauncher):
+            return Calls(lambda tasks: [run(task) for task in tasks], all_at_once=False)
+        return Calls(lambda tasks: launched(self.launcher, tasks), all_at_once=True)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether trials may run on other machines, about whose cores and GPUs this one knows nothing."""
+        return isinstance(self.launcher, TrialLauncher) and self.launcher.elsewhere
+
+
+class GridSweeper(TrialSweeper):
     """`hydra/sweeper=grid`: every combination of the values, in an experiment that can be resumed."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
@@ -37,67 +70,34 @@ class GridSweeper(Sweeper):
         """
         self.params = {str(key): str(value) for key, value in (params or {}).items()}
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Build the launcher."""
-        self.hydra_context, self.config, self.job = hydra_context, config, task_function
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
     def sweep(self, arguments: list[str]) -> None:
         """Run every combination of `params` and of the job's overrides, which are `arguments` and more."""
         from labrl.experiment.sweep import sweep_grid
 
-        assert self.hydra_context is not None
-        assert self.config is not None
-        assert self.launcher is not None
-        job: Any = self.job
+        params = [f"{key}={value}" for key, value in self.params.items()]
         sweep_grid(
-            [f"{key}={value}" for key, value in self.params.items()],
-            self.hydra_context,
-            self.config,
-            self.launcher,
-            job,
+            params, self.hydra_context, self.config, self.job, lambda: self.engine(False), self.elsewhere
         )
 
 
-class OptunaSweeper(Sweeper):
+class OptunaSweeper(TrialSweeper):
     """`hydra/sweeper=optuna`: a search, with the keys of hydra-optuna-sweeper."""
 
-    def __init__(
-        self,
-        sampler: DictConfig,
-        direction: Any,
-        storage: str | None,
-        study_name: str | None,
-        n_trials: int,
-        n_jobs: int | None,
-        max_failure_rate: float,
-        params: DictConfig | None,
-    ) -> None:
+    def __init__(self, **settings: Any) -> None:
+        """Keep the settings: `labrl.experiment.search.settings.Settings`."""
         self._settings = {
-            "sampler": OmegaConf.to_container(sampler, resolve=True),
-            "direction": OmegaConf.to_container(direction) if OmegaConf.is_config(direction) else direction,
-            "storage": storage,
-            "study_name": study_name,
-            "n_trials": n_trials,
-            "n_jobs": n_jobs,
-            "max_failure_rate": max_failure_rate,
-            "params": {} if params is None else OmegaConf.to_container(params),
+            key: OmegaConf.to_container(value, resolve=key == "sampler")
+            if OmegaConf.is_config(value)
+            else value
+            for key, value in settings.items()
         }
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep the composed configuration."""
-        self.config = config
-        self.job: Any = task_function
-
     def sweep(self, arguments: list[str]) -> None:
-        """Run the search. Raises SystemExit with an exit code other than 0."""
+        """Run the search; the exit code is left in the job."""
         from labrl.config.compose import check_values, to_plain
         from labrl.errors import InputError
         from labrl.experiment.search.settings import Settings, check_ready_keys
 
-        assert self.config is not None
         try:
             plain = to_plain(self.config)
             check_values(plain, self.config)
@@ -106,18 +106,15 @@ class OptunaSweeper(Sweeper):
             # The space may add what is missing, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
             if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:
                 raise InputError.of(wrong) from None
-        values: Any = self._settings
-        settings = Settings(**values)
+        settings = Settings.of(self._settings)
         # Imported late: a wrong value must not wait for Optuna and torch.
         from labrl.experiment.search.begin import search
 
-        code = search(self.config, settings, arguments, self.job)
-        if code:
-            raise SystemExit(code)
+        self.job.exit_code = search(self.config, settings, arguments, self.job, self.engine, self.elsewhere)
 
 
-class OrdersLauncher(Launcher):
-    """Base of labrl's launchers, which run `Order`s of trials and report each end as it comes."""
+class TrialLauncher(Launcher):
+    """Base of labrl's launchers, each of which makes an engine."""
 
     elsewhere = False
     """Whether trials run on other machines, about whose cores and GPUs this one knows nothing."""
@@ -131,35 +128,19 @@ class OrdersLauncher(Launcher):
         """Raise InputError where the launcher cannot work here."""
 
     @abstractmethod
-    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
-        """Run the trials and report each start and end by its number.
-
-        Returns None, or the exit code where a signal ended them.
-        """
+    def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
+        """Make what runs the trials; see `TrialSweeper.engine`."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one trial for each list of overrides: Hydra's interface, for its own sweepers."""
-        from labrl.experiment.workers import Order
-        from labrl.trial.shares import Machine, Need
+        from labrl.experiment.hydra_trial import HydraTrial, LaunchedTasks
 
-        need = Need.of({}, len(job_overrides), Machine().cores)
-        orders = [
-            Order(initial_job_idx + index, list(words), need) for index, words in enumerate(job_overrides)
-        ]
-        returns = {order.number: JobReturn(overrides=order.words) for order in orders}
-
-        def ended(number: int, outcome: Outcome) -> None:
-            returns[number].return_value = outcome
-            returns[number].status = JobStatus.COMPLETED
-
-        stopped = self.launch_orders(orders, lambda number: None, ended)
-        if stopped is not None:
-            raise SystemExit(stopped)
-        return [returns[order.number] for order in orders]
+        run = HydraTrial.of(self.hydra_context, self.config, self.task_function)
+        return LaunchedTasks(job_overrides, initial_job_idx).run(self.engine(run, False, None, None))
 
 
-class WorkersLauncher(OrdersLauncher):
-    """`hydra/launcher=joblib`: as many trials at once as this machine carries, each in its own process."""
+class WorkersLauncher(TrialLauncher):
+    """`hydra/launcher=local`: as many trials at once as this machine carries, each in its own process."""
 
     def __init__(self, n_jobs: int = -1) -> None:
         """Keep the settings.
@@ -180,21 +161,16 @@ class WorkersLauncher(OrdersLauncher):
                 key="hydra.launcher.n_jobs",
             )
 
-    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
-        """Run the trials with `labrl.experiment.workers.Workers`."""
-        from hydra.core.utils import setup_globals
+    def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
+        """Make processes of this machine; see `labrl.experiment.local`."""
+        from labrl.experiment.local import LocalProcesses
+        from labrl.experiment.machine import Machine
 
-        from labrl.experiment.hydra_trial import HydraTrial
-        from labrl.experiment.workers import Workers
-        from labrl.trial.shares import Machine
-
-        setup_globals()
-        run_trial = HydraTrial.of(self.hydra_context, self.config, self.task_function)
-        limit = None if self.n_jobs == -1 else self.n_jobs
-        return Workers(run_trial, Machine(), limit).run_all(orders, on_start, on_end)
+        own = None if self.n_jobs == -1 else self.n_jobs
+        return LocalProcesses(run, Machine(cores), limit or own)
 
 
-class SubmititLocal(OrdersLauncher):
+class SubmititLocal(TrialLauncher):
     """`hydra/launcher=submitit_local`: each trial a job on this machine, all at once."""
 
     cluster: Literal["local", "slurm"] = "local"
@@ -209,11 +185,11 @@ class SubmititLocal(OrdersLauncher):
         """Raise InputError where submitit is not installed."""
         _require("submitit", f"submitit_{self.cluster}")
 
-    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
-        """Submit the trials and look after them; see `labrl.experiment.submitted`."""
-        from labrl.experiment.submitted import run_jobs
+    def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
+        """Make jobs of submitit; see `labrl.experiment.clusters`."""
+        from labrl.experiment.clusters import SubmititJobs
 
-        return run_jobs(self, self.cluster, orders, on_end)
+        return SubmititJobs(run, self.cluster, self.params, limit)
 
 
 class SubmititSlurm(SubmititLocal):
@@ -231,29 +207,30 @@ class SubmititSlurm(SubmititLocal):
             raise InputError(
                 "hydra/launcher=submitit_slurm needs SLURM, and there is no command `srun` on this machine. "
                 "Start the command on a login node of the cluster, or use this machine: "
-                "hydra/launcher=joblib",
+                "hydra/launcher=local",
                 code="not-installed",
                 key="hydra/launcher",
             )
 
 
-class RayTrials(OrdersLauncher):
+class RayTrials(TrialLauncher):
     """`hydra/launcher=ray`: each trial a task of a Ray cluster."""
 
     def __init__(self, ray: DictConfig) -> None:
-        self.ray_cfg = ray
+        settings: Any = OmegaConf.to_container(ray, resolve=True)
+        self.settings = settings
         # A cluster that was there before may have other machines.
-        self.elsewhere = ray.init.get("address") not in (None, "local")
+        self.elsewhere = settings["init"].get("address") not in (None, "local")
 
     def check(self) -> None:
         """Raise InputError where Ray is not installed."""
         _require("ray", "ray")
 
-    def launch_orders(self, orders: Sequence[Order], on_start: OnStart, on_end: OnEnd) -> int | None:
-        """Hand the trials to Ray and look after them; see `labrl.experiment.on_ray`."""
-        from labrl.experiment.on_ray import run_tasks
+    def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
+        """Make tasks of Ray; see `labrl.experiment.clusters`."""
+        from labrl.experiment.clusters import RayTasks
 
-        return run_tasks(self, orders, on_end)
+        return RayTasks(run, self.settings, limit, queued=not search)
 
 
 def _require(package: str, launcher: str) -> None:

@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker, util
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker, util
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -195,6 +195,29 @@ def signals_wait_in_children() -> Iterator[None]:
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_fork_server(modules: Sequence[str]) -> bool:
+    """Start the process that the processes of multiprocessing's context `forkserver` are forked from.
+
+    It imports `modules`, once for all of them, while this process goes on. It does nothing else, so that
+    there are no threads that a forked process would lack, and no state of a run. Returns whether it runs.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
+        return False
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+    with signals_wait_in_children():
+        forkserver.ensure_running()
+    return True
+
+
+def take_signals() -> None:
+    """Let SIGNALS come to this process, which was started while they waited.
+
+    Ctrl-C is ignored until somebody handles it, and the others end the process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def find_place_for_sockets() -> bool:

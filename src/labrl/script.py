@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -70,8 +71,9 @@ def uses(name: str) -> None:
 class Carried:
     """What a new process needs of the script. Hand it over before anything that refers to the script.
 
-    Unpickling it defines the classes and functions of `__main__` that the configuration names, which go by
-    value, and registers the environments that the script has registered with Gymnasium.
+    Unpickling it sets the environment variables: a process that is forked from a server has those of its
+    start. It defines the classes and functions of `__main__` that the configuration names, which go by value,
+    and registers the environments that the script has registered with Gymnasium.
     """
 
     def __init__(self) -> None:
@@ -90,7 +92,7 @@ class Carried:
         self._registered = _registered(dumps)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _take, (self._definitions, self._registered)
+        return _take, (dict(os.environ), self._definitions, self._registered)
 
 
 def _definitions(dumps: Dumps) -> bytes:
@@ -120,7 +122,10 @@ def _registered(dumps: Dumps) -> bytes:
     return pickle.dumps(specs)
 
 
-def _take(definitions: bytes, registered: bytes) -> None:
+def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes) -> None:
+    if environment != dict(os.environ):
+        os.environ.clear()
+        os.environ.update(environment)
     main = vars(sys.modules[MAIN])
     found: Mapping[str, Any] = pickle.loads(definitions)
     _used.update(found)

@@ -18,6 +18,10 @@ def _command(name: str, function: str) -> Callable[[], int]:
             from labrl.processes import let_threads_sleep, name_user_and_home, signals_leave
 
             with signals_leave(f"{name}: interrupted\n"):
+                from labrl.steady_output import doing
+
+                if name == "labrl":
+                    doing("starting", early=True)
                 import labrl.cli  # here: it takes a quarter of a second
 
                 name_user_and_home()

@@ -1,4 +1,4 @@
-"""Standard output and error that survive a reader that has gone and a full disk."""
+"""Standard output and error that survive a lost reader and a full disk; the line on what takes long."""
 
 from __future__ import annotations
 
@@ -9,6 +9,34 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
+
+_doing = False
+"""Whether the last line of the terminal says what takes a while."""
+
+
+def doing(what: str, early: bool = False) -> None:
+    """Show on a terminal what takes a while, in a line that the next output replaces.
+
+    Nothing is shown outside of `steady_output`, which replaces the line; early: just before it is entered.
+    """
+    global _doing
+    _clear()
+    with contextlib.suppress(OSError, ValueError):
+        replaced = early or isinstance(sys.stderr, SteadyStream)
+        if replaced and sys.__stderr__ is not None and sys.__stderr__.isatty():
+            sys.__stderr__.write(f"labrl: {what} ...")
+            sys.__stderr__.flush()
+            _doing = True
+
+
+def _clear() -> None:
+    global _doing
+    if _doing:
+        _doing = False
+        with contextlib.suppress(OSError, ValueError):
+            assert sys.__stderr__ is not None
+            sys.__stderr__.write("\r\x1b[K")
+            sys.__stderr__.flush()
 
 
 class SteadyStream:
@@ -21,6 +49,7 @@ class SteadyStream:
 
     def write(self, text: str) -> int:
         """Write `text`, or do nothing after an error. Returns the number of characters."""
+        _clear()
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -68,6 +97,7 @@ def steady_output() -> Iterator[SteadyStream]:
         try:
             yield output
         finally:
+            _clear()
             output.flush()
             errors.flush()
             sys.stdout, sys.stderr = before

@@ -27,6 +27,8 @@ from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveIn
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
+from labrl.learning.kernels.policy_losses import distributions, policy_gradient
+from labrl.learning.learner import DerivedLoss
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
@@ -93,6 +95,7 @@ class A2C(Agent):
             self.STATISTICS,
             new_optimizer=None if config.value_lr is None else self._two_optimizers,
         )
+        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
         self._rollout: Rollout
         recurrent = self._policy.network.state_size
         if config.horizon is None:
@@ -182,7 +185,7 @@ class A2C(Agent):
         self._rollout.clear()
         return 1 if policy.imitation is None else 1 + policy.imitation.learn()
 
-    def _loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    def _by_autograd(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
@@ -193,6 +196,20 @@ class A2C(Agent):
         if self._entropy_coef:  # a term of weight zero would still be differentiated
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
+
+    def _by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
+        parameters, value, _ = kernel.forward(minibatch.observation)
+        statistics, gradients = policy_gradient(
+            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
+            value,
+            minibatch.advantage.numpy(),
+            minibatch.value_target.numpy(),
+            value_coef=self._config.value_coef,
+            entropy_coef=self._entropy_coef,
+        )
+        kernel.backward(*gradients)
+        return statistics
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
         """Make an optimizer of the policy and one of the values, each with its own learning rate and

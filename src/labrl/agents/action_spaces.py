@@ -16,7 +16,7 @@ ANY = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
 
 ACTS_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ppo", "a2c", "reinforce", "sil_ppo", "sil_a2c", "recurrent_ppo", "recurrent_a2c"), ANY),
-    "sarsa": ("Discrete",),
+    **dict.fromkeys(("sarsa", "pqn"), ("Discrete",)),
     **dict.fromkeys((*DQN_FAMILY, "recurrent_dqn"), ("Discrete",)),
     "sac": ("Discrete", "Box"),
     "crossq": ("Discrete", "Box"),

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labrl.networks.spaces import Spaces
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Observation:
     """The learner's view of the observations to act on, and what else is known of them."""
 
@@ -60,6 +60,18 @@ class Traits:
     """Whether a gradient of half a minibatch means what one of the whole does."""
 
 
+class Pauses(Protocol):
+    """Says in which frames environments are not played: an agent only learns in these."""
+
+    @property
+    def collecting(self) -> bool:
+        """Whether environments are to be played now."""
+
+    @property
+    def frames_played(self) -> int:
+        """Frames so far in which environments were played."""
+
+
 class Agent(ABC):
     """Acts, observes what came of it, and learns when it is time.
 
@@ -71,6 +83,8 @@ class Agent(ABC):
     NAME: ClassVar[str] = ""
     """Name of the agent in messages; empty: the path of its class."""
     TRAITS: ClassVar[Traits] = Traits()
+    pauses: Pauses | None = None
+    """When environments are not played, though frames pass; None: they always are."""
 
     @classmethod  # noqa: B027 - may be left out
     def check_config(cls, config: Any, env: Any) -> None:
@@ -111,21 +125,6 @@ class Agent(ABC):
 
     def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
         """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
-        raise NotImplementedError
-
-    @property
-    def pauses(self) -> bool:
-        """Whether there are frames in which environments are not played; `collecting` then says when."""
-        return False
-
-    @property
-    def collecting(self) -> bool:
-        """Whether environments are to be played now; else it only learns, and frames pass all the same."""
-        return True
-
-    @property
-    def frames_played(self) -> int:
-        """Frames so far in which environments were played."""
         raise NotImplementedError
 
     def decision(self) -> dict[str, NDArray]:
@@ -207,7 +206,7 @@ def for_rank(component: Component, ranks: int) -> Component:
     if not kind.TRAITS.ranks:
         raise InputError(
             f"agent: {component.target} cannot learn on several ranks of torchrun. Use agent=ppo, a2c, "
-            "sarsa, dqn, sac, td3 or ddpg, or start labrl without torchrun.",
+            "sarsa, pqn, dqn, sac, td3 or ddpg, or start labrl without torchrun.",
             code="unsupported",
             key="agent",
         )

@@ -74,7 +74,7 @@ class CrossQ(SAC):
         ac.step_critics(rows)
         if self._experience.updates % self._policy_delay == 0:
             ac.policy.network.train()
-            statistics = ac.policy.gradient(self.policy_loss, here)
+            statistics = ac.policy.gradient(self._policy_loss, here)
             ac.policy.network.eval()
             ac.step_policy(statistics)
             self._temperature.update(statistics[1])

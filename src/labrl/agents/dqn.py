@@ -21,7 +21,13 @@ from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Agent, NonFiniteError, Observation, Traits
-from labrl.agents.parts.action_values import ActionValues, ValuePolicy, ValuePolicyConfig, chosen
+from labrl.agents.parts.action_values import (
+    ActionValues,
+    ValuePolicy,
+    ValuePolicyConfig,
+    chosen,
+    derived_values,
+)
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
@@ -36,6 +42,8 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
+from labrl.learning.kernels.value_losses import best, td_gradient
+from labrl.learning.learner import DerivedLoss, as_array
 from labrl.memory.sequences import SequenceSample
 from labrl.networks.building import check_torso, traits_of
 from labrl.networks.q_network import QNetwork
@@ -110,6 +118,7 @@ class DQN(Agent):
         self._value: ActionValues = config.value.build(device=compute.device)
         acting_value: ActionValues = config.value.build(device=torch.device("cpu"))
         self._policy = ValuePolicy(config, acting_value, spaces, clock, streams, compute)
+        self._derived = derived_values(self._value)
         self._target = TargetNetwork(self._policy.learner, config.target.build())
         self._recurrent = self._policy.network.state_size > 0
         self._experience = Experience(
@@ -121,6 +130,7 @@ class DQN(Agent):
             num_masked=self._policy.num_actions if spaces.masked else 0,
             state_size=self._policy.network.state_size,
         )
+        self.pauses = self._experience.pauses
         self._state = np.zeros((spaces.num_envs, self._policy.network.state_size), np.float32)
         self._evaluation_state = self._state
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
@@ -192,14 +202,14 @@ class DQN(Agent):
         """Make one step of the optimizer on one minibatch. Raises NonFiniteError."""
         learner, frame = self._policy.learner, self._clock.frame
         sample: Any = self._experience.sample()
-        loss: Callable[..., tuple[Tensor, Tensor]]
         # Online network, target network and, for single transitions, the choice of the next action: each has
         # noise of its own.
         if self._recurrent:
-            loss = partial(self._sequence_loss, self._policy.noise(2))
-            self._rows = learner.gradient(loss, sample, samples=sample.at.shape[1])
+            by_sequences = partial(self._sequence_loss, self._policy.noise(2))
+            self._rows = learner.gradient(by_sequences, sample, samples=sample.at.shape[1])
         else:
-            loss = partial(self._loss, self._policy.noise(3))
+            by_hand = None if self._derived is None else self._by_hand
+            loss = DerivedLoss(partial(self._loss, self._policy.noise(3)), by_hand)
             self._rows = learner.gradient(loss, Transitions.of(sample, learner, layout=None))
         norm = learner.step(value_at(self._config.lr, frame))
         if not math.isfinite(norm):
@@ -228,6 +238,23 @@ class DQN(Agent):
         outputs = chosen(network(tensor(layout(batch.observation)), noise=online).outputs, batch.action)
         reward, discount, weight = batch.reward, batch.discount, batch.weight
         return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
+
+    def _by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of a network without noise. Returns the ROWS."""
+        assert self._derived is not None
+        layout = self._policy.network.layout
+        following = layout(batch.next_observation)
+        later = judged = self._target.forward(following).outputs
+        if self._config.double:
+            judged = kernel.forward(following).outputs
+        next_action = best(self._derived, judged, as_array(batch.next_mask))
+        outputs = kernel.forward(layout(batch.observation)).outputs  # in place of those for `following`
+        columns = batch.action, batch.reward, batch.discount, batch.weight
+        statistics, gradient = td_gradient(
+            self._derived, outputs, later, next_action, *(column.numpy() for column in columns)
+        )
+        kernel.backward(gradient)
+        return statistics
 
     def _sequence_loss(
         self, noise: Tensor | None, network: QNetwork, batch: SequenceSample
@@ -281,21 +308,6 @@ class DQN(Agent):
         """Take a copy's actions for one's own."""
         self._observation, self._action = observation, decision["action"]
         self._before = decision["state"] if self._recurrent else self._state
-
-    @property
-    def pauses(self) -> bool:
-        """Whether there are frames in which environments are not played."""
-        return self._experience.pauses
-
-    @property
-    def collecting(self) -> bool:
-        """Whether environments are to be played now."""
-        return self._experience.collecting
-
-    @property
-    def frames_played(self) -> int:
-        """Frames so far in which environments were played."""
-        return self._experience.frames_played
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, the largest value of the last one, and coefficients."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from labrl.agents.parts.policy import (
     check_budget,
     check_policy,
     evaluated,
+    nearest_divisor,
 )
 from labrl.agents.parts.ranks import divided, refuse_self_imitation
 from labrl.clock import Clock
@@ -27,6 +27,8 @@ from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFl
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
+from labrl.learning.kernels.policy_losses import clipped_policy_gradient, distributions
+from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import Minibatch, Rollout, check_room
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
@@ -111,6 +113,7 @@ class PPO(Agent):
             sequence_length=(config.sequence_length or config.horizon) if recurrent else 1,
             state_size=recurrent,
         )
+        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
         self._minibatch_stream = streams.torch("minibatches")
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
@@ -202,7 +205,7 @@ class PPO(Agent):
         if not self._rollout.full:
             return 0
         config, policy, frame = self._config, self._policy, self._clock.frame
-        batch = policy.batch(self._rollout, config.gamma, config.gae_lambda)
+        batch = policy.batch(self._rollout, config.gamma, config.gae_lambda, with_log_prob=True)
         lr, self._clip = value_at(config.lr, frame), value_at(config.clip_range, frame)
         self._value_clip = (
             None if config.value_clip_range is None else value_at(config.value_clip_range, frame)
@@ -224,7 +227,7 @@ class PPO(Agent):
         self._rollout.clear()
         return updates if policy.imitation is None else updates + policy.imitation.learn()
 
-    def _loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    def _by_autograd(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute eq. 9 with its sign turned, to be minimized, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
@@ -242,6 +245,24 @@ class PPO(Agent):
             kl = (change - log_ratio).mean()
             clipped = (change.abs() > self._clip).float().mean()
             return loss, torch.stack([policy, value_error, entropy, kl, clipped])
+
+    def _by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
+        parameters, value, _ = kernel.forward(minibatch.observation)
+        statistics, gradients = clipped_policy_gradient(
+            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
+            value,
+            minibatch.advantage.numpy(),
+            minibatch.value_target.numpy(),
+            old_log_prob=minibatch.log_prob.numpy(),
+            old_value=minibatch.value.numpy(),
+            clip=self._clip,
+            value_clip=self._value_clip,
+            value_coef=self._config.value_coef,
+            entropy_coef=self._entropy_coef,
+        )
+        kernel.backward(*gradients)
+        return statistics
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
@@ -281,12 +302,3 @@ class PPO(Agent):
     def close(self) -> None:
         """End the worker threads."""
         self._policy.close()
-
-
-def nearest_divisor(number: int, wanted: int, unit: int) -> int:
-    """Return the divisor of `number`, a multiple of `unit`, that is nearest to `wanted`; the smaller of
-    two."""
-    number //= unit
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    divisors = small + [number // divisor for divisor in reversed(small)]
-    return unit * min(divisors, key=lambda divisor: abs(unit * divisor - wanted))

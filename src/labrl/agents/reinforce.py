@@ -25,6 +25,8 @@ from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
+from labrl.learning.kernels.policy_losses import distributions, policy_gradient
+from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.spaces import Spaces
@@ -78,6 +80,7 @@ class Reinforce(Agent):
             has_value=config.baseline == "value",
         )
         self._rollout = Episodes(config.episodes, spaces.num_envs)
+        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
 
     @classmethod
     def check(cls, config: ReinforceConfig, spaces: Spaces) -> None:
@@ -149,7 +152,7 @@ class Reinforce(Agent):
         self._rollout.clear()
         return 1 if policy.imitation is None else 1 + policy.imitation.learn()
 
-    def _loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    def _by_autograd(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -(G - b) log pi(a|s), less the entropy bonus, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
@@ -162,6 +165,20 @@ class Reinforce(Agent):
         if self._entropy_coef:  # a term of weight zero would still be differentiated
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
+
+    def _by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
+        parameters, value, _ = kernel.forward(minibatch.observation)
+        statistics, gradients = policy_gradient(
+            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
+            value,
+            minibatch.advantage.numpy(),
+            minibatch.value_target.numpy(),
+            value_coef=self._config.value_coef or 0.0,
+            entropy_coef=self._entropy_coef,
+        )
+        kernel.backward(*gradients)
+        return statistics
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""

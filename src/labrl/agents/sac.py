@@ -31,6 +31,13 @@ from labrl.config.component import Component
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Schedule
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
+from labrl.learning.kernels.actor_critics import (
+    CategoricalChoice,
+    Choice,
+    SquashedChoice,
+    critics_gradient,
+)
+from labrl.learning.learner import DerivedLoss
 from labrl.learning.optimizers import Adam, AdamConfig
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import (
@@ -104,10 +111,14 @@ class SAC(Agent):
             whole_minibatches=not self.TRAITS.halves,
         )
         self._experience = self._actor_critic.experience
+        self.pauses = self._experience.pauses
         self._temperature = Temperature(config, soft.usual_entropy, clock, compute.device)
         if isinstance(config, SACConfig):
             self._target = TargetNetwork(self._actor_critic.critics, config.target.build())
             self._actor_critic.targets = {"target": self._target}
+        by_hand = None if self._actor_critic.judge_kernel is None else self._policy_by_hand
+        self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
+        self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
 
@@ -161,9 +172,9 @@ class SAC(Agent):
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
         ac, (following, here) = self._actor_critic, self._noise(batch)
-        rows = ac.critics.gradient(self.critic_loss, following)
+        rows = ac.critics.gradient(self._critic_loss, following)
         ac.step_critics(rows)
-        statistics = ac.policy.gradient(self.policy_loss, here)
+        statistics = ac.policy.gradient(self._policy_loss, here)
         ac.step_policy(statistics)
         self._temperature.update(statistics[1])
         self._target.updated()
@@ -187,12 +198,34 @@ class SAC(Agent):
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)
 
+    def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
+        parameters = self._actor_critic.policy.forward(batch.next_observation)
+        drawn = self._soft.choose_by_hand(parameters, batch.noise)
+        value = drawn.worth(self._target.forward(batch.next_observation, drawn.choice))
+        value = value + np.float32(self._temperature.value) * drawn.entropy
+        target, action = batch.reward.numpy() + batch.discount.numpy() * value, batch.action.numpy()
+        values = kernel.forward(batch.observation, action)
+        rows, gradient = critics_gradient(values, action, target, batch.weight.numpy(), factor=0.5)
+        kernel.backward(gradient)
+        return rows
+
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
         choice, entropy = self._soft.choose(policy(batch.observation), batch.noise)
         value = self._soft.smaller(self._actor_critic.judge(batch.observation, choice), choice)
         loss = -soft_value(value, entropy, self._temperature.value).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
+
+    def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the policy. Returns mean loss and entropy."""
+        judge = self._actor_critic.judge_kernel
+        drawn = self._soft.choose_by_hand(kernel.forward(batch.observation), batch.noise)
+        values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
+        entropy = drawn.entropy.mean()
+        statistics = -drawn.worth(values).mean() - temperature * entropy, entropy
+        kernel.backward(drawn.gradient(values, temperature, judge.input_gradient))
+        return np.array(statistics, np.float32)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
@@ -209,21 +242,6 @@ class SAC(Agent):
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
         """Take a copy's actions at `observation` for one's own."""
         self._observation, self._action = observation.array, decision["action"]
-
-    @property
-    def pauses(self) -> bool:
-        """Whether there are frames in which environments are not played."""
-        return self._experience.pauses
-
-    @property
-    def collecting(self) -> bool:
-        """Whether environments are to be played now."""
-        return self._experience.collecting
-
-    @property
-    def frames_played(self) -> int:
-        """Frames so far in which environments were played."""
-        return self._experience.frames_played
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
@@ -294,6 +312,11 @@ class SquashedGaussianPolicy:
         action, log_prob = squashed_sample(mean, log_std.clamp(*LOG_STD_RANGE), noise)
         return action, -log_prob
 
+    def choose_by_hand(self, parameters: NDArray, noise: Tensor | None) -> Choice:
+        """Draw the same, with derivatives."""
+        assert noise is not None
+        return SquashedChoice(parameters, noise.numpy())
+
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
         """Return the smaller critic's value of the choice. [critics, batch] -> [batch]"""
         return values.amin(0)
@@ -342,6 +365,10 @@ class CategoricalPolicy(Categorical):
         log_probability = torch.log_softmax(parameters, dim=1)
         probability = log_probability.exp()
         return probability, -(probability * log_probability).sum(1)
+
+    def choose_by_hand(self, parameters: NDArray, noise: Tensor | None) -> Choice:
+        """Compute the same, with derivatives."""
+        return CategoricalChoice(parameters)
 
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
         """Return the mean of the smaller critic's values. [critics, batch, actions] -> [batch]"""

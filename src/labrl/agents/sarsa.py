@@ -28,7 +28,8 @@ from labrl.config.types import PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import Columns
+from labrl.learning.kernels.value_losses import returns_gradient
+from labrl.learning.learner import Columns, DerivedLoss
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import check_torso
 from labrl.networks.q_network import QNetwork
@@ -93,6 +94,7 @@ class Sarsa(Agent):
         self._mask: NDArray[np.bool_] | None = None
         self._next_action: NDArray[np.int64] | None = None
         self._metrics = dict.fromkeys(self.METRICS, math.nan)
+        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
 
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:
@@ -152,12 +154,19 @@ class Sarsa(Agent):
         rollout.clear()
         return self._config.epochs
 
-    def _loss(self, network: QNetwork, batch: Minibatch) -> tuple[Tensor, Tensor]:
+    def _by_autograd(self, network: QNetwork, batch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute the mean of (G - Q(s, a))^2 / 2, and the means of METRICS."""
         value = chosen(network(batch.observation).outputs, batch.action).squeeze(1)
         error = batch.target - value
         mean = 0.5 * error.square().mean()
         return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
+
+    def _by_hand(self, kernel: Any, batch: Minibatch) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the network. Returns the means of METRICS."""
+        outputs = kernel.forward(batch.observation).outputs
+        statistics, gradient = returns_gradient(outputs, batch.action.numpy(), batch.target.numpy())
+        kernel.backward(gradient)
+        return statistics
 
     def _targets(self, rollout: Rollout) -> NDArray[np.float32]:
         """Compute the lambda-returns of all steps, and choose the action after the last one. [n]"""

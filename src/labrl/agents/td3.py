@@ -32,6 +32,8 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.learning.compute import Compute
+from labrl.learning.kernels.actor_critics import critics_gradient, tanh_gradient
+from labrl.learning.learner import DerivedLoss
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions
 from labrl.networks.spaces import Spaces
@@ -98,10 +100,14 @@ class TD3(Agent):
             policy_statistics=("loss_policy",),
         )
         self._experience = ac.experience
+        self.pauses = self._experience.pauses
         self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=self._box.size)
         self._target_policy = TargetNetwork(ac.policy, config.target.build())
         self._target_critics = TargetNetwork(ac.critics, config.target.build())
         ac.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
+        self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
+        by_hand = None if ac.judge_kernel is None else self._policy_by_hand
+        self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
 
@@ -152,10 +158,10 @@ class TD3(Agent):
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
             noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
             batch = replace(batch, noise=noise)
-        rows = ac.critics.gradient(self.critic_loss, batch)
+        rows = ac.critics.gradient(self._critic_loss, batch)
         ac.step_critics(rows)
         if self._experience.updates % config.policy_delay == 0:
-            ac.step_policy(ac.policy.gradient(self.policy_loss, batch))
+            ac.step_policy(ac.policy.gradient(self._policy_loss, batch))
             self._target_critics.updated()
             self._target_policy.updated()
         return rows[1]
@@ -172,11 +178,34 @@ class TD3(Agent):
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)
 
+    def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
+        action = np.tanh(self._target_policy.forward(batch.next_observation))
+        if batch.noise is not None:
+            action += batch.noise.numpy()
+            np.clip(action, -1, 1, out=action)
+        value = self._target_critics.forward(batch.next_observation, action).min(0)
+        target = batch.reward.numpy() + batch.discount.numpy() * value
+        action = batch.action.numpy()
+        values = kernel.forward(batch.observation, action)
+        rows, gradient = critics_gradient(values, action, target, batch.weight.numpy(), factor=1.0)
+        kernel.backward(gradient)
+        return rows
+
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG."""
         action = policy(batch.observation).tanh()
         loss = -self._actor_critic.judge(batch.observation, action, first=True).mean()
         return loss, loss.detach().unsqueeze(0)
+
+    def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the policy. Returns the mean loss."""
+        judge = self._actor_critic.judge_kernel
+        action = np.tanh(kernel.forward(batch.observation))
+        values = judge.forward(batch.observation, action, first=True)
+        slope = judge.input_gradient(np.full_like(values, -1 / values.size))[0, :, -action.shape[1] :]
+        kernel.backward(tanh_gradient(action, slope))
+        return -values.mean(1)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the policy's actions without noise. [num_envs, ...]"""
@@ -193,21 +222,6 @@ class TD3(Agent):
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
         """Take a copy's actions at `observation` for one's own."""
         self._observation, self._action = observation.array, decision["action"]
-
-    @property
-    def pauses(self) -> bool:
-        """Whether there are frames in which environments are not played."""
-        return self._experience.pauses
-
-    @property
-    def collecting(self) -> bool:
-        """Whether environments are to be played now."""
-        return self._experience.collecting
-
-    @property
-    def frames_played(self) -> int:
-        """Frames so far in which environments were played."""
-        return self._experience.frames_played
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""

@@ -20,7 +20,13 @@ Scores = Array | Sequence[ArrayLike]
 
 CONFIDENCE = 0.95
 METHOD = "stratified bootstrap"
-"""Name of the method behind every interval here, for whoever shows one."""
+"""Name of the method behind the intervals here, for whoever shows one."""
+PAIR_METHOD = "stratified bootstrap, of 0 and 1 Newcombe's score"
+"""The method behind the interval of a probability of improvement."""
+RUNS_FOR_IQM = 4
+"""With fewer the interquartile mean leaves nothing out, and is called what it is: the mean."""
+MAX_POINTS = 200
+"""Of a common grid: more than a figure can show."""
 REPLICATES = 10_000
 """Of the bootstrap of a number: the interval's ends then move by about a hundredth of its width."""
 PAIR_REPLICATES = 2_000
@@ -39,31 +45,14 @@ class Estimate(NamedTuple):
     high: float | None
 
 
-def mean(scores: Scores) -> float:
-    """Mean over tasks of the mean over runs."""
-    return float(_mean(_tasks(scores)))
-
-
-def median(scores: Scores) -> float:
-    """Median over tasks of the mean over runs; of a single task, of its runs."""
-    return float(_median(_tasks(scores)))
-
-
-def iqm(scores: Scores) -> float:
-    """Interquartile mean: of all runs of all tasks together, without the lowest and highest quarter.
-
-    A quarter is rounded down to whole runs: of fewer than four, none is left out.
-    """
-    return float(_iqm(_tasks(scores)))
-
-
-def optimality_gap(scores: Scores, target: float = 1.0) -> float:
-    """Mean amount by which scores miss `target`, those above it counted as met; normalized scores only."""
-    return float(_gap(target)(_tasks(scores)))
-
-
 def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimate]:
-    """`iqm`, `mean`, `median` and, with a `target`, `optimality_gap`, with intervals from the same draws."""
+    """`iqm`, `mean`, `median` and, with a `target`, `optimality_gap`, with intervals from the same draws.
+
+    `mean` and `median` are over tasks, of the mean over runs; that of a single task is over its runs.
+    `iqm` is the mean of all runs of all tasks without the lowest and the highest quarter, rounded down to
+    whole runs. `optimality_gap` is the mean amount by which scores miss `target`, those above it counted as
+    met.
+    """
     tasks = _tasks(scores)
     functions: dict[str, Statistic] = {"iqm": _iqm, "mean": _mean, "median": _median}
     if target is not None:
@@ -78,7 +67,8 @@ def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimat
 def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
     """P(X > Y), ties counted half, averaged over tasks: how likely a run of x beats one of y (eq. 2).
 
-    The Mann-Whitney U statistic over the number of pairs. Raises ValueError if x and y differ in their number
+    The Mann-Whitney U statistic over the number of pairs. Where every pair says the same, drawing runs anew
+    varies nothing: the interval then is a score interval. Raises ValueError if x and y differ in their number
     of tasks.
     """
     of_x, of_y = _tasks(x), _tasks(y)
@@ -87,10 +77,29 @@ def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
     value = float(_improvement(of_x, of_y))
     if not (_enough(of_x) and _enough(of_y)):
         return Estimate(value, None, None)
+    if value in (0.0, 1.0):
+        fewest = [min(map(len, tasks)) for tasks in (of_x, of_y)]
+        bound = _score_bound(*fewest)
+        return Estimate(value, *((bound, 1.0) if value else (0.0, 1 - bound)))
     generator = np.random.default_rng(_SEED)
     return _estimate(
         value, _improvement(*(_draw(tasks, PAIR_REPLICATES, generator) for tasks in (of_x, of_y)))
     )
+
+
+def _score_bound(m: int, n: int) -> float:
+    """Lower end of the 95 % interval of a P(X > Y) that was 1 over all pairs of m and n runs.
+
+    The score interval of R. G. Newcombe, Statistics in Medicine 25 (2006), method 5.
+    """
+    p = np.linspace(0, 1, 10_001)[:-1]
+    variance = p * (1 - p) * (1 + ((m + n) / 2 - 1) * ((1 - p) / (2 - p) + p / (1 + p))) / (m * n)
+    return float(p[1 - p <= 1.959964 * np.sqrt(variance)].min())
+
+
+def statistic_of(number_of_runs: int) -> str:
+    """Name the statistic that stands for so many runs: `iqm`, or `mean` where that would be the same."""
+    return "iqm" if number_of_runs >= RUNS_FOR_IQM else "mean"
 
 
 def performance_profile(scores: Scores, thresholds: ArrayLike) -> tuple[Array, Array | None, Array | None]:
@@ -218,3 +227,33 @@ def _estimate(value: float, replicates: Array | None) -> Estimate:
         return Estimate(value, None, None)
     low, high = _ends(replicates)
     return Estimate(value, float(low), float(high))
+
+
+def common_grid(ticks: Sequence[Array], max_points: int = MAX_POINTS) -> Array:
+    """The places at which curves of several sessions are compared, rising, [points].
+
+    ticks: frames or seconds of each session's rows, rising. The grid holds every place at which a session
+    has a row, once; of more than `max_points` evenly many are left out, never the first or the last.
+    """
+    places = np.unique(np.concatenate([np.empty(0), *ticks]))
+    if len(places) <= max_points:
+        return places
+    return places[np.linspace(0, len(places) - 1, max_points).round().astype(int)]
+
+
+def on_grid(grid: Array, ticks: Array, values: Array) -> Array:
+    """One session's values on the grid: straight between its rows, nan before the first and after the last.
+
+    ticks, values: [rows]; rows whose value is not finite are passed over. Returns [points].
+    """
+    there = np.isfinite(values)
+    if not there.any():
+        return np.full(len(grid), np.nan)
+    return np.interp(grid, ticks[there], values[there], left=np.nan, right=np.nan)
+
+
+def aligned(ticks: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+    """All sessions on their common grid: the grid [points] and the values [sessions, points]."""
+    grid = common_grid(ticks)
+    rows = [on_grid(grid, own, value) for own, value in zip(ticks, values, strict=True)]
+    return grid, np.array(rows).reshape(len(rows), len(grid))

@@ -13,6 +13,7 @@ from typing import Any
 
 from labrl.analysis.columns import widths_that_fit
 from labrl.analysis.groups import grouped, told, value_at, varied
+from labrl.analysis.returns import group_return
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
 from labrl.analysis.search import Confirmed, SearchResult, SearchTrial, read_search, runs_of
 from labrl.analysis.statistics import FAR_ENOUGH
@@ -23,12 +24,12 @@ from labrl.storage.experiment_folder import is_experiment
 KEYS = ("status", "agent", "env", "name")
 """What a filter may name besides the keys of the configuration."""
 
-COLUMNS = ("status", "agent", "env", "frames", "return", "seeds", "age", "folder")
+COLUMNS = ("status", "agent", "env", "frames", "final return", "seeds", "age", "folder")
 
-_DISPENSABLE = ("seeds", "frames", "age", "agent", "env", "return")
+_DISPENSABLE = ("seeds", "frames", "age", "agent", "env", "final return")
 """Columns that a narrow terminal goes without, the first of them first."""
 
-_RIGHT = ("frames", "return", "age")
+_RIGHT = ("frames", "final return", "age")
 
 _NOTHING = "-"
 
@@ -36,9 +37,6 @@ _log = logging.getLogger(__name__)
 
 MOST_GROUPS = 8
 """Groups of an experiment that the table shows."""
-
-LAST_EPISODES = "last training episodes"
-"""What the return of a session is the mean of."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,11 @@ class Score:
     env: str
     overrides: dict[str, Any]
     """The keys in which the groups of the experiment differ, with the values of this one."""
-    return_mean: float | None
-    """Mean over the seeds; None where no seed has a return."""
-    return_of: str
-    """What `return_mean` is the mean of."""
+    final_return: float | None
+    """Interquartile mean over the seeds, of fewer than four their mean; None where no seed has a return."""
+    low: float | None
+    """Lower end of its 95 % interval by the stratified bootstrap; None of a single seed."""
+    high: float | None
     seeds: int
     """How many sessions it is over."""
     trials: int
@@ -75,12 +74,13 @@ class Entry:
     """Played by the session that got furthest."""
     max_frame: int | None
     """The budget of a session; of trials that differ in it, the largest."""
-    return_mean: float | None
-    """Mean return of the only group, for a search its winner's on fresh seeds; None for several groups."""
-    return_of: str | None
-    """What `return_mean` is the mean of."""
+    final_return: float | None
+    """That of the only group, for a search of its winner on fresh seeds; None for several groups."""
+    low: float | None
+    """Lower end of its 95 % interval."""
+    high: float | None
     seeds: int
-    """How many sessions `return_mean` is over."""
+    """How many sessions `final_return` is over."""
     sessions: int
     """That have finished."""
     max_session: int
@@ -268,8 +268,9 @@ def _entry(
         env=_common(run.env for run in trials),
         frames=max((int(outcome.get("frame") or 0) for outcome in outcomes), default=0),
         max_frame=max((run.max_frame or 0 for run in trials), default=0) or None,
-        return_mean=None if single is None else single.return_mean,
-        return_of=None if single is None else single.return_of,
+        final_return=None if single is None else single.final_return,
+        low=None if single is None else single.low,
+        high=None if single is None else single.high,
         seeds=0 if single is None else single.seeds,
         sessions=sum(outcome.get("status") == "finished" for outcome in outcomes),
         max_session=sum(map(int, expected)),
@@ -299,35 +300,33 @@ def _scores(runs: Sequence[Run]) -> list[Score]:
     differing = varied([group.runs[0] for group in groups]) if len(groups) > 1 else {}
     scores = []
     for place, group in enumerate(groups):
-        returns = final_returns(group.runs)
-        scores.append(
-            Score(
-                name=group.name,
-                agent=group.agent,
-                env=group.env,
-                overrides={key: values[place] for key, values in differing.items()},
-                return_mean=_mean(returns),
-                return_of=LAST_EPISODES,
-                seeds=len(returns),
-                trials=len(group.runs),
-            )
-        )
+        overrides = {key: values[place] for key, values in differing.items()}
+        scores.append(_score_of(group.name, group.runs[0], overrides, final_returns(group.runs), group.runs))
     return scores
 
 
-def final_returns(runs: Sequence[Run]) -> list[float]:
-    """The return of each session of a group that counts.
+def _score_of(
+    name: str, like: Run, overrides: dict[str, Any], returns: Sequence[float], trials: Sequence[Any]
+) -> Score:
+    """like: a run with the agent and the environment of the group."""
+    found = group_return(returns)
+    value, low, high = (None, None, None) if found is None else (found.value, found.low, found.high)
+    return Score(name, like.agent, like.env, overrides, value, low, high, len(returns), len(trials))
 
-    One that failed, or that got less far than FAR_ENOUGH of the group's furthest, does not.
+
+def final_returns(runs: Sequence[Run]) -> list[float]:
+    """The final return of each session of a group that counts.
+
+    One that failed, or that got less far than FAR_ENOUGH of its budget or of the group's furthest, does not.
     """
-    outcomes = [outcome for run in runs for outcome in run.outcomes]
-    frames = [int(outcome.get("frame") or 0) for outcome in outcomes]
+    outcomes = [(run, outcome, int(outcome.get("frame") or 0)) for run in runs for outcome in run.outcomes]
+    furthest = max((frame for _, _, frame in outcomes), default=0)
     return [
-        float(outcome["return_mean"])
-        for outcome, reached in zip(outcomes, frames, strict=True)
-        if outcome.get("return_mean") is not None
+        float(outcome["final_return"])
+        for run, outcome, frame in outcomes
+        if outcome.get("final_return") is not None
         and outcome.get("status") != "failed"
-        and reached >= FAR_ENOUGH * max(frames)
+        and frame >= FAR_ENOUGH * min(furthest, run.max_frame or furthest)
     ]
 
 
@@ -346,25 +345,10 @@ def _trials_of(
 
 def _confirmed(one: Confirmed, search: SearchResult, home: Path, like: Run) -> Score:
     """The return of a configuration on the fresh seeds of a search. like: any run of the search."""
-    if search.objective == ["final_return"]:
-        value, seeds, what = one.mean, len(one.values), "final_return"
-    else:  # the search's value is no return
-        returns = final_returns(runs_of(one, home))
-        value, seeds, what = _mean(returns), len(returns), LAST_EPISODES
-    return Score(
-        name=one.name,
-        agent=like.agent,
-        env=like.env,
-        overrides=one.params,
-        return_mean=value,
-        return_of=f"{what} on fresh seeds",
-        seeds=seeds,
-        trials=len(one.folders),
-    )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    # of another objective the search's value is no return
+    of_returns = search.objective == ["final_return"]
+    returns = one.values if of_returns else final_returns(runs_of(one, home))
+    return _score_of(one.name, like, one.params, returns, one.folders)
 
 
 def _relative(path: Path, root: Path) -> str:
@@ -383,7 +367,7 @@ def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
     if entry.kind != "run":
         seeds += f" in {entry.trials} trial{'' if entry.trials == 1 else 's'}"
     several = entry.kind != "search" and len(entry.groups) > 1
-    score = f"{len(entry.groups)} groups" if several else _score(entry.return_mean)
+    score = f"{len(entry.groups)} groups" if several else _score(entry.final_return)
     best = entry.best_in_the_search
     if entry.kind == "search" and entry.groups:
         seeds += f", {entry.seeds} fresh"
@@ -405,7 +389,7 @@ def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
     envs = {group.env for group in entry.groups}
     for group in entry.groups[:MOST_GROUPS]:
         name = f"  {group.name} on {group.env}" if len(envs) > 1 else f"  {group.name}"
-        yield ("", group.agent, group.env, "", _score(group.return_mean), str(group.seeds), "", name)
+        yield ("", group.agent, group.env, "", _score(group.final_return), str(group.seeds), "", name)
     if len(entry.groups) > MOST_GROUPS:
         yield ("", "", "", "", "", "", "", f"  and {len(entry.groups) - MOST_GROUPS} more, see --json")
 

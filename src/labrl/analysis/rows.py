@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
 
-SOURCES = {"training": 0.0, "evaluation": 1.0}
+SOURCES = {"training": "0", "evaluation": "1"}
 """Numbers that stand for the episodes of which a score is, in the column `source`."""
 
 
@@ -23,7 +23,7 @@ class Rows:
     columns: dict[str, Column] = field(default_factory=lambda: {"frame": np.empty(0)})
     """Column by name, all of one length, sorted by `frame`; nan where a cell is empty.
 
-    `frame` is always there. Columns of text are not, except `source` as numbers of `SOURCES`.
+    `frame` is always there. A column of text is all nan, except `source` as numbers of `SOURCES`.
     """
     warnings: list[str] = field(default_factory=list)
     """What was left out or looks wrong, in words."""
@@ -32,10 +32,10 @@ class Rows:
 
 
 def read_rows(path: Path) -> Rows:
-    """The table at `path`: each frame once, the row that was written last; none if there is no file.
+    """Read the table at `path`: each frame once, the row that was written last; none if there is no file.
 
-    Left out are half a last line, and with a warning lines with another number of cells than the header
-    and rows without a frame. Infinite values stay and are warned of.
+    Half a last line is left out, and with a warning lines with another number of cells than the header and
+    rows without a frame. Infinite values stay, with a warning.
     """
     try:
         content = path.read_bytes()
@@ -43,28 +43,26 @@ def read_rows(path: Path) -> Rows:
         return Rows()
     except OSError as error:
         return Rows(warnings=[f"{path.name} cannot be read: {error.strerror or error}"])
-    warnings: list[str] = []
     whole = content[: content.rfind(b"\n") + 1]
     cut = len(whole) < len(content)
     # NUL: what a loss of power leaves of a page that was never written
-    lines = list(csv.reader(io.StringIO(whole.replace(b"\0", b"").decode(errors="replace"), newline="")))
-    header, table = (lines[0], [line for line in lines[1:] if line]) if lines else ([], [])
-    fitting = [line for line in table if len(line) == len(header)]
-    if len(fitting) < len(table):
-        warnings.append(f"{path.name}: {_rows(len(table) - len(fitting))} with missing cells left out")
-    if "frame" not in header:
+    text = whole.replace(b"\0", b"").decode(errors="replace").replace("\r", "")
+    header, *lines = [line for line in text.split("\n") if line] or [""]
+    if "frame" not in header.split(","):
         return Rows(warnings=[f"{path.name} has no column `frame`"] if header else [], cut=cut)
-    columns = {
-        name: values
-        for name, cells in zip(header, zip(*fitting, strict=True), strict=False)
-        if (values := _numbers(cells)) is not None
-    }
-    columns.setdefault("frame", np.full(len(fitting), np.nan))
-    return Rows(_in_order(columns, path.name, warnings), warnings, cut)
+    fitting = [line for line in lines if line.count(",") == header.count(",")]
+    warnings = []
+    if len(fitting) < len(lines):
+        warnings.append(f"{path.name}: {_rows(len(lines) - len(fitting))} with missing cells left out")
+    table = pl.read_csv(io.StringIO("\n".join([header, *fitting, ""])), infer_schema=False)
+    if "source" in table.columns:
+        table = table.with_columns(pl.col("source").replace(SOURCES))
+    numbers = table.cast(pl.Float64, strict=False).fill_null(float("nan"))
+    return Rows(_in_order(numbers, path.name, warnings), warnings, cut)
 
 
 def of_one_source(scores: Rows, name: str) -> Rows:
-    """The rows whose source is that of the last row, without this column; a warning if others are left out.
+    """Keep the rows whose source is that of the last row, without this column; a warning if others go.
 
     Scores of the two sources do not compare: a resume may have switched `meta.rigorous_eval` on or off.
     """
@@ -86,35 +84,16 @@ def _rows(number: int) -> str:
     return "1 row" if number == 1 else f"{number} rows"
 
 
-def _numbers(cells: tuple[str, ...]) -> Column | None:
-    """A column's cells as numbers, nan for anything else; None if they are text throughout."""
-    try:
-        return np.array([cell or "nan" for cell in cells], dtype=np.float64)
-    except ValueError:
-        values = np.array([_number(cell) for cell in cells])
-        return None if np.isnan(values).all() else values
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return SOURCES.get(cell, np.nan)
-
-
-def _in_order(columns: dict[str, Column], name: str, warnings: list[str]) -> dict[str, Column]:
-    """Sorted by frame, the last of the rows with one frame kept."""
-    frame = columns["frame"]
-    known = np.isfinite(frame)
-    if not known.all():
-        warnings.append(f"{name}: {_rows(int((~known).sum()))} without a frame left out")
-    order = np.flatnonzero(known)
-    order = order[np.argsort(frame[order], kind="stable")]
-    last = np.append(np.diff(frame[order]) > 0, True)[: len(order)]
-    if not last.all():
-        warnings.append(f"{name}: {_rows(int((~last).sum()))} doubled, the later ones count")
-    kept = {column: values[order[last]] for column, values in columns.items()}
-    infinite = [column for column, values in kept.items() if np.isinf(values).any()]
+def _in_order(table: pl.DataFrame, name: str, warnings: list[str]) -> dict[str, Column]:
+    """Sort by frame, and keep the last of the rows with one frame."""
+    known = table.filter(pl.col("frame").is_finite())
+    if len(known) < len(table):
+        warnings.append(f"{name}: {_rows(len(table) - len(known))} without a frame left out")
+    once = known.unique("frame", keep="last", maintain_order=True).sort("frame")
+    if len(once) < len(known):
+        warnings.append(f"{name}: {_rows(len(known) - len(once))} doubled, the later ones count")
+    columns = {column: once[column].to_numpy() for column in once.columns}
+    infinite = [column for column, values in columns.items() if np.isinf(values).any()]
     if infinite:
         warnings.append(f"{name}: infinite values in {', '.join(infinite)}")
-    return kept
+    return columns

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from labrl.analysis.returns import recorded_return
 from labrl.analysis.rows import Column, Rows, of_one_source, read_rows
 from labrl.config.keys import traits
 from labrl.errors import InputError, LabrlError
@@ -94,14 +95,17 @@ class Run:
 
     @cached_property
     def outcomes(self) -> list[dict[str, Any]]:
-        """What each session that has started came to, without its rows: `frame`, `return_mean`, `status`, ...
+        """What each session that has started came to: `frame`, `final_return`, `status`, ...
 
         Of a session that has not ended, how far it is.
         """
-        return [
-            self._result(folder) or {**_json(folder.progress), "status": self._unfinished()}
-            for folder in self._folder.sessions()
-        ]
+        found = []
+        for folder in self._folder.sessions():
+            outcome = self._result(folder) or {**_json(folder.progress), "status": self._unfinished()}
+            if outcome.get("final_return") is None:
+                outcome["final_return"] = recorded_return(folder.eval_csv, folder.train_csv)
+            found.append(outcome)
+        return found
 
     @cached_property
     def warnings(self) -> list[str]:

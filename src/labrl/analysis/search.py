@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.analysis.formats import interval_by, number
 from labrl.analysis.intervals import METHOD, Estimate, aggregates
-from labrl.analysis.report.formats import interval_by, number
 from labrl.analysis.runs import Run, load_run
 from labrl.errors import LabrlError
 
@@ -34,6 +34,8 @@ class Parameter:
     low: float = 0.0
     high: float = 0.0
     log: bool = False
+    whole: bool = False
+    """Whether only whole numbers are drawn."""
     choices: tuple[Any, ...] = ()
     """Not empty: the key has no scale, and `low` and `high` mean nothing."""
 
@@ -43,7 +45,8 @@ class Parameter:
         content = distribution["attributes"]
         if "choices" in content:
             return cls(key, choices=tuple(content["choices"]))
-        return cls(key, float(content["low"]), float(content["high"]), bool(content.get("log")))
+        whole = distribution["name"] == "IntDistribution" and not content.get("log")
+        return cls(key, float(content["low"]), float(content["high"]), bool(content.get("log")), whole)
 
     def place(self, value: Any) -> float:
         """Where `value` lies: the number, its logarithm to base 10 on such a scale, the index of a choice."""
@@ -145,6 +148,10 @@ class SearchResult:
         """Those and the pruned ones."""
         return [trial for trial in self.trials if trial.state in ("complete", "pruned") and trial.values]
 
+    def of_state(self, state: State) -> list[SearchTrial]:
+        """The trials that ended in `state`; of the pruned ones those that came to a value."""
+        return [one for one in self.trials if one.state == state and (one.values or state != "pruned")]
+
     def ranked(self) -> list[SearchTrial]:
         """Complete trials, the best first objective first."""
         sign = -1 if self.maximize[0] else 1
@@ -176,7 +183,7 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
         SearchTrial(
             number=entry["number"],
             params=dict(entry.get("params") or {}),
-            values=tuple(entry["values"]) if entry.get("values") else None,
+            values=_values(entry),
             state=entry.get("state", "waiting"),
             intermediate={int(frame): float(value) for frame, value in entry.get("intermediate") or ()},
             error=entry.get("error"),
@@ -190,6 +197,14 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
         trials=trials,
         facts=dict(facts),
     )
+
+
+def _values(entry: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """By objective; of a pruned trial without a value the last one that it reported."""
+    if entry.get("values"):
+        return tuple(entry["values"])
+    reported = entry.get("intermediate") or ()
+    return (float(max(reported)[1]),) if entry.get("state") == "pruned" and reported else None
 
 
 def verdict(search: SearchResult) -> Iterator[str]:
@@ -335,15 +350,3 @@ def importances(search: SearchResult) -> dict[str, float]:
         return {}
     known = {key: float(share) for key, share in found.items() if math.isfinite(share)}
     return known if sum(known.values()) > 0 else {}
-
-
-def scatter(search: SearchResult, parameter: Parameter, state: State) -> tuple[list[float], list[float]]:
-    """Places of `parameter` and values of the first objective, of all trials that ended in `state`."""
-    chosen = [
-        trial
-        for trial in search.valued
-        if trial.state == state and parameter.key in trial.params and trial.values
-    ]
-    return [parameter.place(trial.params[parameter.key]) for trial in chosen], [
-        trial.values[0] for trial in chosen if trial.values
-    ]

@@ -1,34 +1,28 @@
-"""What a plot shows of sessions: their rows over frames or seconds, and the middle of several."""
+"""Curves of sessions over frames or seconds, and the middle of several, for charts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from labrl.analysis.curves import on_grid
-from labrl.analysis.intervals import Band, curve
+from labrl.analysis.charts import Axis, View
+from labrl.analysis.intervals import MAX_POINTS, curve, on_grid, statistic_of
 from labrl.analysis.rows import Column
 from labrl.analysis.runs import Run, SessionRun
 
-AXES = {"frame": "frames", "wall": "wall time"}
+AXES = ("frame", "wall")
 """Columns that curves are drawn against."""
 
-POINTS = 200
-"""Of a curve over several sessions."""
 
-RUNS_FOR_IQM = 4
-"""With fewer the interquartile mean leaves nothing out, and is called what it is: the mean."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One column of one session over an axis; all arrays are [rows], rows without the axis left out."""
+class Curve(NamedTuple):
+    """One column of one session over an axis: arrays [rows] of the rows in which the axis is known."""
 
     x: Column
     y: Column
+    spread: Column | None = None
+    """Standard deviation of what `y` is the mean of."""
 
 
 def evaluates(run: Run) -> bool:
@@ -37,38 +31,39 @@ def evaluates(run: Run) -> bool:
 
 
 def return_curve(session: SessionRun, axis: str, evaluation: bool) -> Curve:
-    """The return over `axis`: of the evaluations, or of the last training episodes."""
-    return column_curve(session, "return_mean", axis, evaluation)
+    """The return over `axis`: of the evaluations, or of the last training episodes.
+
+    evaluation: whether `eval.csv` is of environments of their own. Where it is not, both tables have rows of
+    the same quantity, at other frames, and all of them make the curve.
+    """
+    if evaluation:
+        return column_curve(session, "return_mean", axis, session.eval)
+    tables = [session.train, session.eval]
+    parts = [column_curve(session, "return_mean", axis, table) for table in tables]
+    x = np.concatenate([part.x for part in parts])
+    y = np.concatenate([part.y for part in parts])
+    x, y = x[known := np.isfinite(y)], y[known]
+    x, first = np.unique(x, return_index=True)
+    return Curve(x, y[first])
 
 
-def column_curve(session: SessionRun, column: str, axis: str, evaluation: bool = False) -> Curve:
-    """Any column of a session over `axis`; empty where there is none."""
-    table = session.eval if evaluation else session.train
+def training_returns(session: SessionRun, axis: str) -> Curve:
+    """The return of the training rows, with its spread over the episodes."""
+    return column_curve(session, "return_mean", axis, session.train, "return_std")
+
+
+def column_curve(
+    session: SessionRun, column: str, axis: str, table: dict[str, Column] | None = None, spread: str = ""
+) -> Curve:
+    """Any column of a session over `axis`, of its training rows where no `table` is given."""
+    table = session.train if table is None else table
     if column not in table or axis not in table:
         return Curve(np.empty(0), np.empty(0))
     known = np.isfinite(table[axis])
-    return Curve(table[axis][known], table[column][known])
+    return Curve(table[axis][known], table[column][known], table[spread][known] if spread in table else None)
 
 
-def statistic_of(number_of_runs: int) -> str:
-    """What the middle of so many runs is: `iqm`, or `mean` where that would be the same."""
-    return "iqm" if number_of_runs >= RUNS_FOR_IQM else "mean"
-
-
-STATISTICS = {"iqm": "interquartile mean", "mean": "mean", "median": "median"}
-"""Their names in full."""
-
-
-@dataclass(frozen=True)
-class Middle:
-    """Curves of several sessions as one, on a grid. All are [POINTS] or fewer."""
-
-    x: Column
-    band: Band
-    statistic: str
-
-
-def middle(curves: Sequence[Curve], statistic: str | None = None) -> Middle | None:
+def middle(curves: Sequence[Curve], statistic: str | None = None) -> View | None:
     """Point by point the statistic over `curves`, with its interval; None without a finite value.
 
     Between the rows of a curve it is interpolated. The result begins where half of the curves have begun
@@ -78,41 +73,46 @@ def middle(curves: Sequence[Curve], statistic: str | None = None) -> Middle | No
     usable = [Curve(c.x[known], c.y[known]) for c in curves if (known := np.isfinite(c.y)).any()]
     if not usable:
         return None
-    statistic = statistic or statistic_of(len(usable))
     # of an even number of curves the first half's last: the median would lie between two
     start, end = (sorted(c.x[place] for c in usable)[(len(usable) - 1) // 2] for place in (0, -1))
-    longest = max(len(c.x) for c in usable)
-    grid = np.linspace(start, end, min(max(longest, 2), POINTS)) if end > start else np.array([end])
-    values = np.array([on_grid(grid, c.x, c.y) for c in usable])
-    return Middle(grid, curve(values, statistic), statistic)
+    points = min(max(2, *(len(c.x) for c in usable)), MAX_POINTS)
+    grid = np.linspace(start, end, points) if end > start else np.array([end])
+    band = curve([on_grid(grid, c.x, c.y) for c in usable], statistic or statistic_of(len(usable)))
+    return View(grid, band.value, *((band.low, band.high) if np.isfinite(band.low).any() else ()))
 
 
-def alone(values: Column) -> NDArray[np.bool_]:
-    """Which values have a gap, or an end, on either side: a line through them is not seen. [rows]"""
-    known = np.concatenate([[False], np.isfinite(values), [False]])
-    return known[1:-1] & ~known[:-2] & ~known[2:]
+class TimeAxes:
+    """Frames and wall time, in a unit that suits the longest of the runs: what curves are drawn against."""
 
+    def __init__(self, runs: Sequence[Run]) -> None:
+        walls = [session.train.get("wall", np.empty(0)) for run in runs for session in run.sessions]
+        longest = max((float(np.nanmax(wall)) for wall in walls if np.isfinite(wall).any()), default=0.0)
+        unit, self._seconds = time_unit(longest)
+        self.axes = {"frame": Axis("frames"), "wall": Axis(f"wall time ({unit})")}
 
-def moving_average(values: Column, rows: int) -> Column:
-    """Mean of each value and those before it, `rows` together at most; nan are passed over. [rows]"""
-    known = np.isfinite(values)
-    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    count = np.concatenate([[0], np.cumsum(known)])
-    first = np.maximum(np.arange(1, len(values) + 1) - rows, 0)
-    last = np.arange(1, len(values) + 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(
-            count[last] > count[first], (total[last] - total[first]) / (count[last] - count[first]), np.nan
-        )
+    def views(self, curves: dict[str, Curve]) -> dict[str, View]:
+        """One session's curve by axis."""
+        return {
+            axis: View(
+                c.x / (self._seconds if axis == "wall" else 1.0),
+                c.y,
+                *(() if c.spread is None else (c.y - c.spread, c.y + c.spread)),
+            )
+            for axis, c in curves.items()
+        }
 
-
-def window_of(rows: int) -> int:
-    """Rows over which a curve of so many is averaged: a twentieth, at least 3."""
-    return max(3, round(rows / 20))
+    def middles(self, curves: Sequence[dict[str, Curve]]) -> dict[str, View]:
+        """The middle of several sessions' curves by axis; empty without a finite value."""
+        found = {axis: middle([one[axis] for one in curves]) for axis in AXES}
+        return {
+            axis: View(view.x / (self._seconds if axis == "wall" else 1.0), view.y, view.low, view.high)
+            for axis, view in found.items()
+            if view is not None
+        }
 
 
 def time_unit(longest: float) -> tuple[str, float]:
-    """In what a wall time of so many seconds is told, and the seconds in it."""
+    """Choose the unit for a wall time of so many seconds; returns its name and the seconds in it."""
     for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
             return name, seconds

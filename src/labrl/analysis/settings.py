@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.analysis.comparison import values_of
 from labrl.analysis.groups import Group, told, varied
 from labrl.analysis.intervals import Estimate, curve
+from labrl.analysis.statistics import values_of
 
 MEASURES = {
     "final_return": "final return",
@@ -54,6 +54,11 @@ class Setting:
         """Whether the values span a decade or more above 0."""
         places = self.places
         return self._numeric and bool(places.min() > 0 and places.max() > 9.99 * places.min())
+
+    @property
+    def whole(self) -> bool:
+        """Whether all values are whole numbers."""
+        return self._numeric and all(float(value).is_integer() for value in self.values)
 
     @property
     def _numeric(self) -> bool:

@@ -1,4 +1,4 @@
-"""Sessions, trials and groups of trials as numbers: plain dicts, None where a number is not defined.
+"""Sessions, groups of trials and comparisons of groups as numbers: plain dicts, None where not defined.
 
 A *group* is runs that are compared as one, usually those that differ only in the seed; its sessions are its
 sample. What is left out of it, and why, is always said.
@@ -7,27 +7,200 @@ sample. What is left out of it, and why, is always said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
-from labrl.analysis.curves import aligned
-from labrl.analysis.groups import SEVERAL
-from labrl.analysis.intervals import Estimate, aggregates, curve
+from labrl.analysis.groups import SEVERAL, Group, by_env
+from labrl.analysis.intervals import (
+    RUNS_FOR_IQM,
+    Estimate,
+    aggregates,
+    aligned,
+    curve,
+    performance_profile,
+    probability_of_improvement,
+    statistic_of,
+)
+from labrl.analysis.rows import Column
 from labrl.analysis.runs import Run, SessionRun
-from labrl.analysis.scores import MEASURES, frames_reached, last_frame, score_rows, session_statistics
 from labrl.storage.experiment_folder import CONFIRMING
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the dicts and of `statistics.json`."""
 
 FAR_ENOUGH = 0.9
-"""A session that got less far than this part of its group's furthest is left out of the group."""
+"""A session that got less far than this part of its budget, or of its group's furthest, is left out."""
 
 FEW_SEEDS = 5
 """With fewer an interval says little (Agarwal et al., 2021)."""
+
+PROFILE_POINTS = 101
+"""Thresholds of a performance profile."""
+
+FEW_GROUPS = 4
+"""Groups that a warning names one by one."""
+
+ALL_PAIRS = 10
+"""Of more groups than this only the one with the highest final return is compared with each other one."""
+
+MEASURES = (
+    "final_return",
+    "best_return",
+    "area_under_curve",
+    "slm_final",
+    "strength",
+    "max_strength",
+    "final_strength",
+    "sample_efficiency",
+    "training_efficiency",
+    "stability",
+    "frames_to_threshold",
+    "seconds_to_threshold",
+    "human_normalized",
+    "fps",
+)
+"""The numbers of `session_statistics` of which a mean over sessions makes sense."""
+
+
+@dataclass(frozen=True)
+class ScoreRows:
+    """Checkpoints with a return, in the order of their frames. All arrays are [rows]."""
+
+    frame: Column
+    returns: Column
+    wall: Column
+    """Seconds of training."""
+    opt_step: Column
+    """Updates."""
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+
+def score_rows(session: SessionRun) -> ScoreRows:
+    """The evaluation rows that have a return; of a session that was never evaluated its training rows."""
+    evaluated = _with_return(session.eval)
+    return evaluated if len(evaluated) else _with_return(session.train)
+
+
+def _with_return(table: dict[str, Column]) -> ScoreRows:
+    nothing = np.full(len(table["frame"]), np.nan)
+    returns = table.get("return_mean", nothing)
+    there = np.isfinite(returns)
+    columns = [table["frame"], returns, table.get("wall", nothing), table.get("opt_step", nothing)]
+    return ScoreRows(*(column[there] for column in columns))
+
+
+def last_frame(session: SessionRun) -> float:
+    """How far the session's rows go, frames; 0 without rows."""
+    return max(
+        (float(table["frame"][-1]) for table in (session.train, session.eval) if len(table["frame"])),
+        default=0.0,
+    )
+
+
+def frames_reached(session: SessionRun) -> float:
+    """How far the session came, frames: one that was broken off came farther than its last row."""
+    return max(last_frame(session), _said(session, "frame"))
+
+
+def _said(session: SessionRun, name: str) -> float:
+    """What the session said at last of how far it is; 0 where it said nothing."""
+    value = session.reached.get(name)
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else 0.0
+
+
+def session_statistics(
+    session: SessionRun,
+    baseline: Baseline | None,
+    human: tuple[float, float] | None,
+    threshold: Threshold | None,
+) -> dict[str, Any]:
+    """Everything that is said of a single session, plain; None where it is not defined.
+
+    baseline: the random policy's return; human: published returns of the random policy and of a human.
+    """
+    rows = score_rows(session)
+    final = measures.final_return(rows.frame, rows.returns)
+    frames = frames_reached(session)
+    wall = max(_last(session, "wall") or 0.0, _said(session, "wall")) or None
+    emulated = _last(session, "env_frames")
+    if emulated is not None and last_frame(session):
+        emulated *= frames / last_frame(session)  # so many for each frame
+    facts: dict[str, Any] = {
+        "index": session.index,
+        "seed": session.seed,
+        "status": session.status,
+        "frames": int(frames),
+        "env_frames": None if emulated is None else round(emulated),
+        "episodes": _whole(_last(session, "episode")),
+        "opt_steps": _whole(_last(session, "opt_step")),
+        "wall": wall,
+        "fps": frames / wall if wall else None,
+        "rows": len(rows),
+        "final_return": final,
+        "best_return": float(rows.returns.max()) if len(rows) else None,
+        "best_frame": int(rows.frame[rows.returns.argmax()]) if len(rows) else None,
+        "area_under_curve": measures.area_under_curve(rows.frame, rows.returns),
+        "slm_final": measures.slm_final(_with_return(session.train).returns),
+    }
+    facts |= _against_random(rows, baseline)
+    facts |= {"frames_to_threshold": None, "seconds_to_threshold": None, "human_normalized": None}
+    if threshold is not None:
+        facts["frames_to_threshold"] = measures.time_to(rows.frame, rows.returns, threshold.value)
+        facts["seconds_to_threshold"] = _finite(measures.time_to(rows.wall, rows.returns, threshold.value))
+    if human is not None and final is not None:
+        facts["human_normalized"] = measures.human_normalized(final, *human)
+    return facts
+
+
+def _against_random(rows: ScoreRows, baseline: Baseline | None) -> dict[str, float | None]:
+    """SLM Lab's measures of a session; None throughout without rows or without a baseline."""
+    names = (
+        "strength",
+        "max_strength",
+        "final_strength",
+        "sample_efficiency",
+        "training_efficiency",
+        "stability",
+    )
+    if baseline is None or not len(rows):
+        return dict.fromkeys(names)
+    s = measures.strength(rows.returns, baseline.mean)
+    updates = np.nan_to_num(rows.opt_step)  # a file without the column: no update is known of
+    values = (
+        float(s.mean()),
+        float(s.max()),
+        float(s[-1]),
+        measures.efficiency(s, rows.frame),
+        measures.efficiency(s, updates),
+        measures.stability(s),
+    )
+    return dict(zip(names, values, strict=True))
+
+
+def _last(session: SessionRun, column: str) -> float | None:
+    """The last known value of a column that only grows."""
+    ends = [
+        values[known][-1]
+        for table in (session.train, session.eval)
+        if (values := table.get(column)) is not None and (known := np.isfinite(values)).any()
+    ]
+    return float(max(ends)) if ends else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None
 
 
 def trial_statistics(run: Run, threshold: float | None = None) -> dict[str, Any]:
@@ -92,7 +265,7 @@ def group_statistics(
         "baseline": None if baseline is None else vars(baseline),
         "threshold": None if wanted is None else vars(wanted),
         "scores_of": scores_of(runs),
-        "measures": {measure: _over_sessions(counted, measure) for measure in MEASURES},
+        "measures": _over_sessions(counted),
         "consistency": _consistency(sample, baseline),
         "estimates": _estimates(counted, normalized=human is not None),
         "curve": _curve(sample),
@@ -107,26 +280,28 @@ def scores_of(runs: Sequence[Run]) -> str:
 
 
 def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
-    """For each session of `runs` why it is not part of the sample; None where it is."""
+    """For each session of `runs` why it is not part of the sample; None where it is.
+
+    A session that played the whole of its own budget is part of it, however large the others' are.
+    """
     furthest = max((last_frame(session) for run in runs for session in run.sessions), default=0.0)
     seen: dict[tuple[str, int], str] = {}
     confirmed_in = {run.path.parent for run in runs if run.path.name.startswith(CONFIRMING)}
     for run in runs:
         chosen = run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING)
+        goal = min(furthest, run.max_frame or furthest)
         for session in run.sessions:
-            reached = last_frame(session)
+            reached, came = last_frame(session), frames_reached(session)
             twin = (run.group_key, session.seed) if session.seed is not None else None
             if not len(score_rows(session)):
                 yield "no episode has ended"
             elif chosen:
                 yield "the search chose it for its return; the fresh seeds of its confirmation count"
-            elif reached < FAR_ENOUGH * furthest:
-                state, came = "ended at", frames_reached(session)
-                if came >= FAR_ENOUGH * furthest:
+            elif reached < FAR_ENOUGH * goal:
+                state = "is still at" if session.status == "running" else "ended at"
+                if came >= FAR_ENOUGH * goal:
                     state, came = "has rows up to", reached
-                elif session.status == "running":
-                    state = "is still at"
-                yield f"{state} frame {came:,.0f} of {furthest:,.0f} ({session.status})"
+                yield f"{state} frame {came:,.0f} of {goal:,.0f} ({session.status})"
             elif twin is not None and twin in seen:
                 yield f"the same seed and configuration as {seen[twin]}"
             else:
@@ -135,14 +310,14 @@ def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
                 yield None
 
 
-def _over_sessions(entries: Sequence[Mapping[str, Any]], measure: str) -> dict[str, float | int | None]:
-    """Mean and sample standard deviation over those for which the measure is defined; n: how many."""
-    values = [entry[measure] for entry in entries if entry[measure] is not None]
-    return {
-        "mean": float(np.mean(values)) if values else None,
-        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-        "n": len(values),
-    }
+def _over_sessions(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """For each measure mean and sample deviation over the sessions for which it is defined; n: how many."""
+    table = pl.DataFrame(
+        [{measure: entry[measure] for measure in MEASURES} for entry in entries],
+        schema=dict.fromkeys(MEASURES, pl.Float64),
+    )
+    found = pl.concat([table.mean(), table.std(), table.count().cast(pl.Float64)]).to_dict(as_series=False)
+    return {measure: {"mean": mean, "std": std, "n": int(n)} for measure, (mean, std, n) in found.items()}
 
 
 def _estimates(entries: Sequence[Mapping[str, Any]], normalized: bool) -> dict[str, Any]:
@@ -212,3 +387,151 @@ def _warnings(
         yield "scores of some runs are of evaluation episodes, of others of training episodes"
     if entries and baseline is None:
         yield "no random baseline: strength, efficiencies, stability and consistency are not defined"
+
+
+def compare(groups: Sequence[Group], threshold: float | None = None) -> dict[str, Any]:
+    """All `groups`, split by environment, because returns of different ones have no common scale.
+
+    Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `profile`,
+    `warnings`), `across` (Atari games together by human-normalized score, None where there are not two) and
+    `warnings`. Groups without a counted session are in no pair and no profile.
+    """
+    envs = [_one_env(env, own, threshold) for env, own in by_env(groups).items()]
+    warnings = []
+    if len(envs) > 1:
+        names = ", ".join(entry["env"] for entry in envs)
+        warnings.append(f"{len(envs)} environments ({names}): compared one by one, each on its own scale")
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "comparison",
+        "envs": envs,
+        "across": _across(envs),
+        "warnings": warnings,
+    }
+
+
+def _one_env(env: str, groups: Sequence[Group], threshold: float | None) -> dict[str, Any]:
+    statistics = [group_statistics(group.runs, group.name, threshold) for group in groups]
+    scores = {entry["name"]: [values_of(entry, "final_return")] for entry in statistics if entry["counted"]}
+    return {
+        "env": env,
+        "groups": statistics,
+        "improvement": (pairs := list(_improvements(scores))),
+        "best": _best(statistics, pairs),
+        "profile": _profile(scores),
+        "warnings": list(_unlike(statistics)),
+    }
+
+
+def final_return(entry: Mapping[str, Any]) -> Estimate | None:
+    """The final return of a group's statistics: IQM, of few sessions mean; None without a session."""
+    found = entry["estimates"].get("final_return")
+    return Estimate(**found[statistic_of(entry["counted"])]) if found else None
+
+
+def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
+    """P(a session of x beats one of y) in an entry of `envs`; None where it was not computed."""
+    for pair in entry["improvement"]:
+        value, low, high = pair["value"], pair["low"], pair["high"]
+        if (pair["x"], pair["y"]) == (x, y):
+            return Estimate(value, low, high)
+        if (pair["x"], pair["y"]) == (y, x):
+            low, high = (None if end is None else 1 - end for end in (high, low))
+            return Estimate(1 - value, low, high)
+    return None
+
+
+def ranked(entries: Sequence[Mapping[str, Any]]) -> list[tuple[Estimate, Mapping[str, Any]]]:
+    """The groups with a final return, the highest first."""
+    found = [(estimate, entry) for entry in entries if (estimate := final_return(entry)) is not None]
+    return sorted(found, key=lambda pair: -pair[0].value)
+
+
+def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]) -> str | None:
+    """The group that is likely better than every other; None where the seeds cannot tell.
+
+    Of two groups with fewer than four seeds each, chance alone brings any order about in 5 % of all cases.
+    """
+    first, *others = [entry["name"] for _, entry in ranked(statistics)] or [""]
+    found = [improvement({"improvement": pairs}, first, other) for other in others]
+    sure = all(one is not None and one.low is not None and one.low > 0.5 for one in found)
+    sure = sure and all(entry["counted"] >= RUNS_FOR_IQM for _, entry in ranked(statistics))
+    return first if others and sure else None
+
+
+def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:
+    """A measure of the counted sessions of a group's statistics, [sessions]."""
+    return np.array(
+        [session[measure] for session in entry["sessions"] if session["counted"]], dtype=np.float64
+    )
+
+
+def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[str, Any]]:
+    """`x`, `y`, and how likely a session of x beats one of y, with its interval."""
+    pairs = combinations(scores, 2)
+    if len(scores) > ALL_PAIRS:
+        best = max(scores, key=lambda name: aggregates(scores[name])["iqm"].value)
+        pairs = ((best, other) for other in scores if other != best)  # type: ignore[assignment]
+    for x, y in pairs:
+        yield {"x": x, "y": y, **plain(probability_of_improvement(scores[x], scores[y]))}
+
+
+def _profile(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any] | None:
+    """Share of sessions above each threshold, by group; thresholds from the lowest score to the highest."""
+    if not scores:
+        return None
+    every = np.concatenate([runs for tasks in scores.values() for runs in tasks])
+    thresholds = np.linspace(every.min(), every.max(), PROFILE_POINTS)
+    found = {}
+    for name, tasks in scores.items():
+        arrays = zip(("value", "low", "high"), performance_profile(tasks, thresholds), strict=True)
+        found[name] = {key: None if array is None else array.tolist() for key, array in arrays}
+    return {"thresholds": thresholds.tolist(), "groups": found}
+
+
+def _unlike(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    counted = [entry for entry in statistics if entry["counted"]]
+    if len({entry["scores_of"] for entry in counted}) > 1:
+        told = ", ".join(f"{entry['name']}: {entry['scores_of']} episodes" for entry in counted)
+        yield f"the scores are not of one kind ({told})"
+    ends = {entry["name"]: max(session["frames"] for session in entry["sessions"]) for entry in counted}
+    if ends and min(ends.values()) < 0.9 * max(ends.values()):
+        told = ", ".join(f"{name}: {frames:,}" for name, frames in ends.items())
+        if len(ends) > FEW_GROUPS:
+            told = f"from {min(ends.values()):,} to {max(ends.values()):,}"
+        yield f"the final returns are at different frames ({told}): compare the curves instead"
+    for entry in statistics:
+        if not entry["counted"]:
+            yield f"{entry['name']}: no session to compare"
+
+
+def _across(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Groups of one name over all games that every one of them has played, by human-normalized score."""
+    games: dict[str, dict[str, np.ndarray]] = {}
+    for entry in envs:
+        own = {
+            group["name"]: values_of(group, "human_normalized")
+            for group in entry["groups"]
+            if group["counted"] and "human_normalized" in group["estimates"]
+        }
+        if own:
+            games[entry["env"]] = own
+    names = list(dict.fromkeys(name for own in games.values() for name in own))
+    shared = [game for game, own in games.items() if set(own) == set(names)]
+    if len(shared) < 2:
+        return None
+    scores = {name: [games[game][name] for game in shared] for name in names}
+    return {
+        "envs": shared,
+        "left_out": [entry["env"] for entry in envs if entry["env"] not in shared],
+        "groups": [
+            {
+                "name": name,
+                "sessions": sum(map(len, tasks)),
+                "human_normalized": {key: plain(e) for key, e in aggregates(tasks, target=1.0).items()},
+            }
+            for name, tasks in scores.items()
+        ],
+        "improvement": list(_improvements(scores)),
+        "profile": _profile(scores),
+    }

@@ -29,8 +29,8 @@ from labrl.session.options import AsyncUnrollConfig, ProfileConfig
 class MetaConfig:
     """How a trial is run, not what is learned.
 
-    But `precision` and `compile` change last digits, `distributed` and `async_unroll` which weights act, and
-    `episode_window` what a column of the tables means.
+    But `precision`, `compile` and `kernels` change last digits, `distributed` and `async_unroll` which
+    weights act, and `episode_window` what a column of the tables means.
     """
 
     distributed: Literal[False, "shared", "synced"]
@@ -83,6 +83,9 @@ class MetaConfig:
     compile: bool
     """Whether torch.compile makes the code of the networks: faster on GPUs, after up to minutes of compiling.
     It changes the last bits of what they compute."""
+    kernels: Literal["auto", "torch"]
+    """How fully connected networks learn on the CPU: auto, by kernels without autograd where network and loss
+    have one, several times as fast; torch, by autograd. It changes the last bits of what they compute."""
     on_crash: Watches[Literal["skip", "save"]]
     """Whether a session that fails also saves the state in which it did, in its folder `crash`."""
     profile: Watches[ProfileConfig | None]

@@ -1,7 +1,7 @@
-"""`python -m labrl.dashboards`: shows the sessions of a run on Weights & Biases while others train them.
+"""`python -m labrl.dashboards`: shows sessions on Weights & Biases while others train them.
 
-`labrl.dashboards.mirror` starts it and speaks to it through its standard input: a line of JSON says what
-to show, a line `end` that the trial is over. Where its parent is gone it leaves at once.
+`labrl.dashboards.mirror` starts it and writes to its standard input: a line of JSON says what to show, a line
+`end` that the trial is over. Where its parent is gone it leaves at once.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.wandb_session import WandbSession
@@ -30,19 +31,24 @@ def main() -> None:
     for ours in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ours, signal.SIG_IGN)  # the trial, which got it too, says when it is over
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    asked = json.loads(sys.stdin.readline() or "null")
+    orders = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered, for select)
+    asked = json.loads(orders.readline() or b"null")
     if asked is None:
         return
-    _leave_with(asked["parent"])
-    over = threading.Event()
-    threading.Thread(target=_listen, args=(over,), name="listen", daemon=True).start()
+    threading.Thread(target=_leave_with, args=(asked["parent"],), daemon=True).start()
     run = RunFolder.open(asked["folder"])
     sessions = [WandbSession(run, index, asked["mode"], asked["options"]) for index in asked["sessions"]]
     _start(sessions)
-    while not over.wait(POLL_SECONDS):
-        for session in _alive(sessions):
-            _try(session, session.finish if session.complete else session.update)
-    _finish(run, _alive(sessions))
+    while not select.select([orders], [], [], POLL_SECONDS)[0]:
+        for session in sessions:
+            _try(session, session.update)
+    if orders.readline().strip() != b"end":
+        os._exit(1)
+    report: Path | None = run.path / "report.html"
+    for session in sessions:
+        shown = report if report and report.exists() and session.wants("report") else None
+        _try(session, partial(session.finish, shown))
+        report = None if shown else report  # once for the trial
 
 
 def _start(sessions: Sequence[WandbSession]) -> None:
@@ -64,24 +70,10 @@ def _start(sessions: Sequence[WandbSession]) -> None:
         _try(session, session.start)
 
 
-def _finish(run: RunFolder, sessions: Sequence[WandbSession]) -> None:
-    """Finish all that are left, side by side, because each may wait for its uploads."""
-    report = run.path / "report.html"
-    shown = next((one for one in sessions if one.wants("report") and report.exists()), None)
-
-    def finish(session: WandbSession) -> None:
-        _try(session, lambda: session.finish(report if session is shown else None))
-
-    with ThreadPoolExecutor(len(sessions) or 1) as threads:
-        list(threads.map(finish, sessions))
-
-
-def _alive(sessions: Sequence[WandbSession]) -> list[WandbSession]:
-    return [session for session in sessions if not session.ended]
-
-
 def _try(session: WandbSession, action: Callable[[], Any]) -> None:
-    """Do it; what goes wrong with W&B is told once and ends this run of theirs, nothing else."""
+    """Do it unless its run has ended; an error of W&B is reported once and ends that run, nothing else."""
+    if session.ended:
+        return
     try:
         action()
     except Exception as error:
@@ -89,24 +81,11 @@ def _try(session: WandbSession, action: Callable[[], Any]) -> None:
         session.fail(error)
 
 
-def _listen(over: threading.Event) -> None:
-    """Until the trial says that it is over, or says nothing more because it is gone."""
-    for line in sys.stdin:
-        if line.strip() == "end":
-            over.set()
-            return
-    os._exit(1)
-
-
 def _leave_with(parent: int) -> None:
-    """A killed trial leaves its runs as they are, for the process that resumes them."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent watch", daemon=True).start()
+    """End this process with a killed trial, and leave its runs to the process that resumes them."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from labrl.dashboards.login import Mode, chosen
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import is_experiment, is_first_of_experiment, one_of_its_trials
+from labrl.storage.folder import read_json
 from labrl.storage.provenance import damages, recorded_config
 from labrl.storage.run_folder import RunFolder
 
@@ -103,7 +104,7 @@ def _started(
 ) -> subprocess.Popen[str] | None:
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    asked = {
+    order = {
         "folder": str(run.path),
         "mode": mode,
         "options": dataclasses.asdict(config),
@@ -123,12 +124,12 @@ def _started(
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
         assert process.stdin is not None
-        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
+        return process
     except OSError as error:
         _log.warning("Weights & Biases cannot be started, training goes on: %s", error)
         return None
-    return process
 
 
 def _ended(process: subprocess.Popen[str], seconds: float, say: Callable[[str], None]) -> str | None:
@@ -153,7 +154,7 @@ def _tell(
     run: RunFolder, sessions: Sequence[int], failure: str | None, log: Path, say: Callable[[str], None]
 ) -> bool:
     """Say where the sessions are to be seen, and what went wrong. Returns whether nothing did."""
-    found = [_read(run.path / f"session_{index}" / "wandb.json") for index in sessions]
+    found = [read_json(run.path / f"session_{index}" / "wandb.json") for index in sessions]
     urls = [facts["url"] for facts in found if facts.get("url")]
     warnings = [facts["warning"] for facts in found if facts.get("warning")]
     if failure and not warnings:
@@ -169,10 +170,3 @@ def _tell(
         folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
         say(f"W&B: kept in the run folder; to send it: wandb sync {folders}")
     return not warnings and len(urls) == len(found)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}

@@ -5,7 +5,6 @@ Unchecked, an observation that does not fit would be stretched or rounded where 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, Never
 
@@ -14,10 +13,9 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
-from labrl.envs.masks import KEY, carries_mask, choices, flags_of, made_valid
-from labrl.envs.single import AnswerError, EnvFactory, MakeEnv
-from labrl.errors import Code, EnvironmentFailedError, InputError
-from labrl.observations import example
+from labrl.envs.masks import KEY, carries_mask, choices, flags_of
+from labrl.envs.single import MakeEnv
+from labrl.errors import EnvironmentFailedError
 
 LATE = (
     f"it gives info['{KEY}'], but its first reset and step gave none, so that the agent was built without "
@@ -135,66 +133,6 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 def _shown(given: Any) -> str:
     text = repr(given)
     return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-def gives_masks(make: EnvFactory) -> bool:
-    """Whether an environment says which actions are valid, found out by a reset and a step.
-
-    Raises InputError for a mask that does not fit the actions, or that does not come with resets, and for
-    all that `Checked` refuses.
-    """
-    env = Checked(make, make.named)
-    try:
-        given, late = _first_mask(env, make)
-    finally:
-        env.close()
-    if given is None:
-        return False
-
-    def unusable(why: str, code: Code) -> InputError:
-        told = f"{make.named}: {why} (env.action_mask=false ignores masks)."
-        return InputError(told, code=code, key="env.action_mask")
-
-    if not choices(env.action_space):
-        raise unusable(
-            f"it gives info['{KEY}'], but its actions are {env.action_space}; masks are for Discrete and "
-            "MultiDiscrete actions, where each flag stands for a value",
-            "unsupported",
-        )
-    try:
-        flags_of(given, sum(choices(env.action_space)))
-    except ValueError as error:
-        raise unusable(str(error), "environment") from None
-    if late:
-        raise unusable(
-            f"it gives info['{KEY}'] after steps but not after resets, so that the valid first actions are "
-            "unknown: give it in reset(), too",
-            "environment",
-        )
-    return True
-
-
-def _first_mask(env: Checked, make: EnvFactory) -> tuple[Any, bool]:
-    """A copy of the mask as it is given, None for none, and whether it came with a step only."""
-    doing = "reset"
-    try:
-        # Options are never None in labrl's vector environments either.
-        observation, info = env.reset(seed=0, options={})
-        carried = carries_mask(env.observation_space, env.action_space)
-        given = observation[KEY] if carried else info.get(KEY)
-        given = copy.deepcopy(given)
-        doing = "step"
-        env.action_space.seed(0)
-        action = made_valid(example(env.action_space)[0], env.action_space, observation, info)
-        after = env.step(action)[4].get(KEY)
-    except AnswerError as error:
-        raise InputError(f"{make.named}: {error}", code="environment", key=make.key) from error
-    except MisfitError as error:  # begins with its name
-        raise InputError(str(error), code="environment", key=make.key) from error
-    except (Exception, SystemExit) as error:
-        told = f"{make.named}: its first {doing}() failed: {type(error).__name__}: {error}"
-        raise InputError(told, code="environment", key=make.key) from error
-    return (after, True) if given is None else (given, False)
 
 
 class _Array:

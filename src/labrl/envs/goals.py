@@ -23,17 +23,21 @@ def has_goals(space: Space[Any]) -> bool:
 
 
 class GoalEnv:
-    """Asks an environment of its own for the rewards of goals; it is made when it is first asked.
+    """Asks an environment for the rewards of goals: one that is lent, or one of its own.
+
+    Its own is made when it is first asked.
 
     `compute_reward(achieved_goal, desired_goal, info)` and, where there is one,
     `compute_terminated(achieved_goal, desired_goal, info)` are those of Gymnasium-Robotics' `GoalEnv`:
     functions of the goals alone, of a batch at once where they can, else of one after the other.
     """
 
-    def __init__(self, make: Callable[[], AnyEnv], space: Space[Any], name: str) -> None:
-        """space, name: of the environment."""
+    def __init__(
+        self, make: Callable[[], AnyEnv], space: Space[Any], name: str, lent: AnyEnv | None = None
+    ) -> None:
+        """space, name: of the environment. lent: one that is closed by its owner."""
         self._make, self._space, self._name = make, space, name
-        self._env: AnyEnv | None = None
+        self._lent, self._env = lent, lent
         self._in_batches: dict[str, bool] = {}
 
     def check(self) -> None:
@@ -58,9 +62,9 @@ class GoalEnv:
 
     def close(self) -> None:
         """Close the environment, if there was one."""
-        if self._env is not None:
+        if self._env is not None and self._env is not self._lent:
             self._env.close()
-            self._env = None
+        self._env = None
 
     def _own(self) -> AnyEnv:
         if self._env is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from labrl.config.component import Component
 from labrl.config.schema import EnvironmentConfig
 from labrl.config.types import PositiveInt
-from labrl.envs.checked import AnswerCheck, Checked, gives_masks
+from labrl.envs.checked import AnswerCheck, Checked
+from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, seen_in, without_mask
 from labrl.envs.protocol import Backend, Transition
-from labrl.envs.repeatability import depends_on_history
+from labrl.envs.sample import Sample, done_with, known_sample, sample_of
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
 from labrl.envs.together import Together, VectorFactory
 from labrl.envs.vector import ENDLESS
@@ -31,8 +33,13 @@ if TYPE_CHECKING:
     from labrl.envs.screen import WatchedGymnasium
 
 
+_log = logging.getLogger(__name__)
+
 TRIED = 3
 """Members of a vector environment that is made before a run, to look at it."""
+
+_members: dict[Hashable, tuple[Space[Any], Space[Any], bool]] = {}
+"""What is known in this process of the members of vector environments."""
 
 LONGEST_EVALUATION = ENDLESS
 """Steps of an evaluation's episode in an environment without a time limit."""
@@ -50,11 +57,11 @@ class GymnasiumConfig(EnvironmentConfig):
     """A user's own gymnasium.Env class, or a function that makes one. Either this or `id`."""
     kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
-    vectorization: Literal["sync", "async", "vector_entry_point"]
-    """sync: one after the other, in this process, fastest where a step takes less than about 0.1 ms.
-    async: each in its own process. Both give the same numbers. vector_entry_point: a
-    gymnasium.vector.VectorEnv, which steps all at once: the one that the id is registered with, or the one
-    that `make` makes, which is given num_envs."""
+    vectorization: Literal["auto", "sync", "async", "vector_entry_point"]
+    """auto: labrl's own code for the tasks of Gymnasium's classic control, else sync. sync: one after the
+    other, in this process, fastest where a step takes less than about 0.1 ms. async: each in its own process.
+    All three give the same numbers. vector_entry_point: a gymnasium.vector.VectorEnv, which steps all at
+    once: the one that the id is registered with, or the one that `make` makes, which is given num_envs."""
     max_episode_steps: PositiveInt | None
     """Agent steps after which an episode is truncated; null: what the id is registered with. Where that is no
     limit, an episode of an evaluation is truncated after 27,000."""
@@ -72,6 +79,14 @@ class GymnasiumConfig(EnvironmentConfig):
         """
         return EnvFactory(**self._made_of(), longest=longest)
 
+    def sample(self) -> Sample:
+        """Return what is known of such environments; one is made to know it. Raises InputError."""
+        return sample_of(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
+
+    def known_sample(self) -> Sample | None:
+        """Return what is known of such environments; None where none was looked at in this process."""
+        return known_sample(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
+
     def vector(self, num_envs: int, longest: int | None = None) -> Together:
         """A vector environment of one's own with `num_envs` members; longest: as of `factory`."""
         if self.fresh_env_per_episode:
@@ -83,6 +98,15 @@ class GymnasiumConfig(EnvironmentConfig):
             )
         return Together(self.vector_factory(num_envs), self.name, self.action_mask, longest)
 
+    def members(self) -> tuple[Space[Any], Space[Any], bool]:
+        """Return the spaces of a member of a vector environment, and whether it gives masks."""
+        key = self.vector_factory(0).identity, self.name, self.action_mask
+        if key not in _members:
+            vector = self.vector(min(self.num_envs, TRIED))
+            vector.close()
+            _members[key] = vector.single_observation_space, vector.single_action_space, vector.masked
+        return _members[key]
+
     def vector_factory(self, num_envs: int) -> VectorFactory:
         """What makes a vector environment of one's own."""
         return VectorFactory(num_envs, **self._made_of())
@@ -91,6 +115,18 @@ class GymnasiumConfig(EnvironmentConfig):
     def natively(self) -> bool:
         """Whether a vector environment of one's own steps all at once."""
         return self.vectorization == "vector_entry_point"
+
+    def classic(self, num_envs: int) -> ClassicControl | None:
+        """Make labrl's own form of a task of Gymnasium's classic control; None for any other environment.
+
+        Settings that may change what is played leave it to Gymnasium.
+        """
+        own = self.make or self.kwargs or self.import_module or self.fresh_env_per_episode
+        spec = None if own or self.vectorization != "auto" else gymnasium.registry.get(self.id or "")
+        if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):
+            return None
+        task, limit = task_of(spec.entry_point), self.max_episode_steps or spec.max_episode_steps
+        return None if task is None or limit is None else ClassicControl(task, num_envs, limit)
 
     def _made_of(self) -> dict[str, Any]:
         return {
@@ -122,27 +158,33 @@ class GymnasiumEnv(Backend):
     Config = GymnasiumConfig
 
     def __init__(
-        self, config: GymnasiumConfig, *, num_envs: int, num_threads: int, evaluation: bool = False
+        self,
+        config: GymnasiumConfig,
+        *,
+        num_envs: int,
+        num_threads: int,
+        evaluation: bool = False,
+        known: Sample | None = None,
     ) -> None:
+        """known: what is known of such environments; None: what one shows that is made to know it."""
         self.name = config.name
         self.num_envs = num_envs
+        self._all = np.ones(num_envs, np.bool_)
         self.frame_skip = 1
         # A policy that walks against a wall would otherwise be evaluated for ever.
         longest = LONGEST_EVALUATION if evaluation else None
-        self.vector: Workers | Together | None = None
+        self.vector: Workers | Together | ClassicControl | None = config.classic(num_envs)
         """What steps all environments at once; None where they are stepped one after the other."""
         self.envs: list[gymnasium.Env[Any, Any]] = []
         """The environments that are stepped one after the other."""
         if config.natively:
             self.vector = config.vector(num_envs, longest)
             self.masked = self.vector.masked
-        else:
-            factory = config.factory(longest)
+        elif self.vector is None:
+            factory, sample = config.factory(longest), known or config.sample()
             make: MakeEnv = factory
-            wanted = config.action_mask
-            self.masked = wanted and gives_masks(factory)
-            fresh = config.fresh_env_per_episode
-            if depends_on_history(make, config.name) if fresh is None else fresh:
+            wanted, self.masked = config.action_mask, sample.masked
+            if config.fresh_env_per_episode or sample.remembers:
                 make = FreshFactory(make)
             if config.vectorization == "async":
                 makes = [
@@ -151,12 +193,15 @@ class GymnasiumEnv(Backend):
                 ]
                 self.vector = Workers(makes, num_threads)
             else:
-                for _ in range(num_envs):
+                ready = sample.take() if make is factory and known is None else None
+                self.envs += [] if ready is None else [factory.limited(ready)]
+                while len(self.envs) < num_envs:
                     self.envs.append(make())
                 self._checks = [
                     AnswerCheck(env, config.name, number, self.masked, wanted)
                     for number, env in enumerate(self.envs)
                 ]
+            sample.close()
         if self.vector is not None:
             given, self.action_space = self.vector.single_observation_space, self.vector.single_action_space
         else:
@@ -186,39 +231,35 @@ class GymnasiumEnv(Backend):
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Observation and action space of one environment. Raises InputError when it cannot be made."""
         if config.natively:
-            vector = config.vector(min(config.num_envs, TRIED))
-            vector.close()
-            observation, action = vector.single_observation_space, vector.single_action_space
+            observation, action, _ = config.members()
             return flat_space(without_mask(observation, action)), action
-        factory = config.factory()
-        env = factory()
-        try:
-            env.close()
-        except Exception as error:
-            raise InputError(
-                f"{factory.named}: its close() failed: {type(error).__name__}: {error}",
-                code="environment",
-                key=factory.key,
-            ) from error
-        return flat_space(without_mask(env.observation_space, env.action_space)), env.action_space
+        if (classic := config.classic(1)) is not None:
+            return classic.single_observation_space, classic.single_action_space
+        sample = config.sample()
+        done_with(sample)
+        return flat_space(without_mask(sample.observation_space, sample.action_space)), sample.action_space
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Whether it says which actions are valid, and whether that is to be used."""
         if config.natively:
-            vector = config.vector(min(config.num_envs, TRIED))
-            vector.close()
-            return vector.masked
-        return config.action_mask and gives_masks(config.factory())
+            return config.members()[2]
+        if not config.action_mask or config.classic(1) is not None:
+            return False
+        sample = config.sample()
+        masked = sample.masked
+        done_with(sample)
+        return masked
 
     @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
         """Who knows what other goals would have given, None where observations have no goals."""
         if not has_goals(space):
             return None
-        return GoalEnv(
-            config.vector_factory(1).vector if config.natively else config.factory(), space, config.name
-        )
+        if config.natively:
+            return GoalEnv(config.vector_factory(1).vector, space, config.name)
+        known = config.known_sample()
+        return GoalEnv(config.factory(), space, config.name, None if known is None else known.spare)
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
@@ -259,7 +300,7 @@ class GymnasiumEnv(Backend):
         """Act in every environment. actions: [num_envs, *action]."""
         if self.vector is not None:
             given, reward, terminated, truncated, info = self.vector.step(actions)
-            observation = self._taken(given, info, np.ones(self.num_envs, np.bool_))
+            observation = self._taken(given, info, self._all)
             return Transition(observation, reward, terminated, truncated, terminated)
         dtype, shape = self._dtype, self._plain_shape
         present = np.empty((self.num_envs, *self._shape), dtype)
@@ -305,7 +346,10 @@ class GymnasiumEnv(Backend):
         if self.vector is not None:
             self.vector.close()
         for env in self.envs:
-            env.close()
+            try:
+                env.close()
+            except Exception as error:  # what was played is not the worse for it
+                _log.warning("%s: its close() failed: %s: %s", self.name, type(error).__name__, error)
         if self.goals is not None:
             self.goals.close()
 

@@ -65,10 +65,14 @@ class WatchedAtari(AtariEnv, Watched):
 
 
 class WatchedGymnasium(GymnasiumEnv, Watched):
-    """An environment made for pictures, anew for every episode."""
+    """An environment made for pictures."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        super().__init__(_drawing(config), num_envs=1, num_threads=1, evaluation=True)
+        drawing = _drawing(config)
+        # What is known of those that were played holds for this one: none has to be made to find it out.
+        known = None if config.natively else config.known_sample()
+        known = known if known is not None and known.answered else None
+        super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
         self._factory = config.factory()
         drawn: Any = self.vector or self.envs[0]
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
@@ -143,7 +147,8 @@ def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
     shown = dataclasses.replace(config, make=make, kwargs=kwargs)
     if config.natively:
         return shown
-    return dataclasses.replace(shown, vectorization="sync", fresh_env_per_episode=True)
+    fresh = None if config.fresh_env_per_episode is None else True
+    return dataclasses.replace(shown, vectorization="sync", fresh_env_per_episode=fresh)
 
 
 def _takes_render_mode(config: GymnasiumConfig) -> bool:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import gymnasium
@@ -174,7 +174,31 @@ class EnvFactory:
                     code="environment" if self.make is None else "target",
                     key=self.key,
                 )
+        return self.limited(env)
+
+    def limited(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """Let an episode of `env` end after `longest` steps if nothing else limits it."""
         return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
+
+    @property
+    def identity(self) -> Hashable:
+        """What is made, whatever `longest` is: equal for two factories that make the same.
+
+        Raises InputError where it is unknown.
+        """
+        if self.import_module is not None:
+            _import(self.import_module)
+        # Classes and registrations may be replaced under the same name, in a notebook for example.
+        made = gymnasium.registry.get(self.env_id or "") if self.make is None else self.make.load()
+        return (
+            self.env_id,
+            self.make and self.make.target,
+            id(made),
+            repr(made),
+            repr(self.make and self.make.config),
+            repr(self.kwargs),
+            self.max_episode_steps,
+        )
 
     def build(self) -> Any:
         """Return what `make` or the id makes, unwrapped."""

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from labrl.config.component import Component
 from labrl.envs.checked import LATE, expected
 from labrl.envs.masks import KEY, carries_mask, choices, first_flags, first_valid, flags_of
-from labrl.envs.repeatability import same
 from labrl.envs.single import EnvFactory, answered, takes
 from labrl.errors import Code, EnvironmentFailedError, InputError, LabrlError
+from labrl.observations import same
 
 STEPS = 50
 """Steps of each of the two longest episodes that are compared before a vector environment is accepted."""

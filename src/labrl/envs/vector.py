@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
-from labrl.envs.repeatability import same
 from labrl.errors import EnvironmentFailedError
-from labrl.observations import array_dtype, not_finite
+from labrl.observations import array_dtype, not_finite, same
 from labrl.seeding import episode_seed
 from labrl.step import Episode, Step
 

@@ -22,16 +22,14 @@ from labrl.config.consistency import (
     contradictions,
     only_watches,
 )
+from labrl.config.overrides import override, split_word, unescaped
+from labrl.config.overrides import word as word_of
 from labrl.errors import InputError, LabrlError
-from labrl.experiment.experiment_again import ExperimentAgain, replaced, swept_keys
-from labrl.experiment.workers import Order
+from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
+from labrl.experiment.machine import Machine, Need
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
-from labrl.trial.changed_past import row_of, table, ways_out
-from labrl.trial.overrides import override, quoted, split_word, unescaped
-from labrl.trial.overrides import word as word_of
-from labrl.trial.past import Past, is_hydras
-from labrl.trial.shares import Machine, Need
+from labrl.trial.past import Past, is_hydras, row_of, table, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
 """From the words of a trial to its configuration with Hydra's node."""
@@ -43,8 +41,8 @@ class Plan:
 
     records: list[TrialRecord]
     """All, those of an earlier command included."""
-    orders: list[Order]
-    """What is left to do."""
+    left: dict[int, Need]
+    """What those need that are left to do, by number."""
     selects: bool = False
     """Whether the edits only name some of the trials that there are: the others keep what they have."""
 
@@ -114,7 +112,7 @@ def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -
         if not trials[1:]:  # what is wrong with all of them is known before the others are composed
             _check_values(trials[0], own)
     _check_twice(trials)
-    return Plan([trial.record for trial in trials], _orders(trials, machine))
+    return Plan([trial.record for trial in trials], _left(trials, machine))
 
 
 def plan_again(
@@ -166,11 +164,11 @@ def plan_again(
     for trial in trials:
         if trial.edited:
             _check_count(trial, words, len(trials))
-    orders = _orders(trials, machine, again)
+    needs = _left(trials, machine, again)
     selects = bool(choosing) and all(
         any(_agrees(record.overrides, values) for record in records) for values in chosen
     )
-    return Plan([trial.record for trial in trials], orders, selects)
+    return Plan([trial.record for trial in trials], needs, selects)
 
 
 def _new(number: int, words: list[str], cfg: DictConfig) -> _Trial:
@@ -341,10 +339,10 @@ def _check_count(trial: _Trial, words: Sequence[str], count: int) -> None:
         )
 
 
-def _orders(
+def _left(
     trials: Sequence[_Trial], machine: Machine | None, again: ExperimentAgain | None = None
-) -> list[Order]:
-    """List what is left to do, and record the status of each trial."""
+) -> dict[int, Need]:
+    """Return what the trials need that are left to do, by number, and record the status of each trial."""
     left = []
     for trial in trials:
         if trial.is_done():
@@ -352,20 +350,17 @@ def _orders(
             trial.record.status, trial.record.error = "finished", None
         else:
             _check_values(trial, [one.record.overrides for one in trials])
+            trial.record.status, trial.record.error = "waiting", None
             left.append(trial)
     if again is not None:
         _check_pasts(left, trials, again)
-    orders = []
-    for trial in left:
-        record = trial.record
-        record.status, record.error = "waiting", None
-        need = Need.of(_meta(trial.cfg), len(trials), machine.cores if machine else None)
-        if machine:
+    cores = machine.cores if machine else None
+    needs = {trial.record.number: Need.of(_meta(trial.cfg), len(trials), cores) for trial in left}
+    if machine:
+        for need in needs.values():
             machine.check(need)
-        words = [*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"]
-        orders.append(Order(record.number, words, need))
     _check_folders([trial.record for trial in trials])
-    return orders
+    return needs
 
 
 def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
 
 from labrl.config.compose import prepare, resolve, to_plain
-from labrl.errors import DONE, FAILED, LabrlError
-from labrl.experiment.experiment_again import ExperimentAgain
-from labrl.experiment.outcome import Outcome, recorded
-from labrl.storage.marker import place
+from labrl.errors import DONE, LabrlError
+from labrl.experiment.again import ExperimentAgain
+from labrl.experiment.task import Outcome, recorded
+from labrl.steady_output import doing
+from labrl.storage.folder import place
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.session_log import print_without_modules
 
@@ -23,14 +25,16 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from labrl.storage.provenance import Typed
-    from labrl.trial.again import Again
+    from labrl.trial.resume import Again
+
+PATIENCE = 60.0
+"""Seconds for the processes of a killed experiment to save and end, before their trial is resumed."""
 
 
 class Job:
     """The function that Hydra calls with the configuration of each trial; it may be sent to other processes.
 
-    It raises nothing but, where `raises_interruption`, the end that a signal asked for: a trial that fails
-    takes no other with it.
+    It raises nothing: a trial that fails takes no other with it.
     """
 
     def __init__(
@@ -51,9 +55,9 @@ class Job:
         """The experiment that is gone on with, if any."""
         self.force = False
         """Whether a trial that is resumed may have had another past."""
-        self.in_experiment = False
-        """Whether trials are part of one: then a folder that holds a run is the trial's own, broken off."""
-        self.raises_interruption = False
+        self.part_of: Literal["grid", "search"] | None = None
+        """Which kind of experiment trials are part of: then a folder that holds a run is the trial's own,
+        broken off."""
         self.exit_code = DONE
         """The largest of the trials that ran in this process, or what the experiment says."""
 
@@ -61,8 +65,6 @@ class Job:
         """Run one trial in the folder that Hydra has made for it."""
         outcome = self._outcome(cfg)
         self.exit_code = max(self.exit_code, outcome.exit_code)
-        if self.raises_interruption and outcome.status == "interrupted":
-            raise SystemExit(outcome.exit_code)
         return outcome
 
     def _outcome(self, cfg: DictConfig) -> Outcome:
@@ -79,32 +81,39 @@ class Job:
         except LabrlError as error:
             if self._speaks(error):
                 refused(error, full_error=False)
-            return Outcome(status="failed", exit_code=error.exit_code, error=str(error))
+            return Outcome.failed(str(error), error.exit_code)
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
             if self._speaks(error):
                 print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
                 print("labrl: HYDRA_FULL_ERROR=1 before the command shows where", file=sys.stderr)
-            return Outcome(status="failed", exit_code=FAILED, error=told)
+            return Outcome.failed(told)
         finally:
             remove_unused_folder()
 
     def _speaks(self, error: Exception) -> bool:
-        """Whether to say what went wrong: in an experiment, whoever counts the outcomes of all does."""
-        if self.full_error:
+        """Return whether to print what went wrong: in a grid, the experiment does."""
+        if self.full_error or (self.part_of == "search" and not isinstance(error, LabrlError)):
             traceback.print_exception(error)
-        return not self.in_experiment
+        return self.part_of != "grid"
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
         place(job.run.dir, "hydra.run.dir")
         # as they were typed: an interpolation in a word resolves where its key stands, not here
         task: Any = OmegaConf.to_container(job.overrides.task, resolve=False)
-        broken_off = _broken_off(folder, self.force, task) if self.in_experiment else None
+        broken_off = self._broken_off(folder, task) if self.part_of else None
+        if isinstance(broken_off, Outcome):
+            return broken_off
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.seed
         plain = to_plain(cfg)
         config = resolve(plain, cfg)
         # Imported late: a mistyped key must not wait for the rest.
+        from labrl.trial.fork_server import start_session_server
+
+        start_session_server(plain)
+        if not self.part_of:
+            doing("loading PyTorch")
         from labrl.config.presets import choices_of
         from labrl.storage.provenance import Command
         from labrl.trial.resume import FinishedError
@@ -123,23 +132,49 @@ class Job:
                     raise
                 # A cluster started it again after its end.
                 return recorded(RunFolder.open(folder)) or Outcome(status="finished", exit_code=DONE)
-        if not self.in_experiment:
+        if not self.part_of:
             print_summary(result)
         return Outcome.of(result)
 
+    def _broken_off(self, folder: str, words: list[str]) -> Again | Outcome | None:
+        """Return the run that an earlier attempt at the trial left in its folder, or None.
 
-def _broken_off(folder: str, force: bool, words: list[str]) -> Again | None:
-    """The run that an earlier attempt at the trial left in its folder, or None. words: of the trial now."""
-    if not (Path(folder) / MARKER).exists():
-        return None
-    from labrl.trial.again import Again
+        words: of the trial now. What a search's trial came to is returned where it has ended, whatever the
+        marker of a killed trial says.
+        """
+        if not (Path(folder) / MARKER).exists():
+            return None
+        # Imported late: a mistyped key must not wait for it.
+        from labrl.trial.resume import Again
 
-    run = RunFolder.open(folder)
-    if run.unrecorded:
-        with run.lock():
-            (run.path / MARKER).unlink()
-        return None
-    return Again.on_trial(run, force, words)
+        run = RunFolder.open(folder)
+        _wait_for(run)
+        if run.unrecorded:
+            with run.lock():
+                (run.path / MARKER).unlink()
+            return None
+        again = Again.on_trial(run, self.force, words)
+        sessions = run.sessions()
+        all_ended = len(sessions) == again.num_sessions and all(one.ended_well for one in sessions)
+        if self.part_of == "search" and (run.status in ("finished", "pruned") or all_ended):
+            return recorded(run) or Outcome(status="finished", exit_code=DONE)
+        return again
+
+
+def _wait_for(run: RunFolder) -> None:
+    """Wait until the last process of an earlier attempt has saved the trial.
+
+    Raises BusyFolderError where it has not after PATIENCE.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with run.lock():
+                return
+        except LabrlError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)
 
 
 def refused(error: LabrlError, full_error: bool) -> int:

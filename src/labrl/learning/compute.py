@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +39,10 @@ def _check_gpus(device: str, num_gpus: float) -> None:
         )
 
 
+def _no_log(text: str) -> None:
+    """Forget a line for the log."""
+
+
 @dataclass(frozen=True)
 class Compute:
     """Device, number format and threads of one session."""
@@ -57,6 +62,10 @@ class Compute:
     """Where the noise scales of gradients are kept; None: they are not measured."""
     compiled: bool = False
     """Whether networks compute by code that torch.compile makes."""
+    kernels: bool = True
+    """Whether small networks compute by kernels, without autograd."""
+    note: Callable[[str], None] = _no_log
+    """Writes a line into the log of the session."""
 
     @classmethod
     def choose(

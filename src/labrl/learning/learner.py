@@ -8,10 +8,10 @@ respected.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import chain, zip_longest
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -22,18 +22,12 @@ from torch import Tensor, nn
 from labrl.config.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters, Network
+from labrl.learning.kernels.networks import Kernel, UnknownNetworkError, WatchedKernel
 from labrl.learning.optimizers import Optimizer
-from labrl.networks.actor_critic import ActorCritic, ActorCriticOutput, GaussianHead
-from labrl.networks.layers import Output
-from labrl.networks.noisy import NoisyLinear
-from labrl.networks.q_network import QNetwork, QOutput
 from labrl.networks.spaces import Spaces, sees_images
 
 LARGE_PRODUCTS = 2**23
 """Weights times samples of a minibatch from which on a matrix product gains from several threads."""
-
-MOST_NUMPY_PRODUCTS = 200_000
-"""Products of a layer beyond which OpenBLAS would start threads, which would compete with torch's."""
 
 
 class Minibatch(Protocol):
@@ -66,6 +60,23 @@ Batch = TypeVar("Batch", bound=Minibatch)
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
 """From a network and a minibatch, or a slice of one, to the mean loss and its statistics: means [k], or a
 column for each row [k, rows]."""
+
+
+@dataclass(frozen=True)
+class DerivedLoss(Generic[Batch]):
+    """A loss whose gradient is also derived by hand."""
+
+    by_autograd: Loss[Batch]
+    """The loss, to be differentiated by torch."""
+    by_hand: Callable[[Any, Batch], NDArray] | None
+    """From the kernel of the network and a minibatch to the same statistics, float32. It calls `forward` and
+    `backward` of the kernel. None where the gradient is not known."""
+
+    def __call__(self, network: Any, minibatch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the loss to be differentiated by torch, and its statistics."""
+        return self.by_autograd(network, minibatch)
+
+
 NewOptimizer = Callable[[FlatParameters], Optimizer]
 
 
@@ -105,6 +116,20 @@ def _one_optimizer(component: Component, max_grad_norm: float | None, flat: Flat
     return built
 
 
+class MoreThreads:
+    """Lets matrix products inside the `with` block have more threads than elsewhere."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(max(self._count, self._before))
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_num_threads(self._before)
+
+
 class Learner(Generic[Network]):
     """A network, the gradients of its losses, and its optimizer, in float32."""
 
@@ -115,14 +140,19 @@ class Learner(Generic[Network]):
         self.network = network.to(compute.device)
         self.device = compute.device
         self.flat = FlatParameters(self.network)
-        self._ranks, self._num_threads = compute.ranks, num_threads
+        self._ranks = compute.ranks
+        self._threads: AbstractContextManager[None] = (
+            MoreThreads(num_threads) if num_threads > 1 else nullcontext()
+        )
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
-        self._in_numpy: NumpyForward | None = None
-        self._memory = 0  # where the weights lay when it was made
-        # Hooks lie in dicts that live as long as their modules.
-        self._hooks = [part._forward_hooks for part in self.network.modules()]
-        self._hooks += [part._forward_pre_hooks for part in self.network.modules()]
+        self._kernel: WatchedKernel | None = None
+        self._memory = 0  # where the weights lay when the kernel was made
+        self._note: Callable[[str], None] | None = compute.note
+        if compute.compiled:
+            self._say_why("it is compiled")
+        elif compute.kernels:
+            self._make_kernel()
 
     def in_precision(self, network: nn.Module) -> Callable[..., Any]:
         """Return `network` as a function that computes in the precision of this learner."""
@@ -139,18 +169,14 @@ class Learner(Generic[Network]):
         inputs: [n, ...] each; None stays None. rows: of the rollout, where `keep_outputs` keeps them. Returns
         what the network returns, with arrays in place of tensors.
         """
-        if self._memory != self.flat.vector.data_ptr():  # the first call, or other sessions share them now
-            self._memory, self._in_numpy = self.flat.vector.data_ptr(), NumpyForward.of(self.network)
-        if self._in_numpy is not None and not any(self._hooks):
-            quick = self._in_numpy(*inputs, **options)
-            if quick is not None:
-                return quick
+        kernel = self.kernel
+        if kernel is not None:
+            output = kernel.forward(*inputs, **options)
+            # The next call overwrites what the kernel gives.
+            return output.copy() if isinstance(output, np.ndarray) else type(output)._make(map(_copy, output))
         tensors = map(self.tensor, inputs)
         with torch.inference_mode():
-            output = self.network(*tensors, **options)
-        return (
-            output.cpu().numpy() if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
-        )
+            return as_arrays(self.network(*tensors, **options))
 
     def gradient(
         self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, rows: slice | None = None
@@ -161,15 +187,9 @@ class Learner(Generic[Network]):
         the rollout, where `keep_outputs` keeps them. Returns the statistics of the loss: means over all rows,
         [k], or those of each row, [k, rows]. With several ranks gradient and means are those over all ranks.
         """
-        before = torch.get_num_threads()
-        torch.set_num_threads(max(self._num_threads, before))
-        try:
+        with self._threads:
             half = None if self._noise is None else self._gradient_of_half(loss, minibatch)
-            self.flat.gradient.zero_()
-            value, statistics = loss(self.network, minibatch)
-            value.backward()
-        finally:
-            torch.set_num_threads(before)
+            statistics = self._differentiate(loss, minibatch)
         if self._ranks.size > 1:
             self._average(statistics)
         if half is not None:
@@ -178,14 +198,8 @@ class Learner(Generic[Network]):
 
     def step(self, lr: float) -> float:
         """Make one update at learning rate `lr`. Returns the norm of the gradient before it was limited."""
-        if self._num_threads == 1:
+        with self._threads:
             return self._optimizer.step(lr)
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._num_threads)
-        try:
-            return self._optimizer.step(lr)
-        finally:
-            torch.set_num_threads(before)
 
     def keep_outputs(self, num_rows: int) -> bool:
         """Keep what layers compute in `forward(rows=...)`, for `gradient(rows=...)` by the same weights.
@@ -206,6 +220,10 @@ class Learner(Generic[Network]):
     def frozen(self) -> Network:
         """Return the network, in the same memory, for losses that differentiate through it, not by it."""
         return self.flat.replica(self.network, same_buffers=True).requires_grad_(False)
+
+    def kernel_for(self, copy: Network) -> WatchedKernel | None:
+        """Return the kernel of a copy of the network; None where the network itself has none."""
+        return None if self._kernel is None else WatchedKernel(copy)
 
     def tensor(self, array: Any) -> Any:
         """Return an array on the device, real numbers in float32; in the same memory where possible.
@@ -256,8 +274,42 @@ class Learner(Generic[Network]):
 
     def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
         """Compute the gradient of a part of a minibatch at once."""
+        self._differentiate(loss, minibatch)
+
+    def _differentiate(self, loss: Loss[Batch], minibatch: Batch) -> Tensor:
+        """Compute the gradient of a loss, by hand where it is known. Returns the statistics."""
+        kernel, by_hand = self.kernel, loss.by_hand if isinstance(loss, DerivedLoss) else None
+        if kernel is not None and by_hand is not None:
+            with torch.no_grad():
+                return torch.from_numpy(by_hand(kernel, minibatch))
+        if kernel is not None:
+            self._say_why("the gradient of its loss is not derived by hand")
         self.flat.gradient.zero_()
-        loss(self.network, minibatch)[0].backward()
+        value, statistics = loss(self.network, minibatch)
+        value.backward()
+        return statistics
+
+    def _make_kernel(self) -> None:
+        """Make the kernel of the network where there is one, and note why where there is none."""
+        self._memory = self.flat.vector.data_ptr()
+        try:
+            self._kernel = WatchedKernel(self.network)
+        except UnknownNetworkError as error:
+            self._kernel = None
+            self._say_why(str(error))
+
+    def _say_why(self, why: str) -> None:
+        """Note in the session's log why gradients are computed by autograd, once."""
+        if self._note is not None:
+            self._note(f"{type(self.network).__name__} learns by autograd and not by a kernel: {why}.")
+        self._note = None
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The kernel of the network; None where there is none or somebody has altered the network."""
+        if self._kernel is not None and self._memory != self.flat.vector.data_ptr():
+            self._make_kernel()  # other sessions share the weights now
+        return None if self._kernel is None else self._kernel.now
 
     def _average(self, statistics: Tensor) -> None:
         """Replace gradient and means by those over all ranks."""
@@ -270,106 +322,15 @@ class Learner(Generic[Network]):
         self._noise.add(samples * (size // 2), half, samples * size * self._ranks.size, whole)
 
 
+def as_arrays(output: Any) -> Any:
+    """Return what a network gives, a tensor or a named tuple of them, with arrays in place of tensors."""
+    return output.cpu().numpy() if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
+
+
 def as_array(output: Tensor | None) -> NDArray | None:
     """Return a tensor as an array; None stays None."""
     return None if output is None else output.cpu().numpy()
 
 
-class NumpyForward:
-    """Small fully connected networks computed by NumPy, for acting in one or a few environments.
-
-    A step of a small environment is bound by the calls of torch and not by the products: a 4-120-84-2 network
-    for one observation takes 150 us of a session's step in torch, and 50 in NumPy. The arrays are the memory
-    of the network's own parameters, so that they follow every update.
-    """
-
-    def __init__(self, network: nn.Module, chains: Sequence[_Chain]) -> None:
-        self._network, self._chains = network, chains
-        most = max(weight.size for each in chains for weight, _, _ in each.layers)
-        self._most_rows = MOST_NUMPY_PRODUCTS // most
-        self._children = [part._modules for part in network.modules()]
-
-    @classmethod
-    def of(cls, network: nn.Module) -> NumpyForward | None:
-        """Return a network for NumPy; None for one that is more than known layers, and on a GPU."""
-        if next(network.parameters()).device.type != "cpu":
-            return None
-        if isinstance(network, ActorCritic) and not network.shared and not network.state_size:
-            parts = [[network.policy_torso, *network.policy_head.children()]]
-        elif isinstance(network, QNetwork) and not network.state_size:
-            streams = [stream for stream in (network.advantage, network.value) if stream is not None]
-            if any(len(stream.norms) for stream in streams):
-                return None
-            between = [list(chain(*zip_longest(stream.layers, stream.activations))) for stream in streams]
-            parts = [[network.torso], *between]
-        else:
-            return None
-        chains = [_Chain.of(modules) for modules in parts]
-        return None if None in chains else cls(network, [each for each in chains if each is not None])
-
-    def __call__(self, observation: Any, state: Any = None, *others: Any, **options: Any) -> Any:
-        """Compute what the network gives; None for inputs and options that this is not made for."""
-        network = self._network
-        if not isinstance(observation, np.ndarray) or len(observation) > self._most_rows:
-            return None
-        for children in self._children:
-            if "parametrizations" in children:
-                return None
-        if isinstance(network, ActorCritic):
-            if options != {"value": False}:
-                return None
-            parameters: Any = self._chains[0](observation)
-            if isinstance(network.policy_head, GaussianHead):
-                log_std = network.policy_head.log_std.detach().numpy()
-                parameters = np.concatenate([parameters, np.broadcast_to(log_std, parameters.shape)], axis=1)
-            return ActorCriticOutput(parameters, None, state)
-        if options or others.count(None) < len(others):
-            return None
-        assert isinstance(network, QNetwork)
-        torso, *streams = self._chains
-        features = torso(observation)
-        outputs: Any = streams[0](features).reshape(network.output_shape)
-        if len(streams) > 1:
-            outputs = streams[1](features)[:, None] + outputs - outputs.mean(1, keepdims=True)
-        return QOutput(outputs, state)
-
-
-class _Chain:
-    """Linear layers and activations, one after the other."""
-
-    def __init__(self, layers: Sequence[tuple[NDArray, NDArray, Callable[..., NDArray] | None]]) -> None:
-        self.layers = layers
-
-    @classmethod
-    def of(cls, modules: Sequence[nn.Module | None]) -> _Chain | None:
-        """Return the layers of some modules; None if there are others than linear ones, tanh and ReLU."""
-        layers: list[tuple[NDArray, NDArray, Callable[..., NDArray] | None]] = []
-        left = list(reversed(modules))
-        while left:
-            module: Any = left.pop()
-            if module is not None and type(module).forward is nn.Sequential.forward:
-                left += reversed(list(module.children()))
-            elif type(module) in (nn.Linear, Output, NoisyLinear):
-                layers.append((module.weight.detach().numpy().T, module.bias.detach().numpy(), None))
-            elif type(module) in _ACTIVATIONS and layers and layers[-1][2] is None:
-                layers[-1] = (*layers[-1][:2], _ACTIVATIONS[type(module)])
-            elif module is not None and (type(module) is not nn.Flatten or layers):  # inputs are flattened
-                return None
-        return cls(layers)
-
-    def __call__(self, x: NDArray) -> NDArray:
-        """Compute the outputs. [n, ...] -> [n, outputs], float32"""
-        x = x.reshape(len(x), -1).astype(np.float32, copy=False)
-        for weight, bias, activate in self.layers:
-            x = x @ weight
-            x += bias
-            if activate is not None:
-                activate(x, out=x)
-        return x
-
-
-def _relu(x: NDArray, out: NDArray) -> NDArray:
-    return np.maximum(x, 0, out=out)
-
-
-_ACTIVATIONS: dict[type[nn.Module], Callable[..., NDArray]] = {nn.Tanh: np.tanh, nn.ReLU: _relu}
+def _copy(output: NDArray | None) -> NDArray | None:
+    return None if output is None else output.copy()

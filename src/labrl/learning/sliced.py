@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
 from labrl.learning.flat import Network, trainable, views
+from labrl.learning.kernels.networks import hooks_of
 from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
 from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed, keep_outputs
 
@@ -41,10 +43,11 @@ class SlicedLearner(Learner[Network]):
         # Where products are so fast that an update waits for the weights, all threads go through them
         # together.
         together = compute.waits_for_weights and workers > 1
-        super().__init__(network, compute, new_optimizer, workers if together else 1)
+        super().__init__(network, replace(compute, kernels=False), new_optimizer, workers if together else 1)
+        if compute.kernels:
+            self._say_why("it sees images")
         self._changed = True  # whether an update has changed the weights since they were last used
-        self._hooks += [part._backward_hooks for part in network.modules()]
-        self._hooks += [part._backward_pre_hooks for part in network.modules()]
+        self._hooks = hooks_of(network)
         self._num_modules = len(list(network.modules()))
         self._altered = (
             False  # whether hooks or parametrizations came later: then the network itself computes
@@ -98,30 +101,28 @@ class SlicedLearner(Learner[Network]):
         self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, rows: slice | None = None
     ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, as Learner does."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(max(self._num_threads, before))
-        try:
-            self._follow()
-            half = None if self._noise is None else self._gradient_of_half(loss, minibatch)
-            self._forget_gradients()
-            size = len(minibatch)
+        with self._threads:
+            try:
+                self._follow()
+                half = None if self._noise is None else self._gradient_of_half(loss, minibatch)
+                self._forget_gradients()
+                size = len(minibatch)
 
-            def work(number: int, part: slice) -> Tensor:
-                if rows is not None:
-                    self._set_rows(number, slice(rows.start + part.start, rows.start + part.stop))
-                value, statistics = loss(self._network(number), minibatch[part])
-                weight = (part.stop - part.start) / size
-                if weight == 1:
-                    value.backward()
-                    return statistics
-                (value * weight).backward()
-                return statistics * weight if statistics.dim() == 1 else statistics
+                def work(number: int, part: slice) -> Tensor:
+                    if rows is not None:
+                        self._set_rows(number, slice(rows.start + part.start, rows.start + part.stop))
+                    value, statistics = loss(self._network(number), minibatch[part])
+                    weight = (part.stop - part.start) / size
+                    if weight == 1:
+                        value.backward()
+                        return statistics
+                    (value * weight).backward()
+                    return statistics * weight if statistics.dim() == 1 else statistics
 
-            parts = self._map(work, size)
-            self._sum_gradients(len(parts))
-        finally:
-            self._forget_rows()
-            torch.set_num_threads(before)
+                parts = self._map(work, size)
+                self._sum_gradients(len(parts))
+            finally:
+                self._forget_rows()
         statistics = parts[0]
         if len(parts) > 1:
             statistics = torch.cat(parts, dim=1) if statistics.dim() == 2 else torch.stack(parts).sum(0)

@@ -199,6 +199,11 @@ class FrameRing:
         [batch] each -> [batch, *obs] each. Two stacks that share frames are parts of one array, where
         each frame is copied once.
         """
+        if self.stack == 1:
+            start = self._start[env]
+            here = self._flat.take(newest % self.length + start, axis=0)
+            there = self._flat.take(following % self.length + start, axis=0)
+            return here.reshape(-1, *self.shape), there.reshape(-1, *self.shape)
         gap = int(following[0] - newest[0])
         if gap < self.stack and (following - newest == gap).all():
             frames = self._gather(env, following, self.stack + gap)
@@ -221,9 +226,16 @@ class FrameRing:
 
     def _push(self, envs: NDArray[np.int64], frames: NDArray) -> None:
         """Push the same number of frames in each of `envs`. frames: [len(envs), number, *frame]"""
+        # `written` before the frames, so that a process that dies in between has not said too little.
+        if frames.shape[1] == 1 and len(envs) == self.num_envs:
+            places = self.head % self.length
+            places += self._start
+            self.head += 1
+            np.maximum(self.written, self.head, out=self.written)
+            self._flat[places] = frames[:, 0]
+            return
         head = self.head[envs]
         after = head + frames.shape[1]
-        # Before the frames, so that a process that dies in between has not said too little.
         self.written[envs] = np.maximum(self.written[envs], after)
         places = (head[:, None] + np.arange(frames.shape[1])) % self.length
         self.frames[envs[:, None], places] = frames
@@ -450,6 +462,8 @@ class Replay:
     def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw environment and step of `count` transitions. [count] each"""
         place = self.generator.integers(0, len(self), count)
+        if self.num_envs == 1:
+            return np.zeros(count, np.int64), place + self.oldest
         counts = self.complete - self.oldest
         ends = counts.cumsum()
         env = ends.searchsorted(place, side="right")
@@ -473,6 +487,10 @@ class Replay:
         They are the rows of the first and of the last step, the number of steps between them, and the
         discounted reward and the discount as in a Sample.
         """
+        if self._n_step == 1:
+            row = self.rows.reshape(-1).take(step % self.slots + env * self.slots)
+            discount = self._powers[1] * ~row["terminated"]
+            return row, row, np.zeros_like(step), row["reward"], discount.astype(np.float32)
         slots = (step[:, None] + self._ahead) % self.slots
         window = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])  # [batch, n_step]
         # The window ends with the first row after which nothing follows, or with the last.

@@ -46,11 +46,12 @@ def generalized_advantages(
     """
     advantage = np.zeros_like(reward, dtype=np.float32)
     error = reward + gamma * next_value * ~terminated - value
-    decay = (gamma * gae_lambda) * ~(terminated | episode_over)
+    decay = np.float32(gamma * gae_lambda) * ~(terminated | episode_over)
     following = np.zeros(reward.shape[1], np.float32)
-    for t in range(len(reward) - 1, -1, -1):
-        following = error[t] + decay[t] * following
-        advantage[t] = following
+    for now, kept, here in zip(error[::-1], decay[::-1], advantage[::-1], strict=True):
+        np.multiply(kept, following, out=here)
+        here += now
+        following = here
     return advantage
 
 
@@ -89,7 +90,7 @@ class Minibatch:
     value: Tensor
     """Value of the network that acted. [batch]"""
     log_prob: Tensor
-    """Log-probability of the action when it was drawn. [batch]"""
+    """Log-probability of the action when it was drawn; 0 where nobody wants it. [batch]"""
     mask: Tensor | None
     """Which actions were valid, None where all always are. [batch, actions]"""
     sequence_length: int
@@ -145,19 +146,21 @@ class Minibatch:
         device, length = self.action.device, self.sequence_length
         rows = order if length == 1 else (order.unsqueeze(1) * length + torch.arange(length)).flatten()
         rows, count = rows.to(device), size // length
-        small = torch.stack((self.advantage, self.value_target, self.value, self.log_prob), dim=1)[rows]
+        small = torch.stack((self.advantage, self.value_target, self.value, self.log_prob))
+        columns = small.index_select(1, rows)
         if std_mean is not None:
-            advantage = small[:, 0].view(-1, size)
+            advantage = columns[0].view(-1, size)
             std, mean = std_mean(advantage)
             advantage.sub_(mean).div_(std + 1e-8)
-        action = self.action[rows].split(size)
-        mask = None if self.mask is None else self.mask[rows].split(size)
+        seen = (rows if self.rows is None else self.rows[rows]).split(size)
+        action = self.action.index_select(0, rows).split(size)
+        mask = None if self.mask is None else self.mask.index_select(0, rows).split(size)
         state, start = self.state[order.to(device)].split(count), self.start[order.numpy()]
-        for part, (seen, columns) in enumerate(zip(rows.split(size), small.split(size), strict=True)):
-            advantage, value_target, value, log_prob = columns.unbind(1)
+        for part, of_part in enumerate(columns.split(size, dim=1)):
+            advantage, value_target, value, log_prob = of_part.unbind()
             yield Minibatch(
                 observations=self.observations,
-                rows=seen if self.rows is None else self.rows[seen],
+                rows=seen[part],
                 action=action[part],
                 advantage=advantage,
                 value_target=value_target,
@@ -290,15 +293,19 @@ class Rollout:
             generalized_advantages(reward, value, next_value, terminated, episode_over, gamma, gae_lambda)
         )
 
-    def batch(self, advantage: NDArray, log_prob: Tensor, device: torch.device | str = "cpu") -> Minibatch:
+    def batch(
+        self, advantage: NDArray, log_prob: Tensor | None, device: torch.device | str = "cpu"
+    ) -> Minibatch:
         """Return all rows of a full rollout that are learned from, as one minibatch on a device.
 
-        advantage: as `advantages` returns them; log_prob: of the actions, in the order of `rows`. [n] each
+        advantage: as `advantages` returns them; log_prob: of the actions, in the order of `rows`, None where
+        nobody wants them. [n] each
         """
         value, length = self.rows("value"), self.sequence_length
+        old = np.zeros_like(value) if log_prob is None else log_prob.numpy()
         # One array for all: what is read of them later is read together.
-        small = torch.from_numpy(np.stack([advantage, advantage + value, value, log_prob.numpy()], axis=1))
-        columns = small.to(device).unbind(1)
+        small = torch.from_numpy(np.stack([advantage, advantage + value, value, old]))
+        columns = small.to(device).unbind()
         over = self.rows("episode_over").reshape(-1, length)
         return Minibatch(
             observations=torch.from_numpy(self.rows("observation")).to(device),

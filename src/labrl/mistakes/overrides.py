@@ -188,6 +188,9 @@ def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
         lists = "labrl-envs lists all; env=gymnasium env.id=<id> takes any id of Gymnasium."
     elif group == "experiment":
         lists += f" Your own, <folder>/{group}/{option}.yaml, are found with --config-dir <folder>."
+    elif (group, option) == ("hydra/launcher", "joblib"):
+        near = ["hydra/launcher=local"]
+        lists = "It runs trials side by side on this machine and takes hydra.launcher.n_jobs too."
     near = near or [meant] if (meant := option_named(option)) else near
     return Mistake("unknown-option", group, f"{group}={option}: no such option.{suggested(near)} {lists}")
 

@@ -90,18 +90,18 @@ class Critics(nn.Module):
     def __init__(self, config: PolicyAndCriticsConfig, spaces: Spaces, count: int) -> None:
         super().__init__()
         torso, space = config.critic_torso or config.torso, vector_space(spaces.observation)
-        self._continuous = isinstance(spaces.action, gym.spaces.Box)
-        action_size = math.prod(spaces.action.shape or ()) if self._continuous else 0
-        self._joint = self._continuous and _is_vector(space)
-        if self._joint:
+        self.continuous = isinstance(spaces.action, gym.spaces.Box)
+        action_size = math.prod(spaces.action.shape or ()) if self.continuous else 0
+        self.joint = self.continuous and _is_vector(space)
+        if self.joint:
             size = gym.spaces.flatdim(space) + action_size
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         torsos: list[Any] = [build_torso(torso, space) for _ in range(count)]
         self.layout = torsos[0].layout
         num_inputs, hidden = torsos[0].num_features, []
-        if self._continuous and not self._joint:
+        if self.continuous and not self.joint:
             num_inputs, hidden = num_inputs + action_size, config.action_head
-        num_outputs = 1 if self._continuous else int(spaces.action.n)  # type: ignore[attr-defined]
+        num_outputs = 1 if self.continuous else int(spaces.action.n)  # type: ignore[attr-defined]
         heads = [Stream(num_inputs, hidden, num_outputs) for _ in range(count)]
         self.perceptrons: Perceptrons | None = None
         is_vector = _is_vector(space)
@@ -121,19 +121,19 @@ class Critics(nn.Module):
         observation: [batch, *obs]; action: continuous ones in [-1, 1], [batch, size], others are not looked
         at; first: of the first critic alone.
         """
-        if self._joint:
+        if self.joint:
             observation = torch.cat([self.numbers(observation), action], dim=1)
         if self.perceptrons is not None:
-            values = self.perceptrons(observation if self._joint else self.numbers(observation), first)
+            values = self.perceptrons(observation if self.joint else self.numbers(observation), first)
         else:
             parts = list(zip(self.torsos, self.heads, strict=True))[: 1 if first else None]
             values = torch.stack([self._values(torso, head, observation, action) for torso, head in parts])
-        return values.squeeze(2) if self._continuous else values
+        return values.squeeze(2) if self.continuous else values
 
     def _values(self, torso: nn.Module, head: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
         """Of one critic. [batch, outputs]"""
         features = torso(observation)
-        if self._continuous and not self._joint:
+        if self.continuous and not self.joint:
             features = torch.cat([features, action.to(features.dtype)], dim=1)
         return head(features)
 

@@ -179,10 +179,11 @@ class MultiCategorical:
     def __init__(self, space: gym.spaces.MultiDiscrete) -> None:
         self.action_shape = tuple(space.shape)
         self.action_dtype = torch.int64
-        self._sizes = [int(n) for n in space.nvec.flat]
-        self._splits = np.cumsum(self._sizes)[:-1]
+        self.sizes = [int(n) for n in space.nvec.flat]
+        """Options of each choice."""
+        self._splits = np.cumsum(self.sizes)[:-1]
         self._first = space.start
-        self.num_parameters = sum(self._sizes)
+        self.num_parameters = sum(self.sizes)
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
         """Gumbel-max for each choice. [batch, *action_shape]"""
@@ -197,7 +198,7 @@ class MultiCategorical:
         """Sums over the choices, which do not depend on each other. [batch] both"""
         choices = action.flatten(1).unbind(1)
         log_prob, entropy = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
-        for part, choice in zip(parameters.split(self._sizes, dim=1), choices, strict=True):
+        for part, choice in zip(parameters.split(self.sizes, dim=1), choices, strict=True):
             log_p = torch.log_softmax(part, dim=1)
             log_prob = log_prob + log_p.gather(1, choice.unsqueeze(1)).squeeze(1)
             entropy = entropy - (log_p.exp() * log_p).sum(1)
@@ -209,7 +210,7 @@ class MultiCategorical:
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Of each option of each choice. [batch, options]"""
-        logits = torch.from_numpy(parameters).split(self._sizes, dim=1)
+        logits = torch.from_numpy(parameters).split(self.sizes, dim=1)
         return {"probability": torch.cat([torch.softmax(one, dim=1) for one in logits], dim=1).numpy()}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
@@ -333,10 +334,10 @@ class SquashedGaussian(RescaledGaussian):
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
         # A bound that is both the lowest and the highest value leaves nothing to choose.
-        self._log_reach = float(np.log(self._box.half[self._box.half > 0]).sum())
+        self.log_reach = float(np.log(self._box.half[self._box.half > 0]).sum())
         nodes, weights = np.polynomial.hermite_e.hermegauss(self.NODES)
-        self._nodes = torch.tensor(nodes, dtype=torch.float32)
-        self._weights = torch.tensor(weights / weights.sum(), dtype=torch.float32)
+        self.nodes = torch.tensor(nodes, dtype=torch.float32)
+        self.weights = torch.tensor(weights / weights.sum(), dtype=torch.float32)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Less log |da/du| = log(reach (1 - tanh(u)^2)) (arXiv:1801.01290, appendix C, eq. 21). [batch] both
@@ -345,11 +346,11 @@ class SquashedGaussian(RescaledGaussian):
         """
         log_prob, entropy = super().log_prob_entropy(parameters, action)
         mean, log_std = parameters.chunk(2, dim=1)
-        nodes, weights = self._nodes.to(mean.device), self._weights.to(mean.device)
+        nodes, weights = self.nodes.to(mean.device), self.weights.to(mean.device)
         around = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes  # [batch, dimensions, nodes]
         slope = (log_tanh_slope(around) @ weights).sum(1)
         log_prob = log_prob - log_tanh_slope(action.reshape(mean.shape)).sum(1)
-        return log_prob - self._log_reach, entropy + slope + self._log_reach
+        return log_prob - self.log_reach, entropy + slope + self.log_reach
 
     def to_env(self, action: NDArray) -> NDArray:
         """Within the bounds of the space. [batch, *action_shape]"""

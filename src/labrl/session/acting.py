@@ -1,4 +1,4 @@
-"""A copy of a session's agent that acts in another process, with weights that it is handed."""
+"""A copy of a session's agent that acts in another place, with weights that it is handed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from labrl.workspace import Workspace
 
 
 def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str, Any]:
-    """All that decides how the agent acts now, apart from its streams: a copy, on the processor.
+    """Return all that decides how the agent acts now, apart from its streams: a copy, on the processor.
 
-    Small beside the agent's whole state: neither optimizer nor memory.
+    It is small beside the agent's whole state: neither optimizer nor replay buffer.
     """
     return {
         "modules": {
@@ -34,24 +34,34 @@ def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str
 
 
 class ActingCopy:
-    """Built as the session builds its own agent, so that its numbers are the same; it never learns."""
+    """An agent, its transforms and a clock that are built as a session builds its own, and never learn."""
 
-    def __init__(self, config: TrialConfig, index: int, seed: int, num_threads: int, spaces: Spaces) -> None:
-        """index, seed, num_threads: of the session."""
-        torch.set_num_threads(1)  # as in the session's process
-        meta = config.meta
-        compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
+    def __init__(
+        self, config: TrialConfig, spaces: Spaces, seed: int, compute: Compute, num_ranks: int = 1
+    ) -> None:
+        """seed: of the agent's streams; num_ranks: ranks of which the agent is the first."""
         self.clock = Clock(config.env.config.max_frame)
         self.transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
         self.agent = build_agent(
             config.agent,
+            num_ranks,
             spaces=spaces,
             clock=self.clock,
             streams=Streams(seed),
             compute=dataclasses.replace(
-                compute, workspace=Workspace(acting_only=True), compiled=meta.compile
+                compute, workspace=Workspace(acting_only=True), kernels=config.meta.kernels == "auto"
             ),
         )
+
+    @classmethod
+    def of_session(
+        cls, config: TrialConfig, spaces: Spaces, seed: int, index: int, num_threads: int
+    ) -> ActingCopy:
+        """Return a copy whose numbers are those of session number `index`, in a process beside it."""
+        torch.set_num_threads(1)  # as in the session's process
+        meta = config.meta
+        compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
+        return cls(config, spaces, seed, dataclasses.replace(compute, compiled=meta.compile))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Act as `acting_state` says from now on."""

@@ -1,11 +1,13 @@
-"""What an actor process does: act ahead of the learner, with the newest weights that there are."""
+"""A process that acts ahead of the learner, and how the learner sees it."""
 
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 import time
-from multiprocessing.connection import Connection
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,17 +15,26 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Observation
+from labrl.agents.agent import Agent, Observation
+from labrl.agents.transforms import Transforms
+from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.envs.make import make_env
-from labrl.envs.vector import ReplayError, VectorEnv
+from labrl.envs.make import goals_of, make_env
+from labrl.envs.vector import ActionRecord, ReplayError, VectorEnv
 from labrl.networks.spaces import Spaces
 from labrl.seeding import derived_seed
-from labrl.session.acting import ActingCopy
-from labrl.session.companion import Line, TrainingEndedError
+from labrl.session.acting import ActingCopy, acting_state
+from labrl.session.companion import Companion, CompanionError, Line, TrainingEndedError
 from labrl.session.options import AsyncUnrollConfig
 from labrl.session.weights_file import WeightsFile
-from labrl.step import Step
+from labrl.step import Episode, Step
+from labrl.storage.run_folder import SessionFolder
+
+NAME = "the actor process (meta.async_unroll)"
+START_SECONDS = 300.0
+"""What the process has to begin, unless its timeout is longer: a busy machine loads torch slowly."""
+WINDOW = 100
+"""Vector steps over which a training row looks back."""
 
 
 class Described(NamedTuple):
@@ -40,7 +51,7 @@ class Begin(NamedTuple):
     """Where to begin."""
 
     acting: dict[str, Any]
-    """As `acting_state` has it."""
+    """What `acting_state` returned."""
     env: dict[str, Any] | None
     """A saved state of the environments; None: from their first episodes."""
     weights: Path
@@ -51,7 +62,7 @@ class Begun(NamedTuple):
     """Where it has begun."""
 
     observation: NDArray
-    """As the environments give it. [num_envs, *obs]"""
+    """Observations from the environments, before any transform. [num_envs, *obs]"""
     mask: NDArray[np.bool_] | None
     """Which actions are valid there. [num_envs, flags]"""
 
@@ -60,28 +71,178 @@ class Acted(NamedTuple):
     """One vector step."""
 
     action: NDArray
-    """As the environments took it. [num_envs, *action]"""
+    """What the environments took. [num_envs, *action]"""
     decision: dict[str, NDArray]
-    """The same, as the agent remembers it."""
+    """The same, in the agent's own terms."""
     step: Step
-    """As the environments gave it."""
+    """What the environments gave, before any transform."""
     version: int
     """Of the weights that acted: optimizer updates before they were published."""
     ended: float
     """When, in seconds of a clock that both processes share."""
 
 
+class ActorProcess:
+    """Stands in a session for its environments, and for its agent where that acts.
+
+    The process plays ahead by at most `queue_size` vector steps, with weights that are published every
+    `update_period` updates. What it plays is learned from in its order, all of it, so updates for each frame
+    are exact; how old the weights were that acted depends on the machine. Frames, episodes and statistics are
+    those that the learner has taken. It raises CompanionError.
+    """
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        options: AsyncUnrollConfig,
+        index: int,
+        seed: int,
+        num_threads: int,
+        folder: SessionFolder,
+    ) -> None:
+        """Start the process, and wait for its environments. index, seed, folder: of the session."""
+        self.seed = seed
+        self.num_envs: int = config.env.config.num_envs
+        self.action_mask: NDArray[np.bool_] | None = None
+        self.actions: NDArray | None = None
+        """What was done in the last step, None before there is one. [num_envs, *action]"""
+        self._options, self._weights_path = options, folder.path / "acting_weights.bin"
+        self._companion = Companion(NAME, serve, (config, options, index, seed, num_threads), folder.log)
+        try:
+            described: Described = self._next(START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        self.name, self.frame_skip, self.observation_space, self.action_space, self.masked = described
+        self.goals = goals_of(config.env, described.observation_space)
+        self._episode = np.zeros(self.num_envs, np.int64)
+        self._record = ActionRecord(self.num_envs, self.action_space)
+        self._steps = self._published = 0
+        self._latest: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+
+    @property
+    def env(self) -> ActorProcess:
+        """The environments as the session sees them."""
+        return self
+
+    def connect(self, agent: Agent, transforms: Transforms, clock: Clock) -> Callable[[Observation], NDArray]:
+        """Let the process act by copies of this agent. Return the function from observations to actions."""
+        self._agent, self._transforms, self._clock = agent, transforms, clock
+        return self.act
+
+    def reset(self) -> NDArray:
+        """Let the process begin. Return the first observations, [num_envs, *obs]."""
+        return self._begin(None)
+
+    def restore(self, state: Mapping[str, Any]) -> NDArray:
+        """Let the process begin fresh episodes; those that ran are cut. Return [num_envs, *obs]."""
+        self.seed, self._steps = int(state["seed"]), int(state["steps"])
+        self._episode = np.array(state["episode"], np.int64)
+        return self._begin(dict(state))
+
+    def act(self, observation: Observation) -> NDArray:
+        """Return the next actions of the process, which the agent adopts as its own. [num_envs, *action]"""
+        if self._clock.opt_step - self._published >= self._options.update_period:
+            self._publish()
+        self._acted: Acted = self._next()
+        self._companion.send(None)  # there is room for one more
+        self._latest.append((self._clock.opt_step - self._acted.version, self._acted.ended))
+        self._agent.adopt(observation, self._acted.decision)
+        return self._acted.action
+
+    def step(self, action: NDArray) -> Step:
+        """Return what came of these actions."""
+        step = self._acted.step
+        self._record.append(action)
+        self.actions, self.action_mask = action, step.mask
+        self._reached, self._observation = step.next_observation, step.observation
+        self._steps += 1
+        if step.void:  # the episodes of a run that goes on were cut, and the process has begun the next ones
+            self._episode += 1
+        for episode in step.episodes:
+            self._episode[episode.env] = episode.index + 1
+        if step.episode_over.any():
+            self._record.begin(step.episode_over)
+        return step
+
+    def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
+        """Return actions [length, *action] and final observation [*obs] of an episode that has just ended."""
+        return self._record.last(episode.env, episode.length), self._reached[episode.env]
+
+    @property
+    def longest_episode(self) -> int:
+        """Steps so far of the longest of the running episodes."""
+        return int(self._record.lengths.max())
+
+    def metrics(self) -> dict[str, float]:
+        """Return optimizer updates that the weights which acted were behind, and seconds of a vector step.
+
+        Both are of the last WINDOW vector steps.
+        """
+        if not self._latest:
+            return dict.fromkeys(("staleness", "staleness_max", "step_interval"), np.nan)
+        staleness = [behind for behind, _ in self._latest]
+        (_, first), (_, last) = self._latest[0], self._latest[-1]
+        return {
+            "staleness": float(np.mean(staleness)),
+            "staleness_max": max(staleness),
+            "step_interval": (last - first) / (len(staleness) - 1) if len(staleness) > 1 else np.nan,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a VectorEnv whose episodes do not come back: the actor has played on."""
+        shape = self.action_space.shape or ()
+        return {
+            "seed": self.seed,
+            "episode": self._episode.copy(),
+            "episode_seed": np.zeros(self.num_envs, np.int64),
+            "episode_return": np.zeros(self.num_envs),
+            "actions": [np.zeros((0, *shape), np.int64)] * self.num_envs,
+            "observation": self._observation.copy(),
+            "lost": True,
+            "steps": self._steps,
+            "action_mask": self.action_mask,
+        }
+
+    def close(self) -> None:
+        """End the process; calling it again changes nothing."""
+        self._companion.close()
+        self._weights_path.unlink(missing_ok=True)
+
+    def _begin(self, env: dict[str, Any] | None) -> NDArray:
+        self._modules = self._agent.acting_modules()
+        self._weights = WeightsFile(self._weights_path, self._modules, create=True)
+        self._publish()
+        acting = acting_state(self._agent, self._transforms, self._clock)
+        self._companion.send(Begin(acting, env, self._weights_path))
+        begun: Begun = self._next(START_SECONDS)
+        self._weights_path.unlink()  # both have it open: no kill leaves it behind
+        self._observation, self.action_mask = begun
+        return begun.observation
+
+    def _publish(self) -> None:
+        self._published = self._clock.opt_step
+        self._weights.publish(self._modules, self._published)
+
+    def _next(self, at_least: float = 0.0) -> Any:
+        """Return the next message, waited for as long as it may take, and `at_least` seconds."""
+        timeout = max(self._options.timeout, at_least)
+        if self._companion.has_word(timeout):
+            return self._companion.receive()
+        self._companion.signal(signal.SIGUSR2)  # it writes where it is into the log
+        time.sleep(0.5)
+        self._companion.kill()
+        raise CompanionError(
+            f"{NAME} has sent nothing for {timeout:g} seconds (meta.async_unroll.timeout); the log of the "
+            "session shows where it hangs",
+            key="meta.async_unroll.timeout",
+        )
+
+
 def serve(
-    line: Line,
-    taken: Connection,
-    config: TrialConfig,
-    options: AsyncUnrollConfig,
-    index: int,
-    seed: int,
-    num_threads: int,
+    line: Line, config: TrialConfig, options: AsyncUnrollConfig, index: int, seed: int, num_threads: int
 ) -> None:
-    """What the process does. taken: gets a message for each vector step that the learner has taken; index,
-    seed, num_threads: of the session."""
+    """Act ahead of the learner, with the newest weights that there are: the work of the process."""
     env = make_env(config.env, seed, num_threads)
     try:
         line.send(Described(env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
@@ -89,35 +250,34 @@ def serve(
         spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
         # Not the learner's own streams: it draws from those of the same names.
         own_seed = derived_seed(seed, "actor", int(begin.acting["clock"]["frame"]))
-        copy = ActingCopy(config, index, own_seed, num_threads, spaces)
+        copy = ActingCopy.of_session(config, spaces, own_seed, index, num_threads)
         try:
-            _act(line, Room(options.queue_size, taken), env, copy, begin, options.step_interval)
+            _act(line, options, env, copy, begin)
         finally:
             copy.close()
     finally:
         env.close()
 
 
-def _act(
-    line: Line, room: Room, env: VectorEnv, copy: ActingCopy, begin: Begin, step_interval: float
-) -> None:
+def _act(line: Line, options: AsyncUnrollConfig, env: VectorEnv, copy: ActingCopy, begin: Begin) -> None:
     agent, transforms, clock = copy.agent, copy.transforms, copy.clock
     copy.load(begin.acting)
     modules = agent.acting_modules()
     weights = WeightsFile(begin.weights, modules)
-    observation = _reset(env, begin)
+    observation = _first_observation(env, begin)
     line.send(Begun(observation, env.action_mask))
     # Statistics that were saved had seen this observation.
     seen = transforms.collected(observation) if begin.env is None else transforms.frozen(observation)
-    sender = Sender(line)
+    sender, places = Sender(line), options.queue_size
     next_step = time.monotonic()
     while True:
-        while not room.take_place(timeout=0.1):
-            line.stopped()
-        line.stopped()
+        while not places or line.has_word():  # the learner has taken a step
+            line.receive()
+            places += 1
+        places -= 1
         time.sleep(max(next_step - time.monotonic(), 0.0))
-        next_step = max(next_step, time.monotonic()) + step_interval
-        version = weights.take(modules, line.stopped)
+        next_step = max(next_step, time.monotonic()) + options.step_interval
+        version = weights.take(modules)
         action = agent.act(Observation(seen, env.action_mask))
         step = env.step(action)
         # Copies: they are sent later, when the agent may have written into its arrays again.
@@ -129,34 +289,13 @@ def _act(
         seen = view.observation
 
 
-def _reset(env: VectorEnv, begin: Begin) -> NDArray:
+def _first_observation(env: VectorEnv, begin: Begin) -> NDArray:
     if begin.env is None:
         return env.reset()
     try:
         return env.load_state_dict(begin.env)
     except ReplayError:
         return env.abandon(begin.env)
-
-
-class Room:
-    """Places for vector steps that the learner has not taken yet."""
-
-    def __init__(self, places: int, taken: Connection) -> None:
-        """taken: gets a message for each step that the learner has taken."""
-        self._places, self._taken = places, taken
-
-    def take_place(self, timeout: float) -> bool:
-        """Whether there is a place for one more step; waits up to `timeout` seconds for it."""
-        try:
-            while self._taken.poll(0.0 if self._places else timeout):
-                self._taken.recv_bytes()
-                self._places += 1
-        except (EOFError, OSError):
-            raise TrainingEndedError from None
-        if not self._places:
-            return False
-        self._places -= 1
-        return True
 
 
 class Sender:
@@ -168,7 +307,7 @@ class Sender:
         threading.Thread(target=self._send_all, name="sender", daemon=True).start()
 
     def send(self, acted: Acted) -> None:
-        """As soon as all before it has been sent."""
+        """Send this after all before it."""
         self._waiting.put(acted)
 
     def _send_all(self) -> None:

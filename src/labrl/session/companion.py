@@ -74,8 +74,10 @@ class Companion:
         """Hand it a message that it is waiting for. Raises CompanionError where it is gone."""
         try:
             _send(self._line, message)
+            return
         except OSError:
-            raise self._ended() from None
+            pass
+        raise self._ended()
 
     def has_word(self, seconds: float = 0.0) -> bool:
         """Whether it has sent something, or is gone; waits for that as long."""
@@ -83,13 +85,12 @@ class Companion:
 
     def receive(self) -> Any:
         """Its next message, waited for. Raises CompanionError where it failed or is gone."""
-        try:
+        message: Any = None
+        with contextlib.suppress(*_GONE):
             message = self._line.recv()
-        except _GONE:
-            raise self._ended() from None
-        if isinstance(message, Failure):
-            raise self._error(message)
-        return message
+            if not isinstance(message, Failure):
+                return message
+        raise self._error(message) if isinstance(message, Failure) else self._ended()
 
     def kill(self) -> None:
         """End it at once."""
@@ -150,16 +151,19 @@ class Line:
         except (EOFError, OSError):
             raise TrainingEndedError from None
 
+    def has_word(self) -> bool:
+        """Return whether the session has sent something, or is gone."""
+        try:
+            return self._connection.poll()
+        except OSError:
+            raise TrainingEndedError from None
+
     def stopped(self) -> bool:
-        """To be called often while no message is expected: False, or what is raised."""
+        """Return False, or raise where the session is gone; for often, while no message is expected."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + 0.1
-            try:
-                ended = self._connection.poll()
-            except OSError:
-                ended = True
-            if ended:
+            if self.has_word():
                 raise TrainingEndedError
         return False
 

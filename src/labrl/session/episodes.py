@@ -1,36 +1,80 @@
-"""Statistics of the last finished whole episodes."""
+"""Finished whole episodes: statistics of the last ones, and those worth keeping."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labrl.step import Episode
+from labrl.storage.episodes import RecordedEpisode, checksum
+
+if TYPE_CHECKING:
+    from labrl.envs.vector import VectorEnv
+    from labrl.session.actor import ActorProcess
 
 Source = Literal["training", "evaluation"]
 """Whose episodes a return is of: those that were learned from, or those of separate environments."""
+
+
+class Played(NamedTuple):
+    """An episode that has just ended, in the arrays in which it was played: keeping it costs nothing."""
+
+    episode: Episode
+    actions: NDArray
+    """[length, *action]"""
+    final: NDArray
+    """The true final observation. [*obs]"""
+    frame: int
+    """Frames of training when it had been played."""
+    source: Source
+
+    def recorded(self, env: dict[str, Any]) -> RecordedEpisode:
+        """Return the same to be written; env: the environment's node of the configuration."""
+        episode = self.episode
+        return RecordedEpisode(
+            seed=episode.seed,
+            actions=self.actions.copy(),
+            episode_return=episode.episode_return,
+            length=episode.length,
+            truncated=episode.truncated,
+            final_observation=checksum(self.final),
+            frame=self.frame,
+            source=self.source,
+            environment=episode.env,
+            number=episode.index,
+            env=env,
+        )
+
+
+class Highlights:
+    """The training episode of the highest return (of equals the first), and the latest one."""
+
+    def __init__(self) -> None:
+        self.best: Played | None = None
+        self.last: Played | None = None
+
+    def take(self, episodes: Sequence[Episode], env: VectorEnv | ActorProcess, frame: int) -> None:
+        """Take in the episodes that ended in the last step of `env`, at `frame`; nothing is copied."""
+        for episode in episodes:
+            self.last = Played(episode, *env.played(episode), frame, "training")
+            if self.best is None or episode.episode_return > self.best.episode.episode_return:
+                self.best = self.last
 
 
 class EpisodeWindow:
     """The returns and lengths of the last `window` episodes, in the order in which they ended."""
 
     def __init__(self, window: int) -> None:
-        self.window = window
-        """How many episodes the statistics look back."""
         self.latest: deque[Episode] = deque(maxlen=window)
         """What the statistics are over. Of episodes from a checkpoint only return and length are known."""
 
     def statistics(self) -> dict[str, float]:
-        """Mean, population standard deviation, min, max of the returns; mean of the lengths (agent steps).
-
-        All are nan as long as no episode has ended.
-        """
-        return episode_statistics(
-            (episode.episode_return for episode in self.latest), (episode.length for episode in self.latest)
-        )
+        """Return the columns of `episode_statistics`; all are nan as long as no episode has ended."""
+        return episode_statistics(self.latest)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the window's returns and lengths as arrays."""
@@ -40,22 +84,21 @@ class EpisodeWindow:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; a smaller window keeps the newest of the saved episodes."""
+        """Continue from a saved state; a smaller window keeps the newest of the saved episodes."""
         known = zip(state["returns"], state["lengths"], strict=True)
         self.latest.clear()
         self.latest.extend(Episode(-1, -1, -1, float(score), int(length), False) for score, length in known)
 
 
-def episode_statistics(returns: Iterable[float], lengths: Iterable[int]) -> dict[str, float]:
-    """Columns `return_mean`, `return_std`, `return_min`, `return_max`, `length_mean`; nan if none."""
-    score = np.fromiter(returns, dtype=np.float64)
-    steps = np.fromiter(lengths, dtype=np.float64)
-    if score.size == 0:
-        return dict.fromkeys(("return_mean", "return_std", "return_min", "return_max", "length_mean"), np.nan)
-    return {
-        "return_mean": float(score.mean()),
-        "return_std": float(score.std()),
-        "return_min": float(score.min()),
-        "return_max": float(score.max()),
-        "length_mean": float(steps.mean()),
-    }
+def episode_statistics(episodes: Iterable[Episode | RecordedEpisode]) -> dict[str, float]:
+    """Return mean, population standard deviation, minimum and maximum of the returns, and the mean length.
+
+    Columns `return_mean`, `return_std`, `return_min`, `return_max`, `length_mean`; nan if there is none.
+    """
+    found = [(episode.episode_return, episode.length) for episode in episodes]
+    names = ("return_mean", "return_std", "return_min", "return_max", "length_mean")
+    if not found:
+        return dict.fromkeys(names, np.nan)
+    score, steps = np.array(found, np.float64).T.copy()  # contiguous: the order of a sum decides its last bit
+    numbers = (score.mean(), score.std(), score.min(), score.max(), steps.mean())
+    return dict(zip(names, map(float, numbers), strict=True))

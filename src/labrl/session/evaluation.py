@@ -1,12 +1,10 @@
-"""What an evaluation plays: whole episodes in environments of its own."""
+"""Playing whole episodes to evaluate an agent: in the session's process, or in one beside training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -14,14 +12,22 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import Agent, Observation
 from labrl.agents.random import uniform_actions
+from labrl.agents.transforms import Transforms
 from labrl.config.component import Component
+from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
+from labrl.networks.spaces import Spaces
 from labrl.seeding import derived_seed
-from labrl.step import Episode
+from labrl.session.acting import ActingCopy
+from labrl.session.callbacks.callback import SessionView
+from labrl.session.companion import Companion, Line
+from labrl.session.episodes import Played
+from labrl.step import Step
 
-Played = list[tuple[Episode, NDArray, NDArray]]
-"""Each episode, its actions and its final observation, by environment."""
+NAME = "the process of asynchronous evaluation (meta.async_eval)"
+POLL_SECONDS = 0.05
+"""How often its answer is looked for."""
 
 
 @dataclass(frozen=True)
@@ -38,33 +44,52 @@ class Quota:
     """Probability of a random action instead, in [0, 1]."""
 
 
-class Chooser:
-    """Chooses the actions of an agent under evaluation."""
+def choose(
+    agent: Agent,
+    observation: Observation,
+    space: gym.Space[Any],
+    quota: Quota,
+    generator: np.random.Generator,
+    chance: np.random.Generator,
+) -> NDArray:
+    """Return actions of an agent under evaluation. [num_envs, ...]
 
-    def __init__(
-        self,
-        agent: Agent,
-        space: gym.Space[Any],
-        greedy: bool,
-        epsilon: float,
-        generator: np.random.Generator,
-        chance: np.random.Generator,
-    ) -> None:
-        """space: of one action; greedy, epsilon: see `Quota`; generator: that the policy draws from; chance:
-        that random actions, and whether there are any, are drawn from."""
-        sampled = partial(agent.evaluation_action, generator=generator)
-        self._choose = agent.greedy_action if greedy else sampled
-        self._space, self._epsilon, self._chance = space, epsilon, chance
+    observation: whose `start` is given; space: of one action; generator: that the policy draws from; chance:
+    that random actions, and whether there are any, are drawn from.
+    """
+    if quota.greedy:
+        action = agent.greedy_action(observation)
+    else:
+        action = agent.evaluation_action(observation, generator)
+    if quota.epsilon == 0:
+        return action
+    # Drawn for every environment in every step, so that one's chance does not depend on another's.
+    at_random = chance.random(len(action)) < quota.epsilon
+    drawn = uniform_actions(space, len(action), chance, observation.mask)
+    return np.where(at_random.reshape(-1, *[1] * (action.ndim - 1)), drawn, action)
 
-    def act(self, observation: Observation) -> NDArray:
-        """Return actions for observations whose `start` is given. [num_envs, ...]"""
-        action = self._choose(observation)
-        if self._epsilon == 0:
-            return action
-        # Drawn for every environment in every step, so that one's chance does not depend on another's.
-        at_random = self._chance.random(len(action)) < self._epsilon
-        drawn = uniform_actions(self._space, len(action), self._chance, observation.mask)
-        return np.where(at_random.reshape(-1, *[1] * (action.ndim - 1)), drawn, action)
+
+def played_steps(
+    env: VectorEnv,
+    agent: Agent,
+    transforms: Transforms,
+    quota: Quota,
+    episodes: int,
+    actions: int,
+    chance: int,
+) -> Iterator[Step | None]:
+    """Reset `env`, which yields None, and play on; yield each step.
+
+    episodes, actions, chance: seeds of the episodes, of the policy, and of random actions.
+    """
+    generators = np.random.default_rng(actions), np.random.default_rng(chance)
+    observation, start = env.reset(episodes), np.ones(env.num_envs, np.bool_)
+    yield None
+    while True:
+        seen = Observation(transforms.frozen(observation), env.action_mask, start)
+        step = env.step(choose(agent, seen, env.action_space, quota, *generators))
+        yield step
+        observation, start = step.observation, step.episode_over
 
 
 class EvaluationEnvs:
@@ -92,31 +117,83 @@ class EvaluationEnvs:
             )
         return self._env
 
-    def play(self, agent: Agent, transforms: Any, frame: int, stopped: Callable[[], bool]) -> Played | None:
-        """The first whole episodes of each environment, by `agent` at `frame`; None if `stopped` says so."""
-        env, quota = self.env, self._quota.episodes
-        generator = np.random.default_rng(derived_seed(self._seed, "evaluation actions", frame))
-        observation = env.reset(derived_seed(self._seed, "evaluation", frame))
-        chance = np.random.default_rng(derived_seed(self._seed, "evaluation chance", frame))
-        greedy, epsilon = self._quota.greedy, self._quota.epsilon
-        chooser = Chooser(agent, env.action_space, greedy, epsilon, generator, chance)
-        played: list[Played] = [[] for _ in range(env.num_envs)]
-        start = np.ones(env.num_envs, np.bool_)
-        while min(map(len, played)) < quota:
-            if stopped():
-                return None
-            seen = Observation(transforms.frozen(observation), env.action_mask, start)
-            step = env.step(chooser.act(seen))
-            for episode in step.episodes:
+    def play(
+        self, agent: Agent, transforms: Transforms, frame: int, stopping: Callable[[], bool]
+    ) -> list[Played] | None:
+        """Return the first whole episodes of each environment, by environment; None once `stopping()`."""
+        env, quota = self.env, self._quota
+        streams = ("evaluation", "evaluation actions", "evaluation chance")
+        seeds = [derived_seed(self._seed, stream, frame) for stream in streams]
+        found: list[list[Played]] = [[] for _ in range(env.num_envs)]
+        for step in played_steps(env, agent, transforms, quota, *seeds):
+            for episode in step.episodes if step is not None else ():
                 # An environment that is done plays on while others finish: a further, short episode
                 # would count short episodes more often than long ones.
-                if len(played[episode.env]) < quota:
-                    played[episode.env].append((episode, *env.played(episode)))
-            observation, start = step.observation, step.episode_over
-        return list(chain.from_iterable(played))
+                if len(found[episode.env]) < quota.episodes:
+                    found[episode.env].append(Played(episode, *env.played(episode), frame, "evaluation"))
+            if min(map(len, found)) == quota.episodes:
+                break
+            if stopping():
+                return None
+        return [played for of_one in found for played in of_one]
 
     def close(self) -> None:
         """Close the environments; they are made again if need be."""
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+class Snapshot(NamedTuple):
+    """What is to be evaluated."""
+
+    columns: dict[str, Any]
+    """The columns of the clock, with which its row begins."""
+    acting: dict[str, Any] | None
+    """What `acting_state` returned; None: the session's own agent as it is."""
+
+    @property
+    def frame(self) -> int:
+        """The frame at which it was taken."""
+        return int(self.columns["frame"])
+
+
+class Evaluator:
+    """Plays snapshots one after the other in a process beside training. It raises CompanionError."""
+
+    def __init__(self, session: SessionView, quota: Quota) -> None:
+        """Start the process for what `session` will hand it."""
+        arguments = (session.config, session.index, session.seed, session.num_threads, quota)
+        self._companion = Companion(NAME, serve, arguments, session.folder.log)
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Let it play; its answer to the one before was taken."""
+        self._companion.send(snapshot)
+
+    def answer(self, stopping: Callable[[], bool] | None = None) -> list[Played] | None:
+        """Return what it has played, None as long as it does; with `stopping` wait, until that is true."""
+        while not self._companion.has_word(POLL_SECONDS if stopping else 0.0):
+            if stopping is None or stopping():
+                return None
+        return self._companion.receive()
+
+    def close(self) -> None:
+        """End it, whatever it plays."""
+        self._companion.close()
+
+
+def serve(line: Line, config: TrialConfig, index: int, seed: int, num_threads: int, quota: Quota) -> None:
+    """Play every snapshot that the session sends: the work of the process."""
+    envs = EvaluationEnvs(config.env, seed, num_threads, quota)
+    env = envs.env
+    spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs, env.masked)
+    copy = ActingCopy.of_session(config, spaces, seed, index, num_threads)
+    try:
+        while True:
+            snapshot: Snapshot = line.receive()
+            assert snapshot.acting is not None
+            copy.load(snapshot.acting)
+            line.send(envs.play(copy.agent, copy.transforms, snapshot.frame, line.stopped))
+    finally:
+        envs.close()
+        copy.close()

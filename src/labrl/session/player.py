@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
-from labrl.agents.agent import Observation, build_agent
-from labrl.agents.transforms import Transforms
-from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces
-from labrl.seeding import Streams, derived_seed, session_seed
-from labrl.session.callbacks.record import Played
-from labrl.session.evaluation import Chooser
+from labrl.seeding import derived_seed, session_seed
+from labrl.session.acting import ActingCopy
+from labrl.session.episodes import Played
+from labrl.session.evaluation import Quota, played_steps
 from labrl.storage.checkpoint import Checkpoint, loading
-from labrl.workspace import Workspace
 
 
 class Player:
@@ -45,20 +39,12 @@ class Player:
         ranks = 1 + len(checkpoint.state.get("ranks", []))
         num_envs = config.env.config.num_envs // ranks
         spaces = Spaces(env.observation_space, env.action_space, num_envs, env.masked)
-        clock = Clock(config.env.config.max_frame)
-        clock.load_state_dict(checkpoint.state["clock"])
-        self._transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
-        self._transforms.load_state_dict(checkpoint.state["transforms"])
         compute = Compute.choose("auto", config.meta.precision, num_threads)
-        self.agent = build_agent(
-            config.agent,
-            ranks,
-            spaces=spaces,
-            clock=clock,
-            streams=Streams(self.seed),
-            # No file of the run is touched, it may be going on.
-            compute=dataclasses.replace(compute, workspace=Workspace(acting_only=True)),
-        )
+        # No file of the run is touched, it may be going on.
+        copy = ActingCopy(config, spaces, self.seed, compute, ranks)
+        copy.clock.load_state_dict(checkpoint.state["clock"])
+        copy.transforms.load_state_dict(checkpoint.state["transforms"])
+        self.agent, self._transforms = copy.agent, copy.transforms
         try:
             if greedy and not self.agent.TRAITS.greedy:
                 raise InputError(
@@ -69,14 +55,14 @@ class Player:
             with loading(str(checkpoint.path)):
                 self.agent.load_state_dict(checkpoint.state["agent"])
         except BaseException:
-            self.agent.close()
+            copy.close()
             raise
-        self._greedy, self._epsilon = greedy, epsilon
+        self._quota = Quota(env.num_envs, greedy=greedy, epsilon=epsilon)
 
     def play(
         self, env: VectorEnv, episodes: int, seed: int, after_step: Callable[[], None] = lambda: None
     ) -> Iterator[tuple[int, Played]]:
-        """Whole episodes with their numbers from 0, in the order in which they end.
+        """Yield whole episodes with their numbers from 0, in the order in which they end.
 
         Environment i of n plays the episodes i, i + n, i + 2 n, ...: what is played does not depend on
         which end first, or short episodes would count more often. Seeds follow from the session's, the
@@ -84,22 +70,14 @@ class Player:
         """
         n = env.num_envs
         left = [len(range(i, episodes, n)) for i in range(n)]
-        generator, chance = (
-            np.random.default_rng(derived_seed(self.seed, stream, self.frame, seed))
-            for stream in ("enjoy actions", "enjoy chance")
-        )
-        space = env.action_space
-        chooser = Chooser(self.agent, space, self._greedy, self._epsilon, generator, chance)
-        observation = env.reset(derived_seed(self.seed, "enjoy", self.frame, seed))
-        start = np.ones(n, np.bool_)
-        after_step()
-        while any(left):
-            seen = Observation(self._transforms.frozen(observation), env.action_mask, start)
-            step = env.step(chooser.act(seen))
+        streams = ("enjoy", "enjoy actions", "enjoy chance")
+        seeds = [derived_seed(self.seed, stream, self.frame, seed) for stream in streams]
+        for step in played_steps(env, self.agent, self._transforms, self._quota, *seeds):
             after_step()
-            for episode in step.episodes:
+            for episode in step.episodes if step is not None else ():
                 if left[episode.env]:
                     left[episode.env] -= 1
                     number = episode.index * n + episode.env
                     yield number, Played(episode, *env.played(episode), self.frame, "evaluation")
-            observation, start = step.observation, step.episode_over
+            if not any(left):
+                return

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from labrl.config.schema import TrialConfig
+from labrl.errors import InputError
+from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
+from labrl.session.team import Alone, Own
+from labrl.step import Episode
 from labrl.storage.atomic import write_atomic
 from labrl.storage.checkpoint import Checkpoint, CheckpointStore
 from labrl.storage.run_folder import RunFolder
@@ -25,8 +30,32 @@ FOLDER = "shared_weights"
 """In the run folder, for as long as the sessions run."""
 
 
+class Hogwild(Alone):
+    """A session that trains the same weights as the other sessions of its trial."""
+
+    def __init__(self, own: Own, run_folder: Path, mode: Literal["shared", "synced"]) -> None:
+        super().__init__(own)
+        self._run_folder = run_folder
+        self._weights = SharedWeights(run_folder, mode, own.agent.weights)
+
+    def count(self, updates: int, ended: Sequence[Episode]) -> None:
+        """Exchange what updates have changed."""
+        if updates:
+            self._weights.exchange()
+        super().count(updates, ended)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring back the agent, but for its weights, which are common."""
+
+        def load_furthest() -> None:
+            found = furthest(self._run_folder)
+            self._own.agent.load_state_dict((state if found is None else found.state)["agent"])
+
+        self._weights.restore(lambda: self._own.agent.load_state_dict(state["agent"]), load_furthest)
+
+
 class SharedWeights:
-    """One session's hold on them. They lie in a file that every session maps into its memory."""
+    """One session's hold on the common weights, in a file that every session maps into its memory."""
 
     def __init__(self, run_folder: Path, mode: Literal["shared", "synced"], flat: FlatParameters) -> None:
         """run_folder: of the trial; flat: the session's own weights.
@@ -34,9 +63,7 @@ class SharedWeights:
         The first session to come brings the initial weights, the others take them over. `shared`: all work
         on the same memory. `synced`: each works on its own and adds what it changed after each update.
         """
-        self._folder = run_folder / FOLDER
-        self._own = flat.vector
-        self._mode = mode
+        self._folder, self._own, self._synced = run_folder / FOLDER, flat.vector, mode == "synced"
         self._folder.mkdir(exist_ok=True)
         path = self._folder / "weights.bin"
         with self._alone():
@@ -44,15 +71,15 @@ class SharedWeights:
                 write_atomic(path, flat.vector.detach().numpy().tobytes(), durable=False)
         self._common = torch.from_file(str(path), shared=True, size=flat.vector.numel(), dtype=torch.float32)
         flat.shared = True
-        if mode == "shared":
+        if not self._synced:
             flat.move_to(self._common)
         self._base = Tensor()
         """What the session had after its last exchange."""
         self._take_over()
 
     def exchange(self) -> None:
-        """After an update: add what it changed to the common weights, and take those over."""
-        if self._mode == "synced":
+        """Add what an update has changed to the common weights, and take those over."""
+        if self._synced:
             self._common.add_(self._own.data - self._base)
             self._take_over()
 
@@ -64,18 +91,18 @@ class SharedWeights:
         """
         brought = self._folder / "restored"
         with self._alone():
-            if brought.exists():
-                common = self._common.clone()
-            else:
+            if not brought.exists():
                 load_furthest()
                 common = self._own.data.clone()
+            else:
+                common = self._common.clone()
             load()
             self._common.copy_(common)
             brought.touch()
         self._take_over()
 
     def _take_over(self) -> None:
-        if self._mode == "synced":
+        if self._synced:
             self._own.data.copy_(self._common)
             self._base = self._own.data.clone()
 
@@ -87,12 +114,32 @@ class SharedWeights:
 
 
 def furthest(run_folder: Path) -> Checkpoint | None:
-    """The whole checkpoint with the most frames of all sessions of a trial, finished ones too."""
+    """Return the whole checkpoint with the most frames of all sessions of a trial, finished ones too."""
     stores = [CheckpointStore(session.checkpoints, 1) for session in RunFolder(run_folder).sessions()]
     newest = [(store.newest_whole_frame() or 0, store) for store in stores]
     return max(newest, key=lambda each: each[0])[1].latest() if newest else None
 
 
 def forget_shared_weights(run_folder: Path) -> None:
-    """Before sessions start: what is left of earlier ones counts no more than their checkpoints."""
+    """Remove what earlier sessions have left, before some start: their checkpoints are what counts."""
     shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
+
+
+def check_shared_weights(config: TrialConfig) -> None:
+    """Raise InputError where the sessions of a trial are to train the same weights and cannot."""
+    meta = config.meta
+    if not meta.distributed:
+        return
+    if meta.max_session < 2:
+        raise InputError(
+            f"meta.distributed={meta.distributed} is for sessions that train together: set "
+            "meta.max_session=2 or more",
+            code="contradiction",
+            key="meta.max_session",
+        )
+    if Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus).device.type != "cpu":
+        raise InputError(
+            f"meta.distributed={meta.distributed} shares weights in main memory: set meta.device=cpu",
+            code="contradiction",
+            key="meta.device",
+        )

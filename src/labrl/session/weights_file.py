@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -53,11 +53,8 @@ class WeightsFile:
         self._header[1] = version
         self._header[0] += 1
 
-    def take(self, modules: Mapping[str, nn.Module], stopped: Callable[[], bool]) -> int:
-        """Let `modules` have what was published last, if that is new. Returns its version.
-
-        stopped: asked while the writer is at work.
-        """
+    def take(self, modules: Mapping[str, nn.Module]) -> int:
+        """Let `modules` have what was published last, if that is new. Return its version."""
         while (written := int(self._header[0])) != self._taken or written % 2:
             if written % 2 == 0:
                 version = int(self._header[1])
@@ -66,6 +63,5 @@ class WeightsFile:
                 if int(self._header[0]) == written:
                     self._taken, self._version = written, version
                     break
-            stopped()
             time.sleep(1e-4)
         return self._version

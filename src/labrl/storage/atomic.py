@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def write_synced(path: Path, content: bytes | memoryview) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def copy_synced(source: Path, target: Path) -> None:
+    """Copy a file and wait until it lies on the disk."""
+    shutil.copyfile(source, target)
+    sync_file(target)
 
 
 class HashedFile:

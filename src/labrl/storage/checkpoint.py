@@ -1,15 +1,13 @@
 """Checkpoints: folders that are either whole or not there, and that load without executing code.
 
 checkpoints/frame_000000100000/     also best/ and best_before/, of the same shape
-    manifest.json                   format version, frame, sizes and SHA-256 of the other files
-    state.json                      the nested state, its arrays and tensors by name
-    tensors.pt                      name -> tensor, for torch.load(weights_only=True)
+    manifest.json                   format version, frame, size and SHA-256 of the other file
+    state.pt                        the nested state, for torch.load(weights_only=True)
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import os
@@ -19,20 +17,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar, cast
-
-import torch
-from torch import Tensor
+from typing import IO, Any, TypeVar, cast
 
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.storage.atomic import HashedFile, sync_folder, write_atomic, write_synced
-from labrl.storage.marker import newer
-from labrl.storage.tree import flatten, restore
+from labrl.storage.atomic import HashedFile, copy_synced, sync_folder, write_atomic, write_synced
+from labrl.storage.folder import check_format
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of a checkpoint. Whatever the version, the manifest keeps `format_version`, `frame` and `checksum`."""
 
-MANIFEST, TREE, TENSORS = "manifest.json", "state.json", "tensors.pt"
+MANIFEST, STATE = "manifest.json", "state.pt"
 BEST = "best"
 BEFORE = "best_before"
 """The best checkpoint before a provisional one."""
@@ -45,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint, loaded. Its tensors are on the CPU."""
+    """A whole checkpoint, loaded. Its tensors are on the CPU, large ones mapped to the file."""
 
     path: Path
     frame: int
@@ -72,29 +66,6 @@ def loading(path: str) -> Iterator[None]:
         ) from error
 
 
-class Taken(NamedTuple):
-    """A state on its way to the disk."""
-
-    tree: Any
-    """What JSON can hold of it."""
-    tensors: dict[str, Tensor]
-    """The rest: the session's own, which may not change before they are written."""
-
-    @classmethod
-    def of(cls, state: Any) -> Taken:
-        """Raises TypeError if `state` holds anything but plain data, arrays and tensors."""
-        return cls(*flatten(state))
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def copied(self) -> Taken:
-        """The same in memory of its own, so that the session can go on."""
-        return Taken(self.tree, {name: tensor.clone() for name, tensor in self.tensors.items()})
-
-
 class CheckpointStore:
     """The checkpoints of one session in one folder: the `keep_last` newest, and the best.
 
@@ -118,22 +89,24 @@ class CheckpointStore:
         `take_back_best`. Raises TypeError if `state` holds anything but plain data, arrays and tensors,
         OSError if the disk refuses; then what was there before still is.
         """
-        return self.write(frame, Taken.of(state), best, kept, provisional)
+        from labrl.storage.tree import pack  # loads PyTorch, which looking at a folder does without
+
+        return self.write(frame, pack(state), best, kept, provisional)
 
     def write(
         self,
         frame: int,
-        taken: Taken,
+        packed: Any,
         best: bool = False,
         kept: int | None = None,
         provisional: bool = False,
     ) -> Path:
-        """`save`, of a state that was taken before."""
+        """Do as `save` does with a state that was packed before."""
         self._make_ready()
         target = self.folder / f"frame_{frame:012d}"
         temporary = self._temporary(target.name)
         try:
-            _write(temporary, frame, taken, best)
+            _write(temporary, frame, packed, best)
             self._publish(temporary, target)
             if best and provisional:
                 self._keep_best_before(frame)
@@ -172,7 +145,7 @@ class CheckpointStore:
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None; broken ones are reported and skipped.
 
-        Raises InputError if the newest one comes from a newer labrl.
+        Raises InputError if the newest one has another format.
         """
         return self._first_whole(self._newest_first())
 
@@ -198,7 +171,7 @@ class CheckpointStore:
     def load(self, path: Path) -> Checkpoint:
         """The checkpoint in folder `path`.
 
-        Raises DamagedFileError if it is not whole, InputError if a newer labrl wrote it.
+        Raises DamagedFileError if it is not whole, InputError if it has another format.
         """
         return _whole(_read, path)
 
@@ -207,13 +180,14 @@ class CheckpointStore:
         return [_frame(path) for path in self._newest_first()]
 
     def newest_whole_frame(self) -> int | None:
-        """The frame of the checkpoint that `latest` would give, None where there is none; raises as it does.
+        """Return the frame of the newest checkpoint that is whole by its manifest, None where there is none.
 
-        Broken ones are passed over in silence: whoever loads hears of them.
+        Reads no state: damage that leaves the sizes of files as they were is found by whoever loads, who also
+        reports what is broken. Raises InputError if the newest one has another format.
         """
         for path in self._newest_first():
             with suppress(DamagedFileError):
-                return _whole(_checked_frame, path)
+                return int(_whole(_checked_manifest, path)["frame"])
         return None
 
     def refuse_broken(self, latest: Checkpoint | None) -> None:
@@ -292,7 +266,7 @@ class CheckpointStore:
             try:
                 os.link(path, temporary / path.name)  # costs no space as long as the source is kept
             except OSError:  # a file system without hard links
-                write_synced(temporary / path.name, path.read_bytes())
+                copy_synced(path, temporary / path.name)
         sync_folder(temporary)
         self._publish(temporary, self.folder / BEST)
 
@@ -316,15 +290,14 @@ def _frame(path: Path) -> int:
     return int(path.name.removeprefix("frame_"))
 
 
-def _write(folder: Path, frame: int, taken: Taken, best: bool) -> None:
-    manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "frame": frame, "best": best}
-    # allow_nan=False: JSON that every reader can read
-    tree_file = HashedFile(folder / TREE)
-    tree_file.write(json.dumps(taken.tree, allow_nan=False).encode())
-    tensors_file = HashedFile(folder / TENSORS)
-    # straight to the disk: a rollout of frames is tens of megabytes
-    torch.save(taken.tensors, cast(IO[bytes], tensors_file))
-    manifest["files"] = {TREE: tree_file.finish(), TENSORS: tensors_file.finish()}
+def _write(folder: Path, frame: int, packed: Any, best: bool) -> None:
+    import torch  # which takes a second to load, and looking at a folder does without
+
+    file = HashedFile(folder / STATE)
+    # Straight to the disk: a rollout of frames is tens of megabytes.
+    torch.save(packed, cast(IO[bytes], file))
+    files = {STATE: file.finish()}
+    manifest = {"format_version": FORMAT_VERSION, "frame": frame, "best": best, "files": files}
     write_synced(folder / MANIFEST, _as_json(manifest))
     sync_folder(folder)
 
@@ -371,7 +344,7 @@ def _claimed_frame(path: Path) -> int:
 
 
 def _whole(read: Callable[[Path], Found], path: Path) -> Found:
-    """What `read` finds in a checkpoint. Raises DamagedFileError, InputError if it is too new."""
+    """What `read` finds in a checkpoint. Raises DamagedFileError, InputError if it has another format."""
     try:
         return read(path)
     except LabrlError:
@@ -380,41 +353,29 @@ def _whole(read: Callable[[Path], Found], path: Path) -> Found:
         raise DamagedFileError(f"{path}: {error}", key=str(path)) from error
 
 
-def _checked(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Manifest and contents of a checkpoint whose files are as they were written."""
+def _checked_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose file is there and has the size with which it was written."""
     manifest = _read_manifest(path)
-    if manifest["format_version"] > FORMAT_VERSION:
-        raise newer(path, manifest["format_version"], FORMAT_VERSION)
-    contents = {}
-    for name in (TREE, TENSORS):
-        content = (path / name).read_bytes()
-        expected = manifest["files"][name]
-        if len(content) != expected["size"]:
-            raise ValueError(f"{name} has {len(content)} bytes, {expected['size']} were written")
-        if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-            raise ValueError(f"{name} does not have the checksum with which it was written")
-        contents[name] = content
-    return manifest, contents
-
-
-def _checked_frame(path: Path) -> int:
-    return int(_checked(path)[0]["frame"])
+    check_format(path, manifest["format_version"], FORMAT_VERSION)
+    size, expected = (path / STATE).stat().st_size, manifest["files"][STATE]["size"]
+    if size != expected:
+        raise ValueError(f"{STATE} has {size} bytes, {expected} were written")
+    return manifest
 
 
 def _read(path: Path) -> Checkpoint:
-    manifest, contents = _checked(path)
-    tensors = _load_tensors(contents[TENSORS])
-    return Checkpoint(path, int(manifest["frame"]), restore(json.loads(contents[TREE]), tensors))
+    import torch  # see `_write`
 
+    from labrl.storage.tree import unpack
 
-def _load_tensors(content: bytes) -> dict[str, torch.Tensor]:
-    """The table of tensors; a pickle that asks for anything else is refused, and not run."""
+    manifest = _checked_manifest(path)
+    with open(path / STATE, "rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    if checksum != manifest["files"][STATE]["sha256"]:
+        raise ValueError(f"{STATE} does not have the checksum with which it was written")
     try:
-        tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        # Mapped, so that an array is copied once, to where a part of the session keeps it.
+        state = unpack(torch.load(path / STATE, map_location="cpu", mmap=True, weights_only=True))
     except Exception as error:  # torch raises many types on foreign files
-        raise ValueError(f"{TENSORS} holds something other than tensors: {error}") from error
-    if not isinstance(tensors, dict) or not all(
-        isinstance(value, torch.Tensor) for value in tensors.values()
-    ):
-        raise ValueError(f"{TENSORS} holds something other than tensors")
-    return tensors
+        raise ValueError(f"{STATE} holds something other than plain data and tensors: {error}") from error
+    return Checkpoint(path, int(manifest["frame"]), state)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from labrl.errors import DamagedFileError
 from labrl.storage.atomic import write_atomic
-from labrl.storage.marker import newer
+from labrl.storage.folder import check_format
 
 FORMAT_VERSION = 1
 
@@ -81,8 +81,7 @@ def read_episode(path: Path) -> RecordedEpisode:
         with np.load(path, allow_pickle=False) as content:
             actions, facts = content["actions"], json.loads(str(content["facts"]))
         version = facts.pop("format_version")
-        if version > FORMAT_VERSION:
-            raise newer(path, version, FORMAT_VERSION)
+        check_format(path, version, FORMAT_VERSION)
         return RecordedEpisode(actions=actions, **facts)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         # NumPy's own advice is to load it unsafely.

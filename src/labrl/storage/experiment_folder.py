@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from labrl.errors import DamagedFileError, InputError
-from labrl.storage.atomic import write_json
-from labrl.storage.lock import LOCK, FolderLock
-from labrl.storage.marker import another, check_free, claim, newer, now, place
+from labrl.errors import DamagedFileError
+from labrl.storage.folder import REPORT_FILES, Folder, now, read_json
+from labrl.storage.lock import LOCK
 from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
-from labrl.storage.run_folder import REPORT_FILES
 
 TRIAL_LOG = "trial.log"
 """In the run folder of a search's trial: what it printed, and the traceback where it crashed."""
@@ -33,14 +29,8 @@ CONFIRMING = "confirm_"
 SHOWN_TRIALS = 8
 """Of an experiment, where a message lists them."""
 
-FORMAT_VERSION = 1
-"""Of the experiment folder: raised whenever an older labrl could no longer read what is written."""
-
 EXPERIMENT_MARKER = "experiment.json"
 """The file whose existence says that a folder belongs to an experiment."""
-
-SWEEP_DIR = "hydra.sweep.dir"
-"""The key that gives an experiment its folder."""
 
 ExperimentKind = Literal["grid", "search"]
 
@@ -60,11 +50,8 @@ def is_first_of_experiment(run: Path) -> bool:
     experiment = experiment_of(run)
     if experiment is None:
         return True
-    try:
-        trials = json.loads((experiment / EXPERIMENT_MARKER).read_text(encoding="utf-8"))["trials"]
-        return not trials or experiment / trials[0]["folder"] == run
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
+    trials = read_json(experiment / EXPERIMENT_MARKER).get("trials")
+    return not trials or experiment / trials[0]["folder"] == run
 
 
 @dataclass(kw_only=True)
@@ -98,110 +85,40 @@ class TrialRecord:
         return cls(**{name: content[name] for name in names}, facts=facts)
 
 
-class ExperimentFolder:
-    """One experiment's folder; made by `create` or `open`.
+class ExperimentFolder(Folder):
+    """The folder of one experiment.
 
-    `experiment.json` marks it: `format_version`, `kind`, `status`, times, `command` (what was typed at
-    first), `resumes` (what was typed each time that it went on), `overrides` and `hydra_overrides` (the words
-    that compose it now), `swept` (the keys that tell trials apart), `config_dir`, `trials` in order of their
-    number, and for a search its facts under `search`. It is replaced at once, so that a reader never meets
-    half of it.
+    `experiment.json` marks it: `kind`, `status` (running is also what a killed one leaves behind), `command`
+    (what was typed at first), `resumes` (what was typed each time that it went on), `overrides` and
+    `hydra_overrides` (the words that compose it now), `swept` (the keys that tell trials apart),
+    `config_dir`, `trials` in order of their number, and for a search its facts under `search`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._writing = threading.Lock()
+    MARKER = EXPERIMENT_MARKER
+    FORMAT_VERSION = 1
+    KIND = "experiment"
+    RESUME = "labrl -m +resume="
+    KEY = "hydra.sweep.dir"
+    WRITTEN = (RUN_MARKER, *REPORT_FILES)
 
     @classmethod
-    def create(
-        cls, path: str | os.PathLike[str], kind: ExperimentKind, trials: Sequence[TrialRecord], **facts: Any
-    ) -> ExperimentFolder:
-        """Claim `path` for a new experiment; of several processes that try, exactly one succeeds.
-
-        facts: plain data that stands beside the rest: overrides, command, search. Raises InputError if
-        the folder holds an experiment or a run already, or files of others, or cannot be written.
-        """
-        folder = cls(place(path, SWEEP_DIR))
-        time = now()
-        content = {
-            "format_version": FORMAT_VERSION,
-            "kind": kind,
-            "status": "running",
-            "created": time,
-            "updated": time,
-            **facts,
-            "trials": [trial.as_json() for trial in trials],
-        }
-        way_out = another(SWEEP_DIR)
-        if (folder.path / RUN_MARKER).exists():
-            raise InputError(f"{folder.path} already contains a run: {way_out}", code="range", key=SWEEP_DIR)
-        if not folder.marker.exists():
-            check_free(folder.path, REPORT_FILES, SWEEP_DIR)
-        try:
-            claim(folder.marker, content)
-        except FileExistsError as error:
-            raise InputError(
-                f"{folder.path} already contains an experiment: {way_out}, "
-                f"or resume the experiment with labrl -m +resume={folder.path}",
-                code="range",
-                key=SWEEP_DIR,
-            ) from error
-        except OSError as error:
-            reason = error.strerror or error
-            raise InputError(
-                f"{folder.path} cannot be written ({reason}): {way_out}", code="range", key=SWEEP_DIR
-            ) from error
-        return folder
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> ExperimentFolder:
-        """The experiment at `path`.
-
-        Raises InputError if there is none or a newer labrl wrote it, DamagedFileError if its marker is
-        damaged.
-        """
-        experiment = cls(Path(os.path.abspath(path)))
-        version = experiment.info().get("format_version")
-        if not isinstance(version, int):
-            raise DamagedFileError(
-                f"{experiment.marker} has no format_version, so labrl did not write it",
-                key=str(experiment.marker),
-            )
-        if version > FORMAT_VERSION:
-            raise newer(experiment.path, version, FORMAT_VERSION)
-        return experiment
-
-    @property
-    def marker(self) -> Path:
-        """The file `experiment.json`."""
-        return self.path / EXPERIMENT_MARKER
+    def begin(
+        cls, path: str | os.PathLike[str], kind: ExperimentKind, trials: Iterable[TrialRecord], **facts: Any
+    ) -> Self:
+        """Claim `path` for a new experiment; facts and errors as in `create`."""
+        return cls.create(path, kind=kind, **facts, trials=[trial.as_json() for trial in trials])
 
     @property
     def status(self) -> ExperimentStatus:
-        """How the experiment stands; `running` is also what a killed one leaves behind."""
+        """How the experiment stands."""
         return self.info()["status"]
 
-    def info(self) -> dict[str, Any]:
-        """The content of `experiment.json`. Raises InputError where it is missing, DamagedFileError where it
-        is damaged."""
-        try:
-            content = json.loads(self.marker.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise InputError(
-                f"{self.path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}",
-                code="not-found",
-                key=str(self.path),
-            ) from error
-        except (OSError, ValueError) as error:
-            raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
-        if not isinstance(content, dict):
-            raise DamagedFileError(
-                f"{self.marker} is not what labrl writes there: name another folder", key=str(self.marker)
-            )
-        return content
+    def set_status(self, status: ExperimentStatus, **facts: Any) -> None:
+        """Record how the experiment stands, and further plain `facts`."""
+        self.update(status=status, **facts)
 
     def trials(self) -> list[TrialRecord]:
-        """All trials, in order of their number. Raises DamagedFileError where the file is damaged."""
+        """Return all trials, in order of their number. Raises DamagedFileError where the file is damaged."""
         try:
             return [TrialRecord.from_json(content) for content in self.info().get("trials", [])]
         except (KeyError, TypeError, AttributeError) as error:
@@ -211,20 +128,13 @@ class ExperimentFolder:
 
     def set_trials(self, changed: Iterable[TrialRecord]) -> None:
         """Put in, or replace by number, the records of `changed`; the others stay."""
-        with self._writing:
-            records = {trial.number: trial for trial in self.trials()}
-            records.update({trial.number: trial for trial in changed})
-            self._write(trials=[records[number].as_json() for number in sorted(records)])
+        with self.writing:
+            records = {trial.number: trial for trial in [*self.trials(), *changed]}
+            self.replace_trials(records.values())
 
     def replace_trials(self, trials: Iterable[TrialRecord]) -> None:
         """Let `trials` be all there are."""
-        with self._writing:
-            self._write(trials=[trial.as_json() for trial in sorted(trials, key=lambda one: one.number)])
-
-    def set_status(self, status: ExperimentStatus, **facts: Any) -> None:
-        """Record how the experiment stands, and further plain `facts`."""
-        with self._writing:
-            self._write(status=status, **facts)
+        self.update(trials=[trial.as_json() for trial in sorted(trials, key=lambda one: one.number)])
 
     def resumed(self, command: Typed, edits: Sequence[str], **facts: Any) -> None:
         """Record that the experiment goes on: by which command, with which of its words, and further `facts`.
@@ -234,16 +144,9 @@ class ExperimentFolder:
         entry = {"time": now(), "command": command, "edits": list(edits)}
         self.set_status("running", resumes=[*self.info().get("resumes", []), entry], **facts)
 
-    def _write(self, **changed: Any) -> None:
-        write_json(self.marker, {**self.info(), "updated": now(), **changed})
-
     def trial_path(self, trial: TrialRecord) -> Path:
-        """The run folder of `trial`, whether it exists yet or not."""
+        """Return the run folder of `trial`, whether it exists yet or not."""
         return self.path / trial.folder
-
-    def lock(self) -> FolderLock:
-        """Keeps other processes from working on the experiment while it is entered."""
-        return FolderLock(self.path)
 
 
 def is_experiment(folder: Path) -> bool:

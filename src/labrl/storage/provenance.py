@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import write_atomic, write_json
+from labrl.storage.folder import read_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
 MAX_DIFF = 1_000_000
@@ -28,6 +29,9 @@ MAX_DIFF = 1_000_000
 
 MAX_UNTRACKED_FILE = 100_000
 """Untracked files larger than this many bytes are recorded by name only."""
+
+DECISIVE = ("labrl", "torch", "numpy", "gymnasium", "ale-py")
+"""Packages whose versions decide the numbers of a run."""
 
 _GIT_SECONDS = 10
 
@@ -119,13 +123,12 @@ def write_provenance(
     return content
 
 
-def read_provenance(folder: RunFolder) -> dict[str, Any]:
-    """What the newest `provenance.json` of a run holds: of its last resume, or of its start.
+def known_provenance(folder: RunFolder) -> dict[str, Any]:
+    """Return what the newest `provenance.json` of a run holds, of its last resume or of its start.
 
-    Raises InputError where it is missing or damaged.
+    Empty where that file is missing or damaged.
     """
-    facts: dict[str, Any] = _read(folder, _newest(folder), json.loads, dict)
-    return facts
+    return read_json(_newest(folder))
 
 
 def read_command(folder: RunFolder) -> Command:
@@ -190,14 +193,6 @@ def _lacking(config: Mapping[str, Any]) -> list[str]:
     return [part for part in ("seed", "agent", "env", "meta") if part not in config]
 
 
-def known_provenance(folder: RunFolder) -> dict[str, Any]:
-    """Return what `read_provenance` does, or an empty dict where the file is missing or damaged."""
-    try:
-        return read_provenance(folder)
-    except LabrlError:
-        return {}
-
-
 def _newest(folder: RunFolder) -> Path:
     """The newest provenance: of the last resume, or of the start."""
     numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
@@ -228,6 +223,39 @@ def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type
 def _yaml(text: str) -> Any:
     # the parser in C takes a tenth of the time, which a list of hundreds of runs notices
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """List what of two provenances can make the same run come out differently: code, packages, processor."""
+    return [
+        *_code_differences(then["git"], now["git"]),
+        *_value_differences("Python", then["python"]["version"], now["python"]["version"]),
+        *_package_differences(then["packages"], now["packages"]),
+        *_value_differences("processor", then["machine"].get("processor"), now["machine"].get("processor")),
+        *_value_differences("GPU", then["machine"].get("gpus"), now["machine"].get("gpus")),
+    ]
+
+
+def _code_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(then.keys() & now.keys()):
+        commits = [str(facts[name].get("commit"))[:10] for facts in (then, now)]
+        yield from _value_differences(f"code of {name}", *commits)
+        changes = [facts[name].get("diff_sha256") for facts in (then, now)]
+        if commits[0] == commits[1] and changes[0] != changes[1]:
+            yield f"uncommitted changes in {now[name]['root']}"
+
+
+def _package_differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    told = [name for name in changed if name.lower() in DECISIVE]
+    for name in told:
+        yield from _value_differences(name, then.get(name), now.get(name))
+    if len(changed) > len(told):
+        yield f"{len(changed) - len(told)} other packages"
+
+
+def _value_differences(name: str, then: Any, now: Any) -> list[str]:
+    return [] if then == now else [f"{name} {then} -> {now}"]
 
 
 @functools.cache

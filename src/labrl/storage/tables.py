@@ -46,7 +46,7 @@ class CsvTable:
         self._waiting.append(cells)
         try:
             if unknown:
-                self._rewrite([*columns, *unknown], [*self._read_cells(), *self._waiting])
+                self._rewrite([*columns, *unknown], [*_read_cells(self.path), *self._waiting])
             else:
                 self._write_waiting(columns)
         except OSError as error:
@@ -55,10 +55,10 @@ class CsvTable:
             self._waiting = []
 
     def read_rows(self) -> list[dict[str, Value]]:
-        """All rows: ints, floats and text as they look, None for an empty cell; none if there is no file."""
+        """Return all rows, those that wait included, as the function `read_rows` does."""
         return [
             {column: _to_value(cells.get(column, "")) for column in self._header()}
-            for cells in self._read_cells() + self._waiting
+            for cells in _read_cells(self.path) + self._waiting
         ]
 
     def truncate_after(self, frame: int) -> int:
@@ -71,7 +71,7 @@ class CsvTable:
             columns = self._header()
             if columns and "frame" not in columns:
                 raise KeyError("frame")
-            kept = [cells for cells in self._read_cells() if float(cells["frame"]) <= frame]
+            kept = [cells for cells in _read_cells(self.path) if float(cells["frame"]) <= frame]
         except (KeyError, ValueError) as error:
             raise DamagedFileError(
                 f"{self.path} is not a table of metrics ({error}): restore it from a copy, or move it away "
@@ -86,23 +86,11 @@ class CsvTable:
     def _header(self) -> list[str]:
         """The columns, read once from a file that exists already."""
         if self._columns is None:
-            lines = self._whole_lines()
+            lines = _whole_lines(self.path)
             if lines and len(lines) < len(self.path.read_bytes()):
                 write_atomic(self.path, lines)  # half a line, left by a kill
             self._columns = next(csv.reader(io.StringIO(lines.decode())), [])
         return self._columns
-
-    def _whole_lines(self) -> bytes:
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        return content[: content.rfind(b"\n") + 1]
-
-    def _read_cells(self) -> list[dict[str, str]]:
-        reader = csv.reader(io.StringIO(self._whole_lines().decode(), newline=""))
-        columns = next(reader, [])
-        return [dict(zip(columns, cells, strict=True)) for cells in reader if len(cells) == len(columns)]
 
     def _write_waiting(self, columns: list[str]) -> None:
         content = _lines(columns, self._waiting).encode()
@@ -118,6 +106,28 @@ class CsvTable:
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         write_atomic(self.path, _lines(columns, [dict(zip(columns, columns, strict=True)), *rows]))
         self._columns = columns
+
+
+def read_rows(path: Path) -> list[dict[str, Value]]:
+    """Return the rows of a table, whose process may be writing it; none if there is no file.
+
+    Cells become ints, floats and text as they look, None where they are empty.
+    """
+    return [{column: _to_value(cell) for column, cell in cells.items()} for cells in _read_cells(path)]
+
+
+def _whole_lines(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _read_cells(path: Path) -> list[dict[str, str]]:
+    reader = csv.reader(io.StringIO(_whole_lines(path).decode(), newline=""))
+    columns = next(reader, [])
+    return [dict(zip(columns, cells, strict=True)) for cells in reader if len(cells) == len(columns)]
 
 
 def _lines(columns: list[str], rows: Iterable[dict[str, str]]) -> str:

@@ -20,6 +20,7 @@ from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, 
 from labrl.config.component import Component
 from labrl.config.compose import prepare
 from labrl.errors import DONE, FAILED, BusyFolderError
+from labrl.processes import stop_when_orphaned
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
@@ -49,16 +50,20 @@ ENVS = 20
 """Environments played side by side; each plays the same number of episodes, so that short ones do not
 count more than long ones."""
 
+SLOWLY_MADE = 0.5
+"""Seconds to make an environment from which on a single one plays all episodes."""
+
 _log = logging.getLogger(__name__)
 
 
-def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
+def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = False) -> Path | None:
     """Measure the random policy in the environment of the run in `folder`, unless that was done before.
 
     seconds: of a processor, at most so many; None: a twentieth of what the trial took, but at most 20,
-    and at least 5 where no return is published. Returns the cache's
-    file; None where nothing was measured: actions that have no uniform distribution, an environment
-    that cannot be made or fails here, no episode of each environment within the time, no cache to write to.
+    and at least 5 where no return is published. whole: keep nothing if that is too short for all episodes,
+    as when there will be more time later. Returns the cache's file; None where nothing was measured: actions
+    that have no uniform distribution, an environment that cannot be made or fails here, no episode of each
+    environment within the time, no cache to write to.
     """
     try:
         run = RunFolder.open(folder)
@@ -72,7 +77,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None) -> Path | None:
         prepare(past.command.config_dir)
         env = Component.parse(past.config["env"], "env")
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _measured_by_one(path, past.config["env"], env, allowed)
+        return _measured_by_one(path, past.config["env"], env, allowed, EPISODES if whole else 1)
     except Exception as error:  # a user's environment may fail in any way, and its trial has ended well
         _log.info("no random baseline: %s", error)
         return None
@@ -117,13 +122,15 @@ def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> 
     return [score for own in returns for score in own[: min(rounds, *map(len, returns))]]
 
 
-def _measured_by_one(path: Path, plain: Mapping[str, Any], env: Component, seconds: float) -> Path | None:
-    """Measure unless another process is about it; then wait for that one."""
+def _measured_by_one(
+    path: Path, plain: Mapping[str, Any], env: Component, seconds: float, fewest: int = 1
+) -> Path | None:
+    """Measure unless another process is about it; then wait for that one. fewest: episodes that are kept."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
             with FolderLock(path.parent):
-                return path if path.exists() else _measure(path, plain, env, seconds)
+                return path if path.exists() else _measure(path, plain, env, seconds, fewest)
         except BusyFolderError:
             if path.exists():
                 return path
@@ -132,19 +139,26 @@ def _measured_by_one(path: Path, plain: Mapping[str, Any], env: Component, secon
             time.sleep(0.1)
 
 
-def _measure(path: Path, plain: Mapping[str, Any], env: Component, seconds: float) -> Path | None:
+def _measure(
+    path: Path, plain: Mapping[str, Any], env: Component, seconds: float, fewest: int
+) -> Path | None:
     # Imported late: a report whose baseline is known must not wait for torch.
-    from labrl.envs.make import make_env
+    from labrl.envs.make import describe, make_env
+    from labrl.envs.sample import kept_for_the_run
 
     started = time.monotonic()
-    # workers of their own are worth it only as many as the trial had
-    num_envs = env.config.num_envs if plain.get("vectorization") == "async" else ENVS
-    vector = make_env(env, seed=0, num_threads=available_cpus(), evaluation=True, num_envs=num_envs)
-    try:
-        returns = play_at_random(vector, seconds)
-    finally:
-        vector.close()
-    if not returns:
+    with kept_for_the_run():
+        describe(env)
+        num_envs = ENVS if time.monotonic() - started < SLOWLY_MADE else 1
+        # workers of their own are worth it only as many as the trial had
+        if plain.get("vectorization") == "async":
+            num_envs = env.config.num_envs
+        vector = make_env(env, seed=0, num_threads=available_cpus(), evaluation=True, num_envs=num_envs)
+        try:
+            returns = play_at_random(vector, seconds)
+        finally:
+            vector.close()
+    if len(returns) < fewest:
         _log.info("no random baseline of %s within %.0f seconds", plain.get("name"), seconds)
         return None
     facts = {
@@ -172,9 +186,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.baseline", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder")
     parser.add_argument("--seconds", type=float, help="of a processor, at most so many")
+    parser.add_argument(
+        "--whole", action="store_true", help="keep nothing if that is too short for all episodes"
+    )
     words = parser.parse_args(argv)
+    if words.whole:  # it works for a process that may go any time
+        stop_when_orphaned()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    path = ensure_baseline(words.folder, words.seconds)
+    path = ensure_baseline(words.folder, words.seconds, words.whole)
     if path is None:
         return FAILED
     print(path)

@@ -1,4 +1,4 @@
-"""How many cores there are, how sessions share them, and whether there is a compiler."""
+"""What a machine has for a trial: cores, GPUs, a compiler, memory in large pages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labrl.errors import InputError
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
 
 NUM_CPUS = "LABRL_NUM_CPUS"
 """Environment variable: the most cores that a process and those it starts may keep busy."""
@@ -53,7 +57,54 @@ def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
     return max(1, int(cores // num_sessions))
 
 
-def check_compiler(device: str) -> None:
+def check_machine(config: TrialConfig) -> None:
+    """Raise InputError where a trial asks for more than this machine has, or for a compiler that it lacks."""
+    # Late: the processes that only count cores need no torch.
+    from labrl.learning.compute import Compute
+    from labrl.networks.building import is_recurrent
+
+    meta = config.meta
+    check_resources(math.ceil(meta.num_cpus or 1), meta.num_gpus, machine_cpus(), len(visible_gpus()))
+    compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
+    if meta.compile and is_recurrent(config.agent):
+        raise InputError(
+            "meta.compile=true: recurrent networks are not compiled, because their cells are kernels of "
+            "PyTorch itself. Set meta.compile=false.",
+            code="unsupported",
+            key="meta.compile",
+        )
+    if meta.compile:
+        _check_compiler(compute.device.type)
+
+
+def check_resources(cores: int, gpus: float | None, cores_there: int, gpus_there: int) -> None:
+    """Raise InputError where a trial needs more cores or GPUs than there are."""
+    for key, what, wanted, there in (
+        ("meta.num_cpus", "cores", cores, cores_there),
+        ("meta.num_gpus", "GPUs", gpus or 0, gpus_there),
+    ):
+        if wanted > there:
+            raise InputError(
+                f"{key} must be at most {there}, the {what} that labrl may use on this machine, and this "
+                f"asks for {wanted:g}. Set {key}={there}, or {key}=null to use what there is.",
+                code="resources",
+                key=key,
+            )
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return []  # and torch need not be loaded to find out
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _check_compiler(device: str) -> None:
     """Raises InputError where nothing can be compiled for `device`, cpu or cuda."""
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:

@@ -29,13 +29,11 @@ from labrl.storage.atomic import write_json
 from labrl.storage.checkpoint import Checkpoint, CheckpointStore
 from labrl.storage.episodes import RecordedEpisode
 from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.trial.changed_past import told
 from labrl.trial.devices import available_cpus, keep_freed_memory
-from labrl.trial.past import Past, choices, chosen, find, tell_damages
-from labrl.trial.replay import to_video
+from labrl.trial.past import Past, choices, chosen, described, find, report_damages
+from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
 from labrl.trial.showing import EnjoyRequest
 from labrl.trial.summary import say
-from labrl.trial.window import Window, WindowClosedError
 
 AT_ONCE = 16
 """Most environments that play side by side."""
@@ -51,7 +49,7 @@ def enjoy(request: EnjoyRequest) -> int:
     past = Past.of(run)
     _check_agreement(past, request)
     prepare(past.command.config_dir)
-    tell_damages(run)
+    report_damages(run)
     config = resolve(_as_it_stands(past))
     if request.greedy is None:
         request = dataclasses.replace(request, greedy=config.meta.eval_greedy)
@@ -82,7 +80,7 @@ def _as_it_stands(past: Past) -> Mapping[str, Any]:
     """The configuration as `config.yaml` has it now, its edits said."""
     plain = past.usable()
     for change in past.changes(plain):
-        say(f"From {past.folder.config}, which was edited: {told(change)}")
+        say(f"From {past.folder.config}, which was edited: {described(change)}")
     return plain
 
 
@@ -228,9 +226,7 @@ def _tell(played: Sequence[RecordedEpisode]) -> None:
 
 def _statistics(played: Sequence[RecordedEpisode]) -> dict[str, float]:
     """Means and population standard deviations."""
-    lengths = [episode.length for episode in played]
-    statistics = episode_statistics((episode.episode_return for episode in played), lengths)
-    return {**statistics, "length_std": float(np.std(lengths))}
+    return {**episode_statistics(played), "length_std": float(np.std([one.length for one in played]))}
 
 
 def _folder_name(session: SessionFolder, checkpoint: Checkpoint, request: EnjoyRequest) -> str:
@@ -293,14 +289,15 @@ def _write(
 def _videos(folder: Path, played: Sequence[RecordedEpisode]) -> dict[int, str]:
     """File names by number of the episode; one line where there can be none."""
     made: dict[int, str] = {}
-    for number, episode in enumerate(played):
-        name = f"episode_{number}.mp4"
-        try:
-            difference = to_video(episode, folder / name)
-        except LabrlError as error:
-            say(f"no videos: {error}")
-            break
-        if difference is not None:
-            say(f"  {name} is not the episode that was played: {difference}")
-        made[number] = name
+    with Screening() as screening:
+        for number, episode in enumerate(played):
+            name = f"episode_{number}.mp4"
+            try:
+                difference = to_video(episode, folder / name, screening)
+            except LabrlError as error:
+                say(f"no videos: {error}")
+                break
+            if difference is not None:
+                say(f"  {name} is not the episode that was played: {difference}")
+            made[number] = name
     return made

@@ -1,10 +1,11 @@
-"""A run as its folder tells it: found by name or as the latest, and what was asked of it."""
+"""An earlier run: found by name or as the latest, what was asked of it, and how new values differ."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches
 from labrl.config.folder import config_folder
+from labrl.config.overrides import override, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import nearest
 from labrl.storage.experiment_folder import experiment_of, is_experiment
 from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
-from labrl.trial.changed_past import refusal
 
 _MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"
 
@@ -109,11 +110,67 @@ class Past:
         return words
 
 
+def refusal(
+    contradicting: Sequence[Change], unresolved: Mapping[str, Any], edited: Collection[str] = ()
+) -> str:
+    """Return a table of the keys with their old and new values, and what to type instead.
+
+    unresolved: the new configuration with its references to other keys still in it, so that the keys
+    that follow another one can be told from those that were typed; edited: those that were changed in
+    the run's `config.yaml`.
+    """
+    lines = ["with these values the past of the run would have been another one:"]
+    lines += table([("key", "then", "now", ""), *(row_of(one, unresolved, edited) for one in contradicting)])
+    pinned = {one.key: one.old for one in contradicting if one.pinnable}
+    return "\n".join([*lines, *ways_out(contradicting, [override(*pin) for pin in pinned.items()])])
+
+
+def described(change: Change) -> str:
+    """Return key, old and new value in a line."""
+    return f"{change.key} {written(change.old)} -> {written(change.new)}"
+
+
+def row_of(
+    change: Change, unresolved: Mapping[str, Any], edited: Collection[str] = ()
+) -> tuple[str, str, str, str]:
+    """Return a row of the table: key, old and new value, and the key that it follows, if any.
+
+    edited: keys that were changed in the run's `config.yaml`.
+    """
+    follows = _reference(unresolved, change.key)
+    source = "edited in config.yaml" if change.key in edited else f"follows {follows}" if follows else ""
+    return change.key, written(change.old), written(change.new), source
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns stand one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def ways_out(contradicting: Sequence[Change], pins: Sequence[str]) -> Iterator[str]:
+    """List what to type in place of what contradicts the past. pins: the overrides that keep it as it was."""
+    if pins:
+        yield f"To keep them as they were: {' '.join(pins)}"
+    if not all(change.pinnable for change in contradicting):
+        yield "A key that is not on both sides comes from another choice or from another version of labrl."
+    yield "To go on all the same, which the run folder will record: +force=true"
+
+
+def _reference(unresolved: Mapping[str, Any], key: str) -> str:
+    """The key that the value at `key` is taken from, or nothing."""
+    node: Any = unresolved
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    found = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
+    return found[1] if found else ""
+
+
 Verb = Literal["resume", "rerun", "enjoy", "replay"]
 """The commands that go back to a run."""
 
 
-def tell_damages(folder: RunFolder) -> None:
+def report_damages(folder: RunFolder) -> None:
     """Say which of the files that describe a run are missing or damaged, and that others stand in."""
     from labrl.trial.summary import say
 
@@ -138,7 +195,7 @@ def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
 
 def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
     # Late: no word that is wrong waits for numpy.
-    from labrl.trial.best import best_trial
+    from labrl.analysis.standings import best_trial
     from labrl.trial.summary import say
 
     place = os.path.relpath(experiment)
@@ -171,7 +228,7 @@ def _word(verb: Verb) -> str:
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
     """List the trials to name in place of an experiment, for a command that takes one run."""
-    from labrl.trial.best import listed
+    from labrl.analysis.standings import listed
 
     return listed(experiment, "labrl-replay " if verb == "replay" else f"labrl +{verb}=")
 

@@ -9,21 +9,37 @@ import argparse
 import contextlib
 import logging
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labrl.config.consistency import ABSENT, changes
 from labrl.errors import DONE, LabrlError
+from labrl.steady_output import doing
 from labrl.storage.atomic import write_json
 from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.trial import baseline
 from labrl.trial.past import newest_folder
+
+if TYPE_CHECKING:
+    import polars as pl
 
 LONGEST = 300.0
 """Seconds after which a report is given up."""
+
+MAKING = "making plots and report.html; Ctrl-C leaves them out"
+"""What a terminal shows meanwhile."""
+
+PATIENCE = 1.0
+"""Seconds to wait for what has been prepared at a low priority before it is done again at the usual one."""
+
+GO = "make the report\n"
+"""What a prepared process waits for; at the end of its standard input it leaves without a report."""
 
 MOST_WARNINGS = 8
 """Those that a terminal shows."""
@@ -32,15 +48,35 @@ _NOT_DEFAULTS = {"seed"}
 """Keys of which no value is a default."""
 
 
-def make_report(folder: Path) -> Path | None:
-    """Statistics, plots and `report.html` of the run or experiment in `folder`; the path of the report.
+def prepare(folder: Path) -> subprocess.Popen[str] | None:
+    """Start the process that makes the report of the run in `folder`; it gets ready while the run trains.
 
-    None where that failed or Ctrl-C ended it, which is then told in one line. Never raises.
+    It imports what it needs and measures the random policy, at the lowest priority. Returns None where it
+    cannot be started. Hand it to `make_report`, or `dismiss` it.
+    """
+    try:
+        return _started(folder, "--wait")
+    except OSError:
+        return None
+
+
+def dismiss(prepared: subprocess.Popen[str] | None) -> None:
+    """Let a prepared process go: there is no report to make."""
+    if prepared is not None:
+        prepared.kill()
+        prepared.communicate()
+
+
+def make_report(folder: Path, prepared: subprocess.Popen[str] | None = None) -> Path | None:
+    """Make statistics, plots and `report.html` of the run or experiment in `folder`.
+
+    prepared: the process that `prepare` has started for it. Returns the path of the report; None where making
+    it failed or Ctrl-C ended it, which one line says. Never raises.
     """
     from labrl.trial.summary import how_to_report, say
 
     try:
-        return _in_a_process(folder)
+        return _in_a_process(folder, prepared)
     except KeyboardInterrupt:
         reason = "interrupted"
     except subprocess.TimeoutExpired:
@@ -51,19 +87,25 @@ def make_report(folder: Path) -> Path | None:
     return None
 
 
-def _in_a_process(folder: Path) -> Path:
-    """Raises RuntimeError with the process's last words where it failed."""
+def _started(folder: Path, *words: str) -> subprocess.Popen[str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "labrl.trial.reporting", str(folder)],
-        stdin=subprocess.DEVNULL,
+    return subprocess.Popen(
+        [sys.executable, "-m", "labrl.trial.reporting", str(folder), *words],
+        stdin=subprocess.PIPE if words else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **one_thread},
         start_new_session=True,  # a terminal's Ctrl-C is for this process to tell
     )
+
+
+def _in_a_process(folder: Path, prepared: subprocess.Popen[str] | None) -> Path:
+    """Raise RuntimeError with the process's last words where it failed."""
+    process = _started(folder) if prepared is None else prepared
     try:
+        if prepared is not None and prepared.stdin is not None:
+            prepared.stdin.write(GO)
         said, complaint = process.communicate(timeout=LONGEST)
     finally:
         process.kill()
@@ -74,38 +116,43 @@ def _in_a_process(folder: Path) -> Path:
     return Path(said.strip().splitlines()[-1])
 
 
-def record_changes(folder: RunFolder) -> None:
-    """Write `changed.json`: what of the configuration is not the default of its agent and environment.
+def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
+    """Return what of the configuration is not the default of its agent and environment.
 
-    Composed with this labrl, so best when the run has just ended. Nothing is written where the
-    defaults cannot be composed: a required value, a folder of groups that is gone.
+    Composed with this labrl, so best when the run has just been made. Returns None where the defaults cannot
+    be composed: a required value, a folder of groups that is gone.
     """
+    from labrl.config.compose import compose, to_plain
+
     try:
         command, config = read_command(folder), recorded_config(folder)
-        defaults = _defaults(command.choices, command.config_dir)
+        chosen = [
+            f"{group}={command.choices[group]}" for group in ("agent", "env") if group in command.choices
+        ]
+        defaults = to_plain(compose(chosen, command.config_dir))
     except LabrlError as error:
         logging.getLogger(__name__).info("%s: no defaults to compare with: %s", folder.path, error)
-        return
-    entries = [
+        return None
+    return [
         {"key": change.key, **{name: value for name, value in pair if value is not ABSENT}}
         for change in changes(defaults, config)
         if change.key not in _NOT_DEFAULTS
         for pair in [(("default", change.old), ("value", change.new))]
     ]
-    write_json(folder.changed, entries)
 
 
-def _defaults(choices: dict[str, str], config_dir: str | None) -> dict[str, object]:
-    from labrl.config.compose import compose, to_plain
-
-    words = [f"{group}={choices[group]}" for group in ("agent", "env") if group in choices]
-    return to_plain(compose(words, config_dir))
+def record_changes(folder: RunFolder) -> None:
+    """Write `changed.json`, which holds `changed_keys`, if these are known."""
+    entries = changed_keys(folder)
+    if entries is not None:
+        write_json(folder.changed, entries)
 
 
 def report_experiment(folder: Path) -> None:
     """Make the report of an experiment and say where it is."""
     from labrl.trial.summary import say
 
+    doing(MAKING)
     report = make_report(folder)
     if report is not None:
         say(f"report: {report}")
@@ -154,13 +201,13 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
 
-def _print(rows: Sequence[Mapping[str, Any]], warnings: Sequence[str]) -> None:
+def _print(rows: pl.DataFrame, warnings: Sequence[str]) -> None:
     """The table for a terminal, environment by environment."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from labrl.analysis.tables import LEGEND, readable
+    from labrl.analysis.tables import LEGEND, has_intervals, readable
 
     console = Console(width=None if sys.stdout.isatty() else 200)
     heads, *body = readable(rows)
@@ -170,9 +217,7 @@ def _print(rows: Sequence[Mapping[str, Any]], warnings: Sequence[str]) -> None:
     for line in body:
         table.add_row(*map(Text, line))
     console.print(table)
-    if any(
-        row.get(f"{name}_low") is not None for row in rows for name in ("final_return_iqm", "improvement")
-    ):
+    if has_intervals(rows):
         print(LEGEND)
     for warning in warnings[:MOST_WARNINGS]:
         print(warning)
@@ -190,22 +235,63 @@ def _up_to_date(folder: RunFolder) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the report of a folder and print its path. Returns the exit code."""
-    from labrl.analysis.report.build import build
-
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.reporting", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder or an experiment folder")
-    folder = parser.parse_args(argv).folder
+    parser.add_argument("--wait", action="store_true", help="begin when a line comes from the standard input")
+    words = parser.parse_args(argv)
     try:
-        if (folder / MARKER).exists():
-            from labrl.trial.baseline import ensure_baseline
+        is_run = (words.folder / MARKER).exists()
+        if words.wait and not _told_to_begin(words.folder):
+            return DONE
+        from labrl.analysis.report.build import build
 
-            record_changes(RunFolder.open(folder))
-            ensure_baseline(folder)
-        print(build(folder).path)
+        if is_run:
+            record_changes(RunFolder.open(words.folder))
+            baseline.ensure_baseline(words.folder)
+        print(build(words.folder).path)
     except LabrlError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     return DONE
+
+
+def _told_to_begin(folder: Path) -> bool:
+    """Get ready while the run trains, and wait for its end. Returns whether to make the report."""
+    ready = threading.Thread(target=_get_ready, args=(folder,), daemon=True)
+    ready.start()
+    # Training that lasts so long may be followed by the longest measurement, which is made beside it then.
+    if not select.select([sys.stdin], [], [], baseline.LONGEST / baseline.SHARE)[0]:
+        ready.join()
+        ready = threading.Thread(target=_get_ready, args=(folder, baseline.LONGEST), daemon=True)
+        ready.start()
+    if sys.stdin.readline() != GO:
+        return False
+    ready.join(PATIENCE)
+    return True
+
+
+def _get_ready(folder: Path, seconds: float | None = None) -> None:
+    """Measure the random policy and import what a report needs, at the lowest priority of this thread.
+
+    The measurement has a process of its own: PyTorch would take its memory for as long as training lasts.
+    """
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # which the new process inherits
+    limit = ["--whole"] if seconds is None else ["--seconds", f"{seconds}"]
+    command = [sys.executable, "-m", baseline.__name__, str(folder), *limit]
+    measuring = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        import matplotlib.backends.backend_svg
+        import matplotlib.font_manager  # noqa: F401  (it looks for fonts)
+
+        import labrl.analysis.report.build
+        import labrl.config.compose  # noqa: F401
+
+        measuring.wait()
+    finally:
+        measuring.kill()
 
 
 if __name__ == "__main__":

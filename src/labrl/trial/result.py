@@ -33,6 +33,8 @@ class SessionResult:
     """Seconds of training."""
     episodes: int = 0
     """Finished whole episodes."""
+    final_return: float | None = None
+    """Mean return of the evaluation checkpoints in the last tenth of the frames; None without any."""
     return_mean: float | None = None
     """Mean raw return of the last `return_episodes` training episodes; None without any."""
     return_std: float | None = None
@@ -102,13 +104,13 @@ class TrialResult:
     def returns(self) -> list[float]:
         """Final return of each session that has one and did not fail."""
         sound = [session for session in self.sessions if session.status != "failed"]
-        return [session.return_mean for session in sound if session.return_mean is not None]
+        return [session.final_return for session in sound if session.final_return is not None]
 
     def __repr__(self) -> str:
         status = {DONE: "finished", FAILED: "failed"}.get(self.exit_code, "interrupted")
         lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
         for session in self.sessions:
-            score = "" if session.return_mean is None else f", return {session.return_mean:,.1f}"
+            score = "" if session.final_return is None else f", final return {session.final_return:,.1f}"
             lines.append(f"  session {session.index}: {session.status} at frame {session.frame:,}{score}")
         return "\n".join([*lines, f"  folder: {self.folder}"])
 

@@ -1,84 +1,344 @@
-"""Going on with a run in its folder, as if it had never stopped."""
+"""`labrl +resume` continues a run in its folder, and `labrl +rerun` repeats it in a new one.
+
+`Again` reads what was typed, composes the run's own command line with the edits, and trains.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from labrl.config.consistency import ABSENT, Change
-from labrl.config.schema import TrialConfig
-from labrl.errors import DamagedFileError, InputError
-from labrl.storage import marker
+from omegaconf import DictConfig, OmegaConf
+
+from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.consistency import ABSENT, Change, changes
+from labrl.config.overrides import quoted, split_word, word
+from labrl.errors import FAILED, DamagedFileError, InputError, LabrlError
+from labrl.storage import folder as folders
 from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.differences import differences
-from labrl.storage.provenance import Command, known_provenance, write_provenance
+from labrl.storage.provenance import Command, differences, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.trial.changed_past import told
-from labrl.trial.past import Past
-from labrl.trial.request import Request
-from labrl.trial.result import TrialResult
-from labrl.trial.summary import how_to_report, say
+from labrl.trial.past import Past, described, find, report_damages
 from labrl.trial.torchrun import Launch, check_resume
-from labrl.trial.trial import check, recording_failure, run_sessions
-from labrl.trial.worker import restored_session
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
+    from labrl.trial.result import TrialResult
+
+# Functions below import labrl.trial.trial and the checkpoints late: a misspelt word must not wait for torch.
+
+_SWITCHES = ("force", "pin")
+"""Words that are true or false and go with +resume or +rerun."""
 
 
 class FinishedError(InputError):
-    """There is nothing left to do in a run that is to go on."""
+    """Every session of the run to resume has spent its budget."""
 
 
-def resume_trial(
-    past: Past,
-    request: Request,
-    changed: Sequence[Change],
-    config: TrialConfig,
-    plain: Mapping[str, Any],
-    command: Command,
-    edited: Collection[str] = (),
-) -> TrialResult:
-    """Run the sessions that are not yet where `config` wants them, each from its newest checkpoint.
+@dataclass(frozen=True)
+class Request:
+    """`+resume=<run>` or `+rerun=<run>`, with what else was typed."""
 
-    changed: the keys of the resolved configuration that differ from the run's own; what contradicts its
-    past has been refused or forced by now. edited: those of them that were changed in `config.yaml`. Raises,
-    with nothing run, BusyFolderError where the run is still alive and FinishedError where there is nothing
-    left to do.
+    kind: Literal["resume", "rerun"]
+    which: str
+    """A run folder, or `latest`."""
+    force: bool
+    """Whether to continue although the new values contradict the run's past."""
+    edits: list[str]
+    """The other words, which change the run's own."""
+    pin: bool = False
+    """Whether, in an experiment, keys that follow an edit keep the value that they had in each trial."""
+
+
+def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
+    """Return what `words` ask for, or None if they name no run to go back to.
+
+    multirun: whether they come with -m. Raises InputError for words that contradict each other.
     """
-    check(config)
-    run = past.folder
-    with run.lock():
-        check_resume(run)
-        reached = frames_reached(run)
-        check_budget(past, config, lambda: reached)
-        left = _sessions_left(run, config)
-        if not left:
-            _record_end(run)
-            raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
-        _check_saved(run, left, reached)
-        if not all(change.harmless for change in changed):
-            _check_fits(config, run, left, reached)
+    given, edits = own_words(words, ("resume", "rerun", *_SWITCHES))
+    if not given:
+        return None
+    for name in _SWITCHES:
+        if given.get(name, "true") not in ("true", "false"):
+            raise InputError(f"+{name}={given[name]}: must be true or false", code="range", key=f"+{name}")
+    kinds = [name for name in given if name not in _SWITCHES]
+    if "pin" in given and (not multirun or kinds != ["resume"]):
+        raise InputError(
+            "+pin=true is for a resumed experiment: labrl -m +resume=<experiment folder> +pin=true",
+            code="usage",
+            key="+pin",
+        )
+    if not kinds:
+        raise InputError(
+            "+force=true is for +resume and +rerun: labrl +resume=<run folder> +force=true",
+            code="usage",
+            key="+force",
+        )
+    if len(kinds) > 1:
+        raise InputError(
+            "+resume continues a run in its folder and +rerun repeats a run in a new folder: leave one out",
+            code="contradiction",
+            key=f"+{kinds[1]}",
+        )
+    if multirun and kinds[0] == "rerun":
+        raise InputError(
+            "+rerun repeats one run, so it cannot be part of an experiment: leave out -m",
+            code="contradiction",
+            key="-m",
+        )
+    kind: Literal["resume", "rerun"] = "resume" if kinds[0] == "resume" else "rerun"
+    of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+    folder = next((word for word in edits if word.lstrip("+").startswith(f"{of_folder}=")), None)
+    if kind == "resume" and folder:
+        instead = "" if multirun else "; +rerun=<run> takes a new one"
+        raise InputError(
+            f"{folder}: {'an experiment' if multirun else 'a run'} is resumed in its own folder{instead}. "
+            f"Leave out {of_folder}.",
+            code="contradiction",
+            key=of_folder,
+        )
+    return Request(kind, given[kind], given.get("force") == "true", edits, given.get("pin") == "true")
+
+
+def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of the words `+name=value` that are labrl's own, and the other words.
+
+    Raises InputError for one without a value, with another sign than +, or given twice.
+    """
+    given: dict[str, str] = {}
+    others = []
+    for one in words:
+        name, _, value = one.lstrip("+").partition("=")
+        if name not in names:
+            others.append(one)
+            continue
+        if not value:
+            example = "true" if name in _SWITCHES else f"latest or +{name}=<run folder>"
+            raise InputError(f"{one}: needs a value, as in +{name}={example}", code="missing", key=f"+{name}")
+        if not one.startswith("+") or one.startswith("++"):
+            raise InputError(f"{one}: write +{name}={value}", code="syntax", key=f"+{name}")
+        if name in given:
+            raise InputError(
+                f"+{name} is given twice: +{name}={given[name]} and {one}. Leave one out.",
+                code="contradiction",
+                key=f"+{name}",
+            )
+        in_quotes = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
+        given[name] = value[1:-1] if in_quotes else value
+    return given, others
+
+
+class Again:
+    """A run that `+resume` or `+rerun` names, and the command line that composes it again."""
+
+    def __init__(
+        self,
+        request: Request,
+        past: Past,
+        in_file: Sequence[str] = (),
+        edited: Collection[str] = (),
+    ) -> None:
+        """in_file: what was changed in the run's `config.yaml`, as words; edited: the keys of that."""
+        self._request, self._past = request, past
+        self._in_file, self._edited = list(in_file), frozenset(edited)
+
+    @classmethod
+    def asked_for(
+        cls, words: Sequence[str], multirun: bool = False, config_dir: str | os.PathLike[str] | None = None
+    ) -> Again | None:
+        """Return what `words` go back to, or None. Raises InputError where they contradict or no run exists.
+
+        config_dir: with a user's own groups, where it is not the run's own.
+        """
+        request = request_of(words, multirun)
+        if request is None:
+            return None
+        past = Past.of(find(request.which, request.edits, request.kind))
+        if request.kind == "rerun":
+            return cls(request, past)
+        return cls(request, past, *_changes_in_file(past, config_dir or past.command.config_dir))
+
+    @classmethod
+    def on_trial(cls, run: RunFolder, force: bool, words: Sequence[str]) -> Again:
+        """Return how to continue `run`, a trial of an experiment, which now has these words."""
+        past = Past.of(run)
+        return cls(
+            Request("resume", str(run.path), force, [one for one in words if one not in past.words]), past
+        )
+
+    @property
+    def seed(self) -> int:
+        """The seed that the run used."""
+        return self._past.config["seed"]
+
+    @property
+    def num_sessions(self) -> int:
+        """The sessions that the run has."""
+        return self._past.config["meta"]["max_session"]
+
+    @property
+    def words(self) -> list[str]:
+        """The run's own words, edits of its `config.yaml`, then those typed now."""
+        words = [*self._past.words, *self._in_file, *self._request.edits]
+        if self._request.kind == "resume":
+            words.append(f"hydra.run.dir={quoted(str(self._past.folder.path))}")
+        return words
+
+    @property
+    def config_dir(self) -> str | None:
+        """The folder with a user's own groups that the run was started with."""
+        return self._past.command.config_dir
+
+    def run(
+        self,
+        cfg: DictConfig,
+        config: TrialConfig,
+        plain: Mapping[str, Any],
+        folder: str | os.PathLike[str],
+        command: Command,
+    ) -> TrialResult:
+        """Resume or repeat the run with what `words` have composed to: `cfg`, and `config` and `plain` of it.
+
+        Raises, with nothing run, InputError with a table where the run's past would have been another one,
+        BusyFolderError where the run is still alive and FinishedError where nothing is left to do.
+        """
+        past, request = self._past, self._request
+        edited = self._edited - {split_word(one)[0] for one in request.edits}
+        if not request.force:
+            past.check(cfg, plain, f"+{request.kind}={past.folder.path}", edited)
+        report_damages(past.folder)
+        if request.kind == "rerun":
+            return self._repeat(config, plain, folder, command)
+        return self._resume(past.changes(plain), edited, config, plain, command)
+
+    def _repeat(
+        self,
+        config: TrialConfig,
+        plain: Mapping[str, Any],
+        folder: str | os.PathLike[str],
+        command: Command,
+    ) -> TrialResult:
+        """Run a new trial, and record in its result and its folder whether it equals the old one."""
+        from labrl.trial.rerun import compare
+        from labrl.trial.summary import say
+        from labrl.trial.trial import run_trial
+
+        past = self._past
+        if keys := [change.key for change in past.changes(past.usable())]:
+            edited = f"{past.folder.config} was edited after the run ({', '.join(keys)})"
+            say(f"{edited}: +rerun repeats the run as it was")
+        result = run_trial(config, plain, folder, command)
+        equal, result.comparison = compare(past.folder, result)
+        if not equal:
+            result.exit_code = result.exit_code or FAILED
+        run = RunFolder.open(result.folder)
+        run.set_status(run.status, rerun_of=str(past.folder.path), equal=equal)
+        return result
+
+    def _resume(
+        self,
+        changed: Sequence[Change],
+        edited: Collection[str],
+        config: TrialConfig,
+        plain: Mapping[str, Any],
+        command: Command,
+    ) -> TrialResult:
+        """Run the sessions that have not spent their budget, each from its newest checkpoint.
+
+        changed: the keys that differ from the run's own; edited: those of them that `config.yaml` changes.
+        """
+        from labrl.envs.sample import kept_for_the_run
+        from labrl.trial.trial import check, recording_failure, run_sessions
+
+        run = self._past.folder
+        with kept_for_the_run():
+            check(config)
+            with run.lock():
+                check_resume(run)
+                reached = frames_reached(run)
+                check_budget(self._past, config, lambda: reached)
+                left = _sessions_left(run, config)
+                if not left:
+                    if run.status in ("running", "interrupted"):  # killed before it recorded its end
+                        run.set_status("finished", sessions=[one.read_result() for one in run.sessions()])
+                    raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
+                _check_saved(run, left, reached)
+                if not all(change.harmless for change in changed):
+                    _check_fits(config, run, left, reached)
+                begins = {index: reached.get(index, 0) for index in left}
+                with recording_failure(run):
+                    differs = self._record(begins, changed, edited, plain, command)
+                    _announce(run, begins, reached, [one for one in changed if one.key in edited], differs)
+                    return run_sessions(config, plain, run, left)
+
+    def _record(
+        self,
+        begins: Mapping[int, int],
+        changed: Sequence[Change],
+        edited: Collection[str],
+        plain: Mapping[str, Any],
+        command: Command,
+    ) -> list[str] | None:
+        """Write the provenance of this resume, and an entry in `run.json`.
+
+        begins: from which frame by number of the session. Returns what differs from the machine, the code and
+        the packages of the past; None where those are not known.
+        """
+        run = self._past.folder
         before = known_provenance(run)
         resumes = list(run.info().get("resumes", []))
-        with recording_failure(run):
-            now = write_provenance(run, plain, command, resume=_next_number(run))
-            differs = differences(before, now) if before else []
-            entry = _entry(request, changed, left, reached, now, differs)
-            resumes.append({**entry, "edited_in_config_yaml": sorted(edited)})
-            run.set_status("running", resumes=resumes)
-            for change in changed:
-                if change.key in edited:
-                    say(f"From {run.config}, which was edited: {told(change)}")
-            _announce(run, config, left, reached, differs)
-            if not before:
-                say("Without provenance.json nobody knows whether code, packages and machine are the same")
-            return run_sessions(config, plain, run, left)
+        number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
+        now = write_provenance(run, plain, command, resume=number)
+        differs = differences(before, now) if before else None
+        entry = {
+            "time": folders.now(),
+            "frames": {str(index): frame for index, frame in begins.items()},
+            "edits": [*self._in_file, *self._request.edits],
+            "changed": [_as_json(change) for change in changed],
+            "forced": self._request.force and not all(change.harmless for change in changed),
+            "differs": differs or [],
+            "command": now["command"],
+            "labrl": now["packages"].get("labrl"),
+            "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
+            "edited_in_config_yaml": sorted(edited),
+        }
+        run.set_status("running", resumes=[*resumes, entry])
+        return differs
 
 
-def _next_number(run: RunFolder) -> int:
-    return max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
+def _changes_in_file(past: Past, config_dir: str | os.PathLike[str] | None) -> tuple[list[str], list[str]]:
+    """Return what was changed in a run's `config.yaml`, as words of a command line, and the changed keys.
+
+    Keys that follow a changed one, as schedules follow `env.max_frame`, keep the value that the file has.
+    Raises DamagedFileError where the file is damaged, InputError where what was changed is wrong.
+    """
+    file = past.edited()
+    found = past.changes(file)
+    words = [("++" if change.old is ABSENT else "") + word(change.key, change.new) for change in found]
+    if not found:
+        return [], []
+    try:
+        cfg = compose([*past.words, *words], config_dir)
+        for change in changes(to_plain(cfg), file):
+            parent, _, name = change.key.rpartition(".")
+            node = OmegaConf.select(cfg, parent) if parent else cfg
+            if isinstance(node, DictConfig) and OmegaConf.is_interpolation(node, name):
+                words.append(word(change.key, change.new))
+        cfg = compose([*past.words, *words], config_dir)
+        resolve(to_plain(cfg), cfg)
+    except LabrlError as error:
+        raise InputError.of(
+            replace(one, message=f"{past.folder.config} was edited and cannot be used: {one.message}")
+            for one in error.mistakes
+        ) from error
+    return words, [change.key for change in found]
 
 
 def frames_reached(run: RunFolder) -> dict[int, int]:
-    """The frame of the newest whole checkpoint by number of the session; none where nothing was saved."""
+    """Return the frame of the newest whole checkpoint by number of the session, if it has one."""
+
     frames = {
         session.index: CheckpointStore(session.checkpoints, keep_last=1).newest_whole_frame()
         for session in run.sessions()
@@ -86,39 +346,10 @@ def frames_reached(run: RunFolder) -> dict[int, int]:
     return {index: newest for index, newest in frames.items() if newest is not None}
 
 
-def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raises DamagedFileError where a saved session has lost all its checkpoints, because its rows would be
-    lost too, and where the only session that is left has no whole checkpoint."""
-    for session in run.sessions():
-        if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
-            store = CheckpointStore(session.checkpoints, keep_last=1)
-            store.refuse_broken(store.latest())
-        if session.index in left and not session.checkpoint_frames() and _was_saved(session):
-            raise DamagedFileError(
-                f"session {session.index} was saved, but {session.checkpoints} contains no checkpoint any "
-                f"more: restore its checkpoints, or delete {session.path} to begin the session again from "
-                "frame 0.",
-                key=str(session.checkpoints),
-            )
-
-
-def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raises InputError where a session cannot take its state up again with what was forced upon it: the run
-    would be left with a configuration by which nothing of it can be loaded."""
-    saved = [session for session in run.sessions() if session.index in left and session.index in reached]
-    if saved and not config.meta.distributed and Launch.here() is None:
-        restored_session(config, saved[0].index, saved[0], num_threads=1).close()
-
-
-def _was_saved(session: SessionFolder) -> bool:
-    result = session.read_result()  # none of one that was killed, perhaps before its first checkpoint
-    return result.get("status") in ("finished", "pruned", "interrupted") and result.get("frame", 0) > 0
-
-
 def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[int, int]]) -> None:
-    """Raises InputError for a budget or a number of sessions below what has been done already.
+    """Raise InputError for a budget or a number of sessions below what the run has done already.
 
-    reached: gives the frames of each session, where they are asked for.
+    reached: returns the frames of each session.
     """
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
@@ -129,56 +360,80 @@ def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[
             code="range",
             key="meta.max_session",
         )
-    if budget < past.config["env"]["max_frame"]:
-        frames = reached()
-        furthest = max(frames, key=lambda index: frames[index], default=None)
-        if furthest is not None and frames[furthest] >= budget:
-            raise InputError(
-                f"env.max_frame={budget} must be more than the {frames[furthest]} frames that session "
-                f"{furthest} has played already",
-                code="range",
-                key="env.max_frame",
+    frames = reached() if budget < past.config["env"]["max_frame"] else {}
+    furthest = max(frames, key=lambda index: frames[index], default=None)
+    if furthest is not None and frames[furthest] >= budget:
+        raise InputError(
+            f"env.max_frame={budget} must be more than the {frames[furthest]} frames that session "
+            f"{furthest} has played already",
+            code="range",
+            key="env.max_frame",
+        )
+
+
+def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
+    """Raise DamagedFileError where a saved session has lost all its checkpoints, because its rows would be
+    lost too, and where the only session that is left has no whole checkpoint."""
+
+    for session in run.sessions():
+        if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
+            store = CheckpointStore(session.checkpoints, keep_last=1)
+            store.refuse_broken(store.latest())
+        result = session.read_result()  # empty for one that was killed, perhaps before its first checkpoint
+        was_saved = (
+            result.get("status") in ("finished", "pruned", "interrupted") and result.get("frame", 0) > 0
+        )
+        if session.index in left and not session.checkpoint_frames() and was_saved:
+            raise DamagedFileError(
+                f"session {session.index} was saved, but {session.checkpoints} contains no checkpoint any "
+                f"more: restore its checkpoints, or delete {session.path} to begin the session again from "
+                "frame 0.",
+                key=str(session.checkpoints),
             )
 
 
+def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
+    """Raise InputError where a session cannot load its state with forced values: the run would be left with a
+    configuration by which nothing of it can be loaded."""
+    from labrl.trial.worker import restored_session
+
+    saved = [session for session in run.sessions() if session.index in left and session.index in reached]
+    if saved and not config.meta.distributed and Launch.here() is None:
+        restored_session(config, saved[0].index, saved[0], num_threads=1).close()
+
+
+def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
+    """Key and value of each budget by the name that results have for what it limits."""
+    meta, frames = config.meta, config.env.config.max_frame
+    limits = {
+        "frame": ("env.max_frame", frames),
+        "opt_step": ("meta.max_opt_step", meta.max_opt_step),
+        "wall": ("meta.max_wall", meta.max_wall),
+    }
+    return {name: (key, limit) for name, (key, limit) in limits.items() if limit is not None}
+
+
 def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
-    folders = {session.index: session for session in run.sessions()}
-    return [
-        index
-        for index in range(config.meta.max_session)
-        if index not in folders or not _has_finished(folders[index], config)
-    ]
+    """Return the numbers of the sessions that have not spent one of the budgets."""
 
+    def is_done(session: SessionFolder) -> bool:
+        result = session.read_result()
+        spent = any(result.get(name, 0) >= limit for name, (_, limit) in _budgets(config).items())
+        return result.get("status") == "finished" and spent
 
-def _has_finished(session: SessionFolder, config: TrialConfig) -> bool:
-    """Whether one of the budgets of `config` is spent."""
-    limits = {"frame": config.env.config.max_frame, **_other_budgets(config)}
-    result = session.read_result()  # where there is none, to be found out by its checkpoint
-    spent = any(result.get(name, 0) >= limit for name, limit in limits.items())
-    return result.get("status") == "finished" and spent
-
-
-def _other_budgets(config: TrialConfig) -> dict[str, float]:
-    """Limits by the name that results have for what is limited."""
-    limits = {"opt_step": config.meta.max_opt_step, "wall": config.meta.max_wall}
-    return {name: limit for name, limit in limits.items() if limit is not None}
-
-
-def _record_end(run: RunFolder) -> None:
-    """Record that all sessions have finished, where the trial was ended before it could say so."""
-    if run.status in ("running", "interrupted"):
-        run.set_status("finished", sessions=[session.read_result() for session in run.sessions()])
+    done = {session.index for session in run.sessions() if is_done(session)}
+    return [index for index in range(config.meta.max_session) if index not in done]
 
 
 def _finished(run: RunFolder, config: TrialConfig) -> str:
+    """Say that nothing is left to do, and what to type to do more."""
+    from labrl.trial.summary import how_to_report
+
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     all_of_them = f"its {sessions} sessions have" if sessions > 1 else "its session has"
-    others = [f"meta.max_{name}={limit:g}" for name, limit in _other_budgets(config).items()]
-    larger = " ".join(
-        [f"env.max_frame=<more than {budget}>"]
-        + [other.replace("=", "=<more than ") + ">" for other in others]
-    )
-    or_spent = "".join(f" or spent {other}" for other in others)
+    budgets = list(_budgets(config).values())
+    larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in budgets)
+    or_spent = "".join(f" or spent {key}={limit:g}" for key, limit in budgets[1:])
     lacks_report = config.meta.report and not run.report.exists()
     report = f"\nTo make its report: {how_to_report(run.path)}" if lacks_report else ""
     return (
@@ -188,28 +443,6 @@ def _finished(run: RunFolder, config: TrialConfig) -> str:
     )
 
 
-def _entry(
-    request: Request,
-    changed: Sequence[Change],
-    left: Sequence[int],
-    reached: Mapping[int, int],
-    now: Mapping[str, Any],
-    differs: Sequence[str],
-) -> dict[str, Any]:
-    """What `run.json` says of this resume; its whole provenance lies under `resumes/<number>`."""
-    return {
-        "time": marker.now(),
-        "frames": {str(index): reached.get(index, 0) for index in left},
-        "edits": list(request.edits),
-        "changed": [_as_json(change) for change in changed],
-        "forced": request.force and not all(change.harmless for change in changed),
-        "differs": list(differs),
-        "command": now["command"],
-        "labrl": now["packages"].get("labrl"),
-        "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
-    }
-
-
 def _as_json(change: Change) -> dict[str, Any]:
     values = {"then": change.old, "now": change.new}
     return {"key": change.key, **{name: value for name, value in values.items() if value is not ABSENT}}
@@ -217,22 +450,27 @@ def _as_json(change: Change) -> dict[str, Any]:
 
 def _announce(
     run: RunFolder,
-    config: TrialConfig,
-    left: Sequence[int],
+    begins: Collection[int],
     reached: Mapping[int, int],
-    differs: Sequence[str],
+    edited: Sequence[Change],
+    differs: Sequence[str] | None,
 ) -> None:
-    folders = {session.index: session.checkpoints for session in run.sessions()}
+    """Print from which frame each session continues, and why the rest may not be exact."""
+    from labrl.trial.summary import say
+
+    saved = {session.index for session in run.sessions() if session.checkpoint_frames()}
 
     def where(index: int) -> str:
         if index in reached:
             return f"frame {reached[index]:,}"
-        saved = index in folders and CheckpointStore(folders[index], keep_last=1).frames()
-        return "no checkpoint, for none is whole" if saved else "the beginning"
+        return "no checkpoint, for none is whole" if index in saved else "the beginning"
 
-    if config.meta.max_session == 1:
-        say(f"Resuming {run.path} from {where(0)}")
-    else:
-        say(f"Resuming {run.path}: " + ", ".join(f"session {index} from {where(index)}" for index in left))
+    for change in edited:
+        say(f"From {run.config}, which was edited: {described(change)}")
+    alone = list(begins) == [0] and len(run.sessions()) <= 1
+    places = [where(index) if alone else f"session {index} from {where(index)}" for index in begins]
+    say(f"Resuming {run.path}{' from' if alone else ':'} {', '.join(places)}")
     if differs:
         say(f"Not bit for bit as it would have been, because these differ: {'; '.join(differs)}")
+    if differs is None:
+        say("Without provenance.json nobody knows whether code, packages and machine are the same")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.trial.past import choices
-from labrl.trial.request import unquoted
+from labrl.trial.resume import own_words
 
 Render = Literal["video", "human"]
 
@@ -54,82 +54,43 @@ class ReplayRequest:
 
 
 def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest | None:
-    """What `words` ask for, or None without `+enjoy` among them. Raises InputError for what does not fit."""
-    asked = [word for word in words if word.lstrip("+").partition("=")[0] == "enjoy"]
-    if not asked:
+    """Return what `words` ask for, or None without `+enjoy` among them. Raises InputError for wrong ones."""
+    found, others = own_words(words, ["enjoy"])
+    if not found:
         return None
-    name, _, which = asked[0].partition("=")
-    if not which:
-        raise InputError(
-            f"{asked[0]}: needs a run, as in +enjoy=latest or +enjoy=<run folder>",
-            code="missing",
-            key="+enjoy",
-        )
-    if name != "+enjoy":
-        raise InputError(f"{asked[0]}: write +enjoy={which}", code="syntax", key="+enjoy")
-    if len(asked) > 1:
-        raise InputError(
-            f"+enjoy is given twice: {asked[0]} and {asked[1]}. Leave one out.",
-            code="contradiction",
-            key="+enjoy",
-        )
+    which = found["enjoy"]
     if multirun:
         raise InputError(
             "+enjoy plays one run, so it cannot be part of an experiment: leave out -m",
             code="contradiction",
             key="-m",
         )
-    others = [word for word in words if word is not asked[0]]
     chosen = [word for word in others if choices([word])]
-    given = _options(
-        [word for word in others if word not in chosen],
-        ("checkpoint", "session", "episodes", "greedy", "epsilon", "render", "videos", "seed"),
-        f"{asked[0]} plays what a run has learned, in the environment that it learned in, and takes",
-    )
-    which = unquoted(which)
-    defaults = EnjoyRequest(which=which, choices=chosen)
-    return EnjoyRequest(
-        which=which,
-        choices=chosen,
-        checkpoint=_checkpoint(given),
-        session=_number(given, "session", 0),
-        episodes=_number(given, "episodes", 1) or defaults.episodes,
-        greedy=_one_of(given, "greedy", ("true", "false"), "true") == "true" if "greedy" in given else None,
-        epsilon=_probability(given, "epsilon"),
-        render=_render(given),
-        videos=_number(given, "videos", 0),
-        seed=_number(given, "seed", 0) or 0,
-    )
+    names = ("checkpoint", "session", "episodes", "greedy", "epsilon", "render", "videos", "seed")
+    takes = f"+enjoy={which} plays what a run has learned, in the environment that it learned in, and takes"
+    given = _options([word for word in others if word not in chosen], names, takes)
+    return EnjoyRequest(which=which, choices=chosen, **given)
 
 
 def replay_request(which: str, words: Sequence[str]) -> ReplayRequest:
-    """which: the first word of `labrl-replay`; words: the others. Raises InputError for what is wrong."""
-    given = _options(words, ("episode", "session", "render"), "labrl-replay <run folder> takes")
-    episode = given.get("episode", "best")
-    if episode not in ("best", "last") and not episode.isdigit():
-        raise InputError(
-            f"episode={episode}: must be best, last or the frame of an evaluation",
-            code="range",
-            key="episode",
-        )
-    return ReplayRequest(
-        which=which, episode=episode, session=_number(given, "session", 0), render=_render(given)
-    )
+    """Return what `labrl-replay <which> <words>` asks for. Raises InputError for a wrong word."""
+    names = ("episode", "session", "render")
+    return ReplayRequest(which=which, **_options(words, names, "labrl-replay <run folder> takes"))
 
 
-def _options(words: Sequence[str], known: Sequence[str], takes: str) -> dict[str, str]:
-    """Value by name. Raises InputError for a word that is none of the `known` ones."""
+def _options(words: Sequence[str], known: Sequence[str], takes: str) -> dict[str, Any]:
+    """Return the value of each word by its name. Raises InputError for one that is unknown or wrong."""
     given: dict[str, str] = {}
     for word in words:
-        name, equals, value = word.partition("=")
-        if name.lstrip("+") not in known:
+        name, _, value = word.partition("=")
+        name = name.lstrip("+")
+        if name not in known:
             raise InputError(
                 f"{word}: {takes} {', '.join(known)}.{did_you_mean(name, known)}",
                 code="unknown-key",
                 key=name,
             )
-        name = name.lstrip("+")
-        if not equals or not value:
+        if not value:
             raise InputError(f"{word}: needs a value, as in {name}=<value>", code="missing", key=name)
         if name in given:
             raise InputError(
@@ -138,34 +99,48 @@ def _options(words: Sequence[str], known: Sequence[str], takes: str) -> dict[str
                 key=name,
             )
         given[name] = value
-    return given
+    return {name: _VALUES[name](name, value) for name, value in given.items()}
 
 
-def _number(given: Mapping[str, str], name: str, least: int) -> int | None:
-    value = given.get(name)
-    if value is None:
-        return None
-    number = _whole(value)
-    if number is None or number < least:
-        none = " (0: none)" if least == 0 else ""
-        raise InputError(
-            f"{name}={value}: must be a whole number of at least {least}{none}",
-            code="type" if number is None else "range",
-            key=name,
-        )
-    return number
+def _at_least(least: int) -> Callable[[str, str], int]:
+    def parsed(name: str, value: str) -> int:
+        number = _whole(value)
+        if number is None or number < least:
+            none = " (0: none)" if least == 0 else ""
+            raise InputError(
+                f"{name}={value}: must be a whole number of at least {least}{none}",
+                code="type" if number is None else "range",
+                key=name,
+            )
+        return number
+
+    return parsed
 
 
-def _probability(given: Mapping[str, str], name: str) -> float | None:
-    if name not in given:
-        return None
+def _one_of(*allowed: str, frame_of: str = "") -> Callable[[str, str], str]:
+    """Return a parser for one of the `allowed` values, or a frame. frame_of: whose frame that is."""
+
+    def parsed(name: str, value: str) -> str:
+        frame = _whole(value) if frame_of else None
+        if frame is not None and frame >= 0:
+            return str(frame)
+        if value not in allowed:
+            last = f"the frame of {frame_of}" if frame_of else ""
+            *firsts, end = [*allowed, *([last] if last else [])]
+            raise InputError(f"{name}={value}: must be {', '.join(firsts)} or {end}", code="range", key=name)
+        return value
+
+    return parsed
+
+
+def _probability(name: str, value: str) -> float:
     try:
-        number = float(given[name])
+        number = float(value)
     except ValueError:
         number = math.nan
     if not 0 <= number <= 1:
         raise InputError(
-            f"{name}={given[name]}: must be a number between 0 and 1",
+            f"{name}={value}: must be a number between 0 and 1",
             code="type" if math.isnan(number) else "range",
             key=name,
         )
@@ -173,7 +148,7 @@ def _probability(given: Mapping[str, str], name: str) -> float | None:
 
 
 def _whole(value: str) -> int | None:
-    """5e4 as 50000; None for what is no whole number."""
+    """Return 5e4 as 50000, and None for what is no whole number."""
     try:
         number = float(value)
         return int(number) if number == int(number) else None
@@ -181,26 +156,15 @@ def _whole(value: str) -> int | None:
         return None
 
 
-def _checkpoint(given: Mapping[str, str]) -> str:
-    value = given.get("checkpoint", "default")
-    if value in ("best", "latest", "default"):
-        return value
-    frame = _whole(value)
-    if frame is None or frame < 0:
-        raise InputError(
-            f"checkpoint={value}: must be best, latest or the frame of a checkpoint",
-            code="range",
-            key="checkpoint",
-        )
-    return str(frame)
-
-
-def _one_of(given: Mapping[str, str], name: str, allowed: Sequence[str], default: str) -> str:
-    value = given.get(name, default)
-    if value not in allowed:
-        raise InputError(f"{name}={value}: must be {' or '.join(allowed)}", code="range", key=name)
-    return value
-
-
-def _render(given: Mapping[str, str]) -> Render:
-    return "human" if _one_of(given, "render", ("video", "human"), "video") == "human" else "video"
+_VALUES: dict[str, Callable[[str, str], Any]] = {
+    "checkpoint": _one_of("best", "latest", "default", frame_of="a checkpoint"),
+    "episode": _one_of("best", "last", frame_of="an evaluation"),
+    "session": _at_least(0),
+    "episodes": _at_least(1),
+    "videos": _at_least(0),
+    "seed": _at_least(0),
+    "greedy": lambda name, value: _one_of("true", "false")(name, value) == "true",
+    "epsilon": _probability,
+    "render": _one_of("video", "human"),
+}
+"""How the value of each word is read."""

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from labrl.analysis.columns import widths_that_fit
-from labrl.session.callbacks.progress import Terminal
+from labrl.analysis.returns import MEANING, group_return
+from labrl.session.callbacks.display import Terminal
 from labrl.storage.run_folder import RunFolder
 from labrl.trial.result import SessionResult, TrialResult
 
-COLUMNS = ("#", "status", "frames", "episodes", "return", "best", "seconds", "frames/s")
-"""`return`: mean ± deviation over the last training episodes; `best`: the highest score of a checkpoint."""
+COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")
+"""`best`: the highest score of a checkpoint."""
 
 _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
 """Columns that a narrow terminal goes without, the first of them first."""
@@ -31,14 +32,12 @@ def _score(value: float | None) -> str:
 
 
 def _row(session: SessionResult) -> list[str]:
-    several = session.return_std is not None and session.episodes > 1
-    spread = f" ± {_score(session.return_std)}" if several else ""
     return [
         str(session.index),
         session.status,
         f"{session.frame:,}",
         f"{session.episodes:,}",
-        _score(session.return_mean) + spread,
+        _score(session.final_return),
         _score(session.best_return),
         f"{session.wall:,.0f}" if session.wall >= 100 else f"{session.wall:,.1f}",
         _number(session.fps, 0) if session.frame else "-",
@@ -80,9 +79,9 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if networks:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
         say(f"parameters: {told}", console)
-    scored = len(result.returns)
-    if scored > 1:
-        console.print(f"mean return over {scored} sessions: {result.return_mean:,.1f}")
+    together = group_return(result.returns)
+    if together is not None and together.count > 1:
+        say(f"final return of {together.count} sessions: {together.sentence()}", console)
     if result.comparison is not None:
         say(f"rerun: {result.comparison}", console)
     if any(session.status == "interrupted" for session in result.sessions):
@@ -96,16 +95,15 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
 
 def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iterator[str]:
     """Say what each return in the table is the mean of."""
-    counts = sorted({session.return_episodes for session in sessions if session.return_episodes})
-    if counts == [1]:
-        yield "return: of the one training episode that ended"
-    elif counts:
-        many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        yield f"return: mean ± standard deviation over the last {many} training episodes"
+    if not any(session.final_return is not None for session in sessions):
+        return
+    yield MEANING
     if "best eval" in columns:
-        yield "best eval: highest mean return of an evaluation in separate environments"
-    elif "best" in columns and any(session.best_source for session in sessions):
-        yield "best: highest of these means at an evaluation checkpoint"
+        yield "checkpoints: mean return of an evaluation in separate environments; best eval: the highest"
+    else:
+        counts = sorted({session.return_episodes for session in sessions if session.return_episodes}) or [0]
+        many = f"{counts[-1]}" if len(set(counts)) == 1 else f"{counts[0]} to {counts[-1]}"
+        yield f"checkpoints: mean return of the last {many} training episodes; best: the highest"
 
 
 def _without_return(session: SessionResult) -> bool:

@@ -5,48 +5,47 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy as np
-from gymnasium.spaces import Box, Space
-
-from labrl.agents.action_spaces import refuse_masks
-from labrl.agents.agent import agent_class
-from labrl.agents.parts.experience import ExperienceConfig
-from labrl.agents.random import check_uniform
+from labrl.agents.abilities import check_abilities
+from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
-from labrl.config.component import Component
+from labrl.analysis.returns import recorded_return
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
+from labrl.envs.sample import drop_spares, kept_for_the_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
-from labrl.learning.compute import Compute
-from labrl.memory.offline import OfflineData
-from labrl.memory.replay import Replay
-from labrl.networks.building import is_recurrent
 from labrl.networks.spaces import Spaces
-from labrl.processes import SIGNALS, children_ignore_ctrl_c, exit_code_of, how_it_ended, signals_raise
+from labrl.processes import (
+    SIGNALS,
+    children_ignore_ctrl_c,
+    exit_code_of,
+    how_it_ended,
+    signals_raise,
+    signals_wait_in_children,
+)
 from labrl.script import Carried
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.display import SessionProgress
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.interruption import Interruption
-from labrl.session.shared_weights import forget_shared_weights
+from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
+from labrl.steady_output import doing
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
-from labrl.trial import reporting, videos
-from labrl.trial.devices import check_compiler, machine_cpus, threads_per_session
+from labrl.trial import playback, reporting
+from labrl.trial.devices import check_machine, threads_per_session
+from labrl.trial.fork_server import session_context
 from labrl.trial.result import SessionResult, TrialResult
-from labrl.trial.shares import Machine, Need
 from labrl.trial.summary import how_to_report, how_to_resume, say
 from labrl.trial.torchrun import check_launch, leading
 from labrl.trial.worker import main as session_main
@@ -62,7 +61,7 @@ SESSION_BYTES = 150 << 20
 def check(config: TrialConfig) -> None:
     """Refuse what contradicts the environment's spaces or the machine, before any session is built.
 
-    Raises InputError.
+    Each part refuses what it cannot do with the whole configuration. Raises InputError.
     """
     if config.search.space:
         raise InputError(
@@ -71,144 +70,19 @@ def check(config: TrialConfig) -> None:
             code="usage",
             key="search",
         )
-    meta, agent = config.meta, agent_class(config.agent)
-    machine = Machine(machine_cpus())
-    machine.check(Need.of(dataclasses.asdict(meta), 1, machine.cores))
-    compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
-    if meta.compile:
-        if is_recurrent(config.agent):
-            raise InputError(
-                "meta.compile=true: recurrent networks are not compiled, because their cells are kernels of "
-                "PyTorch itself. Set meta.compile=false.",
-                code="unsupported",
-                key="meta.compile",
-            )
-        check_compiler(compute.device.type)
+    check_machine(config)
     observation_space, action_space = describe(config.env)
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
     config.agent.check("check", spaces)
-    if gives_masks(config.env) and not agent.TRAITS.masks:
-        refuse_masks(agent.NAME or config.agent.target, action_space, config.env.config.name)
-    if config.meta.eval_greedy and not agent.TRAITS.greedy:
-        raise InputError(
-            f"meta.eval_greedy=true: {config.agent.target} has no greedy action. Set meta.eval_greedy=false.",
-            code="unsupported",
-            key="meta.eval_greedy",
-        )
-    if meta.eval_epsilon:
-        check_uniform(action_space, f"meta.eval_epsilon={meta.eval_epsilon:g}")
-    if meta.gradient_noise and not agent.TRAITS.halves:
-        raise InputError(
-            f"meta.gradient_noise=true compares gradients of half a minibatch and of the whole, and agent "
-            f"{config.agent.target} normalizes by the minibatch. Set meta.gradient_noise=false.",
-            code="unsupported",
-            key="meta.gradient_noise",
-        )
+    check_abilities(config, action_space, masked=gives_masks(config.env))
     check_launch(config)
-    _check_room(meta.max_session)
-    if meta.distributed:
-        _check_distributed(config)
-    if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
-        raise InputError(
-            f"meta.async_unroll: agent {config.agent.target} learns only from what it has just played with "
-            "its own weights. Set meta.async_unroll=null, or choose an agent with "
-            "a replay buffer: agent=dqn, sac, crossq, td3 or ddpg.",
-            code="unsupported",
-            key="meta.async_unroll",
-        )
+    _check_room(config.meta.max_session)
+    check_shared_weights(config)
     Transforms.build(config.transforms, spaces)
-    _check_goals(config)
-    _check_offline(config, action_space)
-    _check_collecting(config)
+    check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
     login.chosen(config.wandb)
-
-
-def _check_collecting(config: TrialConfig) -> None:
-    """Raises InputError where nothing is played at times, and something needs that it is."""
-    if not isinstance(config.agent.config, ExperienceConfig):
-        return
-    begin, until = config.agent.config.collect_from, config.agent.config.collect_until
-    if config.meta.async_unroll is not None and (begin or until is not None):
-        key = "collect_until" if until is not None else "collect_from"
-        raise InputError(
-            f"meta.async_unroll and agent.{key} contradict each other: the actor process never stops "
-            f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}.",
-            code="contradiction",
-            key="meta.async_unroll",
-        )
-    if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
-        raise InputError(
-            f"agent.collect_until={until}: after this frame there are no training episodes, from which the "
-            "score is computed. Set meta.rigorous_eval=4 (environments for evaluation), or "
-            "agent.collect_until=null.",
-            code="contradiction",
-            key="meta.rigorous_eval",
-        )
-
-
-def _check_goals(config: TrialConfig) -> None:
-    """Raises InputError where a memory reads goals that a transform has changed."""
-    if not isinstance(config.agent.config, ExperienceConfig):
-        return
-    memory = config.agent.config.memory
-    given = [name for name, transform in config.transforms.items() if transform is not None]
-    made = memory.load()
-    if given and isinstance(made, type) and issubclass(made, Replay) and made.TRAITS.goals:
-        raise InputError(
-            f"transforms.{given[0]} and agent.memory={memory.target} contradict each other: the replay "
-            f"buffer needs the goals and rewards of the environment itself. Set transforms.{given[0]}=null "
-            "or agent/memory=uniform.",
-            code="contradiction",
-            key=f"transforms.{given[0]}",
-        )
-
-
-def _check_offline(config: TrialConfig, actions: Space[Any]) -> None:
-    """Raises InputError where what others have stored looks otherwise than what is played.
-
-    actions: of the environment.
-    """
-    offline = config.agent.config.offline if isinstance(config.agent.config, ExperienceConfig) else None
-    if offline is None or not isinstance(offline.load(), type) or not issubclass(offline.load(), OfflineData):
-        return
-    source: type[OfflineData] = offline.load()
-    source.check(offline.config)
-    if (then := source.transforms(offline.config)) is None:
-        return
-    now = {name: transform for name, transform in config.transforms.items() if transform is not None}
-    for name in sorted(now | then):
-        if now.get(name) != then.get(name):
-            held = then[name].target if name in then else "null"
-            raise InputError(
-                f"transforms.{name}: the data of agent.offline went through {held}, and new steps would go "
-                f"through {now[name].target if name in now else 'null'}. Set transforms.{name} to that of "
-                "the data.",
-                code="contradiction",
-                key=f"transforms.{name}",
-            )
-    if (played_in := source.environment(offline.config)) is not None:
-        _compare_actions(played_in, actions)
-
-
-def _compare_actions(source: Component, actions: Space[Any]) -> None:
-    """Raises InputError where those of `source` mean something else: memories keep them without bounds."""
-    try:
-        theirs = describe(source)[1]
-    except LabrlError:  # it cannot be made here
-        return
-    same = theirs == actions
-    if isinstance(theirs, Box) and isinstance(actions, Box) and theirs.shape == actions.shape:
-        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
-    if not same:
-        raise InputError(
-            f"agent.offline: the actions of its source, {source.config.name}, are {theirs}, and those of "
-            f"this environment are {actions}: the same number would mean another action. Name a run with the "
-            "same action space.",
-            code="contradiction",
-            key="agent.offline",
-        )
 
 
 def _check_room(num_sessions: int) -> None:
@@ -225,31 +99,7 @@ def _check_room(num_sessions: int) -> None:
         )
 
 
-def _check_distributed(config: TrialConfig) -> None:
-    """Raises InputError where sessions cannot train the same weights."""
-    meta = config.meta
-    asked = f"meta.distributed={meta.distributed}"
-    if meta.max_session < 2:
-        raise InputError(
-            f"{asked} is for sessions that train together: set meta.max_session=2 or more",
-            code="contradiction",
-            key="meta.max_session",
-        )
-    if not agent_class(config.agent).TRAITS.shares_weights:
-        raise InputError(
-            f"{asked}: {config.agent.target} cannot train weights together with other sessions; agents that "
-            "learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false.",
-            code="unsupported",
-            key="meta.distributed",
-        )
-    if Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus).device.type != "cpu":
-        raise InputError(
-            f"{asked} shares weights in main memory: set meta.device=cpu",
-            code="contradiction",
-            key="meta.device",
-        )
-
-
+@kept_for_the_run()
 def run_trial(
     config: TrialConfig, plain: Mapping[str, Any], folder: str | os.PathLike[str], command: Command
 ) -> TrialResult:
@@ -258,6 +108,7 @@ def run_trial(
     plain: the configuration as it is saved and handed to processes; command: what was typed. Raises
     InputError for wrong input, and leaves no folder then, but among the trials of an experiment.
     """
+    doing("making environments")
     check(config)
     run = RunFolder.create(folder)
     seed = draw_seed() if config.seed is None else config.seed
@@ -324,7 +175,11 @@ def run_sessions(
     num_threads = threads_per_session(
         config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
     )
-    with shown_on_wandb(config.wandb, run, indices, say):
+    with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
+        prepared = None
+        if config.meta.report and experiment_of(run.path) is None:  # beside other trials it would take a core
+            prepared = reporting.prepare(run.path)
+            ending.callback(reporting.dismiss, prepared)
         if config.meta.max_session == 1:
             folder = run.session(0)
             begin = None
@@ -345,9 +200,11 @@ def run_sessions(
         if result.stopped_at_start:
             return result
         if config.meta.videos and result.exit_code in (DONE, FAILED):
-            videos.render(run, result.sessions)
+            doing("making videos of the best and the last episode")
+            playback.render_videos(run, result.sessions)
         if config.meta.report:
-            result.report = reporting.make_report(run.path)
+            doing(reporting.MAKING)
+            result.report = reporting.make_report(run.path, prepared)
     return result
 
 
@@ -355,8 +212,9 @@ def _in_processes(
     config: TrialConfig, folder: RunFolder, indices: list[int], num_threads: int
 ) -> dict[int, int]:
     """All sessions at once; one that dies leaves the others running. Returns exit codes by number."""
-    # A forked child would inherit the threads of torch and of ALE in an unusable state.
-    context = multiprocessing.get_context("spawn")
+    drop_spares()  # the processes make their own
+    # Never forked from this process: they would inherit the threads of torch and of ALE in an unusable state.
+    context = session_context()
     carried = Carried()
     by_index: dict[int, BaseProcess] = {
         index: context.Process(
@@ -371,7 +229,7 @@ def _in_processes(
     panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
     with Interruption() as interruption, panel:
         try:
-            with children_ignore_ctrl_c():
+            with children_ignore_ctrl_c(), signals_wait_in_children():
                 for process in processes:
                     process.start()
             told = False
@@ -414,7 +272,8 @@ def _reached(folder: SessionFolder) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, TypeError):
         shown = SessionProgress(**json.loads(folder.progress.read_text(encoding="utf-8")))
         wanted = {"frame": shown.frame, "episodes": shown.episode, "wall": shown.wall}
-        return {**wanted, "return_mean": shown.return_mean}
+        final_return = recorded_return(folder.eval_csv, folder.train_csv)
+        return {**wanted, "final_return": final_return, "return_mean": shown.return_mean}
     return {}
 
 

@@ -14,12 +14,13 @@ import torch
 
 from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
+from labrl.analysis.returns import recorded_return
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.networks.summary import count, summary
-from labrl.processes import stop_with_the_parent
+from labrl.processes import stop_with_the_parent, take_signals
 from labrl.script import Carried
 from labrl.seeding import session_seed
 from labrl.session.session import Session
@@ -181,7 +182,8 @@ def _restored(
         session.close()
         raise
     now = session.computes_with()
-    changed = [f"{key} {begun[key]} -> {now[key]}" for key in now if begun[key] != now[key]]
+    then = {"kernels": "torch", **begun}  # checkpoints from before there were kernels
+    changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]
     if changed:
         _log.warning("session %d goes on with %s: not bit for bit as it was", index, ", ".join(changed))
     return session
@@ -199,13 +201,15 @@ def _fill(result: SessionResult, session: Session) -> None:
         result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes.latest)
         if result.return_episodes > 1:
             result.return_std = statistics["return_std"]
-    evaluate = session.evaluate
-    result.best_return, result.best_source = evaluate.best_return, evaluate.best_source
+    result.final_return = recorded_return(session.folder.eval_csv, session.folder.train_csv)
+    if session.evaluate is not None:
+        result.best_return, result.best_source = session.evaluate.best_return, session.evaluate.best_source
 
 
 def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_threads: int) -> None:
     """Entry point of a session's own process; its exit code tells the trial how it ended."""
     assert config.seed is not None
+    take_signals()
     stop_with_the_parent()
     session = RunFolder.open(folder).session(index)
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -31,6 +31,12 @@ from labrl.config.types import (
 )
 from labrl.learning.compute import Compute
 from labrl.learning.initialization import build_networks
+from labrl.learning.kernels.value_losses import (
+    CategoricalReturns,
+    DerivedValues,
+    ExpectedReturns,
+    QuantileReturns,
+)
 from labrl.learning.learner import make_learner
 from labrl.networks.noisy import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
@@ -102,6 +108,7 @@ class ValuePolicy:
     ) -> None:
         assert isinstance(spaces.action, gym.spaces.Discrete)
         self._config, self._value, self._clock = config, value, clock
+        self._derived = derived_values(value)
         self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
         self.exploration: Exploration = config.exploration.build()
         (self.network,) = build_networks(
@@ -178,7 +185,12 @@ class ValuePolicy:
         return np.zeros((len(inputs), self.network.state_size), np.float32)
 
     def _expected(self, outputs: NDArray, mask: NDArray[np.bool_] | None) -> NDArray:
-        values = self._value.expected(torch.from_numpy(outputs)).numpy()
+        derived = self._derived
+        values = (
+            self._value.expected(torch.from_numpy(outputs)).numpy()
+            if derived is None
+            else derived.expected(outputs)
+        )
         return values if mask is None else np.where(mask, values, -np.inf)
 
 
@@ -262,7 +274,7 @@ class ExpectedValue:
     num_outputs = 1
 
     def __init__(self, config: ExpectedValueConfig, device: torch.device) -> None:
-        self._squared = config.loss == "squared"
+        self.squared = config.loss == "squared"
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the outputs themselves. [..., 1] -> [...]"""
@@ -277,7 +289,7 @@ class ExpectedValue:
         value, target = outputs.squeeze(1), target.squeeze(1)
         with torch.no_grad():
             error = (target - value).abs_()
-        if self._squared:
+        if self.squared:
             return 0.5 * (target - value).square(), error
         return torch.nn.functional.huber_loss(value, target, reduction="none"), error
 
@@ -311,15 +323,15 @@ class CategoricalValue:
 
     def __init__(self, config: CategoricalValueConfig, device: torch.device) -> None:
         self.num_outputs = config.atoms
-        self._support = torch.linspace(config.v_min, config.v_max, config.atoms, device=device)
+        self.support = torch.linspace(config.v_min, config.v_max, config.atoms, device=device)
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the mean of the distribution. [..., atoms] -> [...]"""
-        return torch.softmax(outputs, dim=-1) @ self._support
+        return torch.softmax(outputs, dim=-1) @ self.support
 
     def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Return the projected distribution. [batch, atoms]"""
-        return categorical_target(torch.softmax(next_outputs, dim=1), reward, discount, self._support)
+        return categorical_target(torch.softmax(next_outputs, dim=1), reward, discount, self.support)
 
     def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the divergence from the target, which is also the error. [batch] each"""
@@ -344,8 +356,8 @@ class QuantileValue:
 
     def __init__(self, config: QuantileValueConfig, device: torch.device) -> None:
         self.num_outputs = config.quantiles
-        self._kappa = config.kappa
-        self._fraction = (torch.arange(config.quantiles, device=device) + 0.5) / config.quantiles
+        self.kappa = config.kappa
+        self.fraction = (torch.arange(config.quantiles, device=device) + 0.5) / config.quantiles
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the mean of the quantiles. [..., quantiles] -> [...]"""
@@ -359,4 +371,17 @@ class QuantileValue:
         """Return the quantile Huber loss, and the difference of the means. [batch] each"""
         with torch.no_grad():
             error = (target.mean(1) - outputs.mean(1)).abs_()
-        return quantile_huber_loss(outputs, target, self._fraction, self._kappa), error
+        return quantile_huber_loss(outputs, target, self.fraction, self.kappa), error
+
+
+def derived_values(value: ActionValues) -> DerivedValues | None:
+    """Return how the same is computed with derivatives by hand; None for classes that are not labrl's own."""
+    make = _DERIVED.get(type(value))
+    return None if make is None else make(value)
+
+
+_DERIVED: dict[type, Callable[[Any], DerivedValues]] = {
+    ExpectedValue: lambda value: ExpectedReturns(value.squared),
+    CategoricalValue: lambda value: CategoricalReturns(value.support.cpu().numpy()),
+    QuantileValue: lambda value: QuantileReturns(value.fraction.cpu().numpy(), value.kappa),
+}

@@ -101,11 +101,13 @@ class ReplayActorCritic:
         """The policy in the session's precision, for the loss of the critics."""
         self.judge = self.critics.in_precision(self.critics.frozen().eval())
         """The critics as the policy sees them: with a gradient through them, but none for their weights."""
+        self.judge_kernel: Any = self.critics.kernel
+        """The same without autograd: the kernel of the critics, None where there is none."""
         self.targets: dict[str, TargetNetwork[Any]] = {}
         """Target networks by name, made by the agent."""
         self.experience = Experience(config, spaces, clock, streams, compute, stored_action)
         self._policy_statistics = (*policy_statistics, "grad_norm_policy")
-        self._averages: dict[str, Tensor] = {}  # exponential, by the name of their last statistic
+        self._averages: dict[str, list[float]] = {}  # exponential, by the name of their last statistic
 
     def outputs(self, observation: Observation) -> NDArray:
         """Compute the outputs of the policy network. [num_envs, num_outputs]"""
@@ -124,10 +126,12 @@ class ReplayActorCritic:
 
         rows: statistics of their loss, made by `critic_rows`. [2 + critics, batch]
         """
-        means = torch.stack((rows[0].mean(), rows[1].mean(), rows[2:].mean()))
+        means = rows.mean(1)
         if self._ranks.size > 1:
             self._ranks.mean_(means)
-        self._step(self.critics, self._critic_lr, self.CRITIC_STATISTICS, means)
+        loss, error, *values = means.tolist()
+        statistics = [loss, error, sum(values) / len(values)]
+        self._step(self.critics, self._critic_lr, self.CRITIC_STATISTICS, statistics)
         self.experience.updates += 1
 
     def step_policy(self, statistics: Tensor) -> None:
@@ -135,7 +139,7 @@ class ReplayActorCritic:
 
         statistics: of its loss, by the names given. [names]
         """
-        self._step(self.policy, self._lr, self._policy_statistics, statistics)
+        self._step(self.policy, self._lr, self._policy_statistics, statistics.tolist())
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
@@ -164,7 +168,7 @@ class ReplayActorCritic:
             "critics": self.critics.state_dict(),
             "targets": {name: target.network.state_dict() for name, target in self.targets.items()},
             "experience": self.experience.state_dict(),
-            "averages": {name: each.clone() for name, each in self._averages.items()},
+            "averages": {name: list(each) for name, each in self._averages.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,8 +178,7 @@ class ReplayActorCritic:
         for name, target in self.targets.items():
             target.network.load_state_dict(state["targets"][name])
         self.experience.load_state_dict(state["experience"])
-        device = self.policy.device
-        self._averages = {name: each.to(device, copy=True) for name, each in state["averages"].items()}
+        self._averages = {name: list(map(float, each)) for name, each in state["averages"].items()}
 
     def close(self) -> None:
         """End the worker threads, and write out what the replay buffer has in files."""
@@ -184,24 +187,22 @@ class ReplayActorCritic:
         self.experience.close()
 
     def _step(
-        self, learner: Learner[Any], lr: NonNegativeSchedule, names: tuple[str, ...], statistics: Tensor
+        self, learner: Learner[Any], lr: NonNegativeSchedule, names: tuple[str, ...], statistics: list[float]
     ) -> None:
         """Make one update, and take its statistics into their averages. Raises NonFiniteError."""
         frame = self._clock.frame
         norm = learner.step(value_at(lr, frame))
         if not math.isfinite(norm):
-            check_finite(frame, {names[0]: float(statistics[0]), names[-1]: norm})
-        values = torch.cat([statistics, statistics.new_tensor([norm])])
-        if names[-1] in self._averages:
-            self._averages[names[-1]].lerp_(values, AVERAGING)
-        else:
-            self._averages[names[-1]] = values
+            check_finite(frame, {names[0]: statistics[0], names[-1]: norm})
+        values = [*statistics, norm]
+        before = self._averages.get(names[-1], values)
+        self._averages[names[-1]] = [
+            old + AVERAGING * (new - old) for old, new in zip(before, values, strict=True)
+        ]
 
     def _named(self, names: tuple[str, ...]) -> dict[str, float]:
         """Return the averages of some statistics, nan before the first update."""
-        if names[-1] not in self._averages:
-            return dict.fromkeys(names, math.nan)
-        return dict(zip(names, self._averages[names[-1]].tolist(), strict=True))
+        return dict(zip(names, self._averages.get(names[-1], [math.nan] * len(names)), strict=True))
 
 
 def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:

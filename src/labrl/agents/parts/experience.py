@@ -15,8 +15,9 @@ from torch import Tensor
 from labrl.agents.parts.ranks import divided
 from labrl.clock import Clock
 from labrl.config.component import Component
+from labrl.config.schema import TrialConfig
 from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
-from labrl.errors import InputError
+from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Columns, Learner
 from labrl.memory.offline import OfflineData, Wanted
@@ -153,9 +154,9 @@ class Experience:
         return frame < self.config.learning_starts and self.config.warmup_actions == "random"
 
     @property
-    def pauses(self) -> bool:
-        """Whether there are frames in which environments are not played."""
-        return self.config.collect_from > 0 or self.config.collect_until is not None
+    def pauses(self) -> Experience | None:
+        """This, where there are frames in which environments are not played; else None."""
+        return self if self.config.collect_from > 0 or self.config.collect_until is not None else None
 
     @property
     def collecting(self) -> bool:
@@ -305,6 +306,93 @@ def check_memory(config: ExperienceConfig, spaces: Spaces) -> None:
     config.memory.load().check_goals(spaces.goals, config.n_step)
     if config.offline is not None:
         config.offline.check("check")
+
+
+def check_replay(
+    config: TrialConfig, actions: gym.Space[Any], actions_of: Callable[[Component], gym.Space[Any]]
+) -> None:
+    """Raise InputError where the replay buffer or its source contradicts other parts of the configuration.
+
+    actions: space of the environment; actions_of: returns that of another one. Agents without a replay buffer
+    pass.
+    """
+    experience = config.agent.config
+    if not isinstance(experience, ExperienceConfig):
+        return
+    transforms = {name: one for name, one in config.transforms.items() if one is not None}
+    made = experience.memory.load()
+    if transforms and isinstance(made, type) and issubclass(made, Replay) and made.TRAITS.goals:
+        first = next(iter(transforms))
+        raise InputError(
+            f"transforms.{first} and agent.memory={experience.memory.target} contradict each other: the "
+            "replay buffer needs the goals and rewards of the environment itself. Set "
+            f"transforms.{first}=null or agent/memory=uniform.",
+            code="contradiction",
+            key=f"transforms.{first}",
+        )
+    if experience.offline is not None:
+        _check_source(experience.offline, transforms, actions, actions_of)
+    begin, until = experience.collect_from, experience.collect_until
+    if config.meta.async_unroll is not None and (begin or until is not None):
+        key = "collect_until" if until is not None else "collect_from"
+        raise InputError(
+            f"meta.async_unroll and agent.{key} contradict each other: the actor process never stops "
+            f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}.",
+            code="contradiction",
+            key="meta.async_unroll",
+        )
+    if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
+        raise InputError(
+            f"agent.collect_until={until}: after this frame there are no training episodes, from which the "
+            "score is computed. Set meta.rigorous_eval=4 (environments for evaluation), or "
+            "agent.collect_until=null.",
+            code="contradiction",
+            key="meta.rigorous_eval",
+        )
+
+
+def _check_source(
+    offline: Component,
+    transforms: dict[str, Component],
+    actions: gym.Space[Any],
+    actions_of: Callable[[Component], gym.Space[Any]],
+) -> None:
+    """Raise InputError where the transitions of a source look otherwise than those that will be played."""
+    source = offline.load()
+    if not isinstance(source, type) or not issubclass(source, OfflineData):
+        return
+    source.check(offline.config)
+    then = source.transforms(offline.config)
+    if then is None:
+        return
+    for name in sorted(transforms | then):
+        if transforms.get(name) != then.get(name):
+            past, now = (given[name].target if name in given else "null" for given in (then, transforms))
+            raise InputError(
+                f"transforms.{name}: the data of agent.offline went through {past}, and new steps would go "
+                f"through {now}. Set transforms.{name} to that of the data.",
+                code="contradiction",
+                key=f"transforms.{name}",
+            )
+    played_in = source.environment(offline.config)
+    if played_in is None:
+        return
+    try:
+        theirs = actions_of(played_in)
+    except LabrlError:  # it cannot be made here
+        return
+    same = theirs == actions
+    box = gym.spaces.Box
+    if isinstance(theirs, box) and isinstance(actions, box) and theirs.shape == actions.shape:
+        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
+    if not same:  # buffers keep actions without their bounds
+        raise InputError(
+            f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, and those of "
+            f"this environment are {actions}: the same number would mean another action. Name a run with the "
+            "same action space.",
+            code="contradiction",
+            key="agent.offline",
+        )
 
 
 def experience_for_rank(config: Options, ranks: int) -> Options:

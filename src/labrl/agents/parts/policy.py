@@ -138,6 +138,8 @@ class Policy:
                 generator=streams.numpy("self-imitation"),
             )
         self._statistics = tuple(statistics)
+        # Values, advantages, actions and parameters of the last rollout, until its metrics are asked for.
+        self._learned_from: tuple[NDArray, NDArray, NDArray, NDArray] | None = None
         names = (*statistics, "grad_norm", "explained_variance", "value_mean", "value_std")
         nothing = torch.zeros((1, num_parameters))
         action = torch.zeros((1, *self.distribution.action_shape), dtype=self.distribution.action_dtype)
@@ -170,22 +172,42 @@ class Policy:
         if self.imitation is not None:
             self.imitation.observe(*self._choice, step)
 
-    def batch(self, rollout: Rollout, gamma: float, gae_lambda: float) -> Minibatch:
-        """Compute values and advantages of a full rollout, and return all of its rows."""
+    def batch(
+        self, rollout: Rollout, gamma: float, gae_lambda: float, with_log_prob: bool = False
+    ) -> Minibatch:
+        """Compute values and advantages of a full rollout, and return all of its rows.
+
+        with_log_prob: whether the log-probabilities of the actions are wanted too.
+        """
         assert self._next is not None
         if not self._values_too:
             # The network's own updates come after the last row, so all values are computed in one pass.
             rollout.set_values(self.values(rollout.rows("observation")))
         beyond = self.values(*rollout.beyond(self.network.layout(self._next), self._state))
         advantage = rollout.advantages(beyond, gamma, gae_lambda)
-        value, action = rollout.rows("value"), torch.from_numpy(rollout.rows("action"))
-        target, parameters = advantage + value, torch.from_numpy(rollout.rows("parameters"))
-        residual, spread = float(np.var(target - value)), float(np.var(target))
-        self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
-        self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
-        self._metrics.update(self.distribution.statistics(parameters, action))
-        log_prob, _ = self.distribution.log_prob_entropy(parameters, action)
+        value, action, parameters = map(rollout.rows, ("value", "action", "parameters"))
+        self._learned_from = value.copy(), advantage, action.copy(), parameters.copy()
+        log_prob = None
+        if with_log_prob:
+            both = torch.from_numpy(parameters), torch.from_numpy(action)
+            log_prob, _ = self.distribution.log_prob_entropy(*both)
         return rollout.batch(advantage, log_prob, self.learner.device)
+
+    def _describe(self) -> dict[str, float]:
+        """Return the metrics, with what the last rollout says of values and actions.
+
+        That is computed when somebody asks: it takes half as long as an update of a small network.
+        """
+        if self._learned_from is not None:
+            value, advantage, action, parameters = self._learned_from
+            target = advantage + value
+            residual, spread = float(np.var(target - value)), float(np.var(target))
+            self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
+            self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
+            of_actions = torch.from_numpy(parameters), torch.from_numpy(action)
+            self._metrics.update(self.distribution.statistics(*of_actions))
+            self._learned_from = None
+        return dict(self._metrics)
 
     def values(self, observation: NDArray, state: NDArray | None = None) -> NDArray:
         """Compute state values of observations as the network reads them. [n, *obs] -> [n]
@@ -234,7 +256,7 @@ class Policy:
         """Return means over the updates of the last rollout; coefficients: others at this frame."""
         config, frame = self._config, self._clock.frame
         return {
-            **self._metrics,
+            **self._describe(),
             "lr": value_at(config.lr, frame),
             "entropy_coef": value_at(config.entropy_coef, frame),
             **coefficients,
@@ -248,7 +270,7 @@ class Policy:
             **self.learner.state_dict(),
             "state": self._state.copy(),
             "observation": self._next,
-            "metrics": dict(self._metrics),
+            "metrics": self._describe(),
             "imitation": None if self.imitation is None else self.imitation.state_dict(),
         }
 
@@ -256,7 +278,7 @@ class Policy:
         """Continue from a saved state."""
         self.learner.load_state_dict(state)
         self._state, self._next = state["state"], state["observation"]
-        self._metrics = dict(state["metrics"])
+        self._metrics, self._learned_from = dict(state["metrics"]), None
         if self.imitation is not None:
             self.imitation.load_state_dict(state["imitation"])
 
@@ -311,6 +333,15 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
                 key=f"agent.{option}",
             )
     return recurrent
+
+
+def nearest_divisor(number: int, wanted: int, unit: int) -> int:
+    """Return the divisor of `number`, a multiple of `unit`, that is nearest to `wanted`; the smaller of
+    two."""
+    number //= unit
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = small + [number // divisor for divisor in reversed(small)]
+    return unit * min(divisors, key=lambda divisor: abs(unit * divisor - wanted))
 
 
 def check_budget(horizon: int, env: Any) -> None:

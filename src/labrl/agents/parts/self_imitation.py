@@ -20,7 +20,8 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Columns
+from labrl.learning.kernels.policy_losses import distributions, imitation_gradient
+from labrl.learning.learner import Columns, DerivedLoss
 from labrl.memory.replay import Replay
 from labrl.memory.rollout import Episodes
 from labrl.networks.distributions import ActionDistribution, masked
@@ -121,6 +122,7 @@ class SelfImitation:
             generator=generator,
             num_masked=policy.distribution.num_parameters if spaces.masked else 0,
         )
+        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
         self._metrics = dict.fromkeys(self.STATISTICS, math.nan)
 
     def observe(
@@ -163,7 +165,7 @@ class SelfImitation:
         self._metrics.update(zip(self.STATISTICS, means, strict=True))
         return self._config.updates
 
-    def _loss(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
+    def _by_autograd(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
         """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]"""
         output = network(minibatch.observation)
         parameters, value = output.parameters, output.value
@@ -175,6 +177,20 @@ class SelfImitation:
         statistics = torch.stack([policy, value_error, underrated, (underrated > 0).float()]).detach()
         losses = self._config.policy_coef * policy + self._config.value_coef * value_error
         return torch.dot(losses, minibatch.weight) / len(minibatch), statistics
+
+    def _by_hand(self, kernel: Any, minibatch: ImitationBatch) -> NDArray:
+        """Compute the gradient of the same loss by a kernel of the network. Returns the STATISTICS."""
+        parameters, value, _ = kernel.forward(minibatch.observation)
+        statistics, gradients = imitation_gradient(
+            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
+            value,
+            minibatch.discounted_return.numpy(),
+            minibatch.weight.numpy(),
+            policy_coef=self._config.policy_coef,
+            value_coef=self._config.value_coef,
+        )
+        kernel.backward(*gradients)
+        return statistics
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates after the last rollout."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from labrl.config.types import Fraction, PositiveInt
 from labrl.learning.flat import Network
-from labrl.learning.learner import Learner
+from labrl.learning.learner import Learner, as_arrays
 
 
 class TargetUpdate:
@@ -35,6 +35,15 @@ class TargetNetwork(Generic[Network]):
         self.forward_network = learner.in_precision(self.network)
         """The network in the session's precision, for losses."""
         self._followed, self._update = learner.flat.vector, update
+        self._kernel, self._tensor = learner.kernel_for(self.network), learner.tensor
+
+    def forward(self, *inputs: Any) -> Any:
+        """Compute `network(*inputs)`, with arrays in place of tensors; the next call overwrites them."""
+        kernel = None if self._kernel is None else self._kernel.now
+        if kernel is not None:
+            return kernel.forward(*inputs)
+        with torch.inference_mode():
+            return as_arrays(self.network(*map(self._tensor, inputs)))
 
     def frames_passed(self, before: int, now: int) -> None:
         """Call once a vector step, before the updates that it makes due. before, now: frames of the run"""

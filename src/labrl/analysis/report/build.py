@@ -5,35 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labrl.analysis.comparison import compare
-from labrl.analysis.files import compare_experiment, save_statistics
-from labrl.analysis.groups import by_env, grouped
-from labrl.analysis.plots.colours import group_styles
-from labrl.analysis.plots.comparison import plot_comparison, plot_setting
-from labrl.analysis.plots.figures import styled
-from labrl.analysis.plots.trial import plot_trial
+import polars as pl
+
+from labrl.analysis.figures import Sheet, save_sheets
+from labrl.analysis.groups import Group, grouped
 from labrl.analysis.report.comparison import Comparison, comparison_report
-from labrl.analysis.report.formats import moment, typed
-from labrl.analysis.report.render import render
-from labrl.analysis.report.search import search_sections
-from labrl.analysis.report.sections import Report
+from labrl.analysis.report.page import Report, render
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
-from labrl.analysis.search import read_search
-from labrl.analysis.settings import settings
-from labrl.analysis.statistics import trial_statistics
-from labrl.analysis.tables import comparison_rows
+from labrl.analysis.search import read_search, summary
+from labrl.analysis.statistics import compare, trial_statistics
+from labrl.analysis.tables import as_csv, comparison_rows
 from labrl.errors import InputError
-from labrl.storage.atomic import write_atomic
+from labrl.storage.atomic import write_atomic, write_json
 from labrl.storage.experiment_folder import is_experiment
 from labrl.storage.run_folder import MARKER
 
 REPORT = "report.html"
 PLOTS = "plots"
+STATISTICS_JSON = "statistics.json"
+STATISTICS_CSV = "statistics.csv"
 
 
 @dataclass(frozen=True)
@@ -65,39 +60,19 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
 
 
 def build_run(run: Run, out: Path | None = None) -> Built:
-    """The report of one run."""
-    target = _target(out or run.path)
+    """The report of one run; its `statistics.csv` has a row for each session."""
     statistics = trial_statistics(run)
-    with _writing(target):
-        plot_trial(run, target / PLOTS)
-        save_statistics(target, statistics, statistics["sessions"])
-        report = trial_report(run, statistics)
-        return Built(_write(report, target), compare(grouped([run])), report.warnings, report.verdict)
+    report, sheets = trial_report(run, statistics)
+    table = pl.DataFrame(statistics["sessions"], infer_schema_length=None)
+    path = _write(out or run.path, report, sheets, statistics, table)
+    return Built(path, compare(grouped([run])), report.warnings, report.verdict)
 
 
 def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
     """The report of an experiment: its trials beside each other."""
-    info = experiment.info
-    return build_comparison(
-        experiment.runs,
-        out or experiment.path,
-        experiment=experiment,
-        title=f"{'Search' if info.get('kind') == 'search' else 'Experiment'} {experiment.path.name}",
-        subtitle=moment(info["created"]) if info.get("created") else "",
-        status=experiment.status,
-        command=typed(info.get("command")),
-        resumes=info.get("resumes") or (),
-        warnings=experiment.warnings,
-        trials=[_found(trial, experiment.path) for trial in info.get("trials", [])],
-        search=read_search(info),
-        extra=search_sections(experiment),
-    )
-
-
-def _found(trial: Mapping[str, Any], experiment: Path) -> dict[str, Any]:
-    """A trial of `experiment.json` whose folder is known wherever the report lies."""
-    folder = trial.get("folder")
-    return {**trial, "folder": None if folder is None else str(experiment.resolve() / str(folder))}
+    kind = "Search" if experiment.info.get("kind") == "search" else "Experiment"
+    title = f"{kind} {experiment.path.name}"
+    return build_comparison(experiment.runs, out or experiment.path, title=title, experiment=experiment)
 
 
 def build_comparison(
@@ -106,11 +81,10 @@ def build_comparison(
     by: str | None = None,
     title: str = "Comparison",
     experiment: Experiment | None = None,
-    **facts: Any,
 ) -> Built:
-    """The report of any runs beside each other.
+    """The report of any runs beside each other; its `statistics.csv` has a row for each group.
 
-    by: as `grouped`; experiment: whose runs they are, if all are of one; facts: further ones of Comparison.
+    by: as `grouped`; experiment: whose runs they are, if all are of one.
     """
     if not runs:
         place = experiment.path if experiment else out
@@ -120,40 +94,44 @@ def build_comparison(
             key=str(place),
         )
     groups = grouped(runs, by)
-    target = _target(out)
-    statistics = compare(groups) if experiment is None else compare_experiment(experiment, groups)
-    status = facts.pop("status", "running" if any(run.status == "running" for run in runs) else "finished")
-    comparison = Comparison(title, groups, statistics, target, status=status, **facts)
-    with _writing(target):
-        _plot(comparison, target / PLOTS)
-        save_statistics(target, statistics, comparison_rows(statistics))
-        report = comparison_report(comparison)
-        return Built(_write(report, target), statistics, report.warnings, report.verdict)
+    going_on = any(run.status == "running" for run in runs)
+    status = experiment.status if experiment else "running" if going_on else "finished"
+    search = read_search(experiment.info) if experiment else None
+    if experiment is not None and search is not None:
+        groups = _named_by_trial(groups, experiment)
+    statistics = compare(groups)
+    if experiment is not None and search is not None:
+        statistics["search"] = summary(search, runs, experiment.path)
+    comparison = Comparison(title, groups, statistics, out, status, experiment, search)
+    report, sheets = comparison_report(comparison)
+    path = _write(out, report, sheets, statistics, comparison_rows(statistics))
+    return Built(path, statistics, report.warnings, report.verdict)
 
 
-def _plot(comparison: Comparison, folder: Path) -> None:
-    envs = comparison.statistics["envs"]
-    groups = by_env(comparison.groups)
-    with styled():
-        for entry in envs:
-            suffix = f"_{_slug(entry['env'])}" if len(envs) > 1 else ""
-            compared = comparison.compared(entry["env"])
-            plot_comparison(compared, folder, suffix)
-            agents = [one.group.agent for one in compared]
-            different = list(dict.fromkeys(agents))
-            styles = dict(zip(different, group_styles(different), strict=True))
-            for setting in settings(groups[entry["env"]], entry["groups"]):
-                plot_setting(setting, styles, agents, folder, suffix)
+def _named_by_trial(groups: Sequence[Group], experiment: Experiment) -> list[Group]:
+    """The groups of a search, each called by the number of its trial: its values stand in a table."""
+    trials = experiment.info.get("trials", [])
+    numbers = {(experiment.path / str(t.get("folder"))).resolve(): t.get("number") for t in trials}
+    found = {id(group): numbers.get(group.runs[0].path.resolve()) for group in groups}
+    known = list(found.values())
+    return [
+        group
+        if found[id(group)] is None or known.count(found[id(group)]) > 1
+        else replace(group, name=f"trial {found[id(group)]}")
+        for group in groups
+    ]
 
 
-def _slug(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
-
-
-def _target(folder: Path) -> Path:
+def _write(
+    folder: Path, report: Report, sheets: Sequence[Sheet], statistics: dict[str, Any], table: pl.DataFrame
+) -> Path:
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return folder
+        save_sheets(sheets, folder / PLOTS)
+        write_json(folder / STATISTICS_JSON, statistics)
+        write_atomic(folder / STATISTICS_CSV, as_csv(table))
+        write_atomic(folder / REPORT, render(report, folder))
+    return folder / REPORT
 
 
 @contextmanager
@@ -167,8 +145,3 @@ def _writing(folder: Path) -> Iterator[None]:
             code="usage",
             key=str(folder),
         ) from error
-
-
-def _write(report: Report, folder: Path) -> Path:
-    write_atomic(folder / REPORT, render(report, folder))
-    return folder / REPORT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
@@ -15,17 +16,24 @@ from labrl.session.callbacks.search import channel
 
 
 class Hub:
-    """Listens on this machine while entered; answers each session from a thread of its own."""
+    """Listens while entered; answers each session from a thread of its own."""
 
-    def __init__(self, answer: Callable[[int], bool]) -> None:
-        """answer: from the number of a trial, one of whose sessions has evaluated, to whether it stops."""
-        self._answer = answer
+    def __init__(self, answer: Callable[[int], bool], elsewhere: bool = False) -> None:
+        """answer: from the number of a trial, one of whose sessions has evaluated, to whether it stops.
+
+        elsewhere: whether sessions run on other machines, which reach this one by its name in the network.
+        """
+        self._answer, self._elsewhere = answer, elsewhere
         self._key = secrets.token_bytes(16)
         self._listener: Listener | None = None
         self._closed = False
 
     def __enter__(self) -> Hub:
-        if not find_place_for_sockets():
+        if self._elsewhere:
+            self._listener = Listener(("", 0), authkey=self._key, backlog=64)
+        elif find_place_for_sockets():
+            self._listener = Listener(authkey=self._key, backlog=64)
+        else:
             raise InputError(
                 f"TMPDIR={os.environ.get('TMPDIR', '')}: a search makes a socket, for which it needs a "
                 f"writable folder whose path has at most {SOCKET_FOLDER_BYTES} bytes. Neither this folder "
@@ -33,7 +41,6 @@ class Hub:
                 code="resources",
                 key="TMPDIR",
             )
-        self._listener = Listener(authkey=self._key, backlog=64)
         threading.Thread(target=self._accept, args=(self._listener,), name="search", daemon=True).start()
         return self
 
@@ -43,9 +50,12 @@ class Hub:
         self._listener.close()
 
     def channel(self, trial: int) -> str:
-        """What the sessions of a trial need to know, for their environment."""
+        """Return what the sessions of a trial need to know, for their environment."""
         assert self._listener is not None, "a channel leads to a hub that listens"
-        return channel(os.fsdecode(self._listener.address), self._key, trial)
+        address = self._listener.address
+        if isinstance(address, tuple):
+            return channel(f"{_own_address()}:{address[1]}", self._key, trial)
+        return channel(os.fsdecode(address), self._key, trial)
 
     def _accept(self, listener: Listener) -> None:
         while True:
@@ -64,3 +74,12 @@ class Hub:
             while True:
                 session.recv()  # the frame; what was reached there lies in the run folder
                 session.send(self._answer(trial))
+
+
+def _own_address() -> str:
+    """Return the address of this machine in its network: of the interface that leads out of it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out, contextlib.suppress(OSError):
+        out.connect(("192.0.2.1", 9))  # a datagram socket sends nothing when it connects
+        address: str = out.getsockname()[0]
+        return address
+    return socket.gethostname()

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.compose import resolve, to_plain
 from labrl.config.consistency import changes
 from labrl.config.kinds import kinds_replace
 from labrl.config.schema import TrialConfig
@@ -24,71 +24,57 @@ from labrl.experiment.search.settings import not_its
 from labrl.trial.trial import check
 
 
-def check_space(
-    recipe: Recipe, config_dir: str | None, ready: str = "none", keys: Collection[str] = ()
-) -> TrialConfig:
+def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ()) -> TrialConfig:
     """Compose what the space of a search can come to. Returns the configuration without any searched value.
 
     ready: the option of `search`, of which the space has these `keys`. Raises InputError for a key or an
     option that does not exist, and for a range with a value in it that its key can never have.
     """
-    space = recipe.space
-    default = to_plain(compose(recipe.configuration({}), config_dir))
-    corners = space.corners()
+    corners = recipe.space.corners()
     first = {key: values[0] for key, values in corners.items()}
-
-    def together(values: Mapping[str, Any]) -> DictConfig:
-        """Raises InputError where a searched key is missing beside others: `agent.epochs` with agent=dqn."""
-        try:
-            return compose(recipe.configuration(values), config_dir)
-        except LabrlError as error:
-            lacking = _lacking(recipe, values, keys, config_dir)
-            if lacking:
-                agent = str(values.get("agent", recipe.choices["agent"]))
-                raise not_its(ready, lacking, agent) from error
-            raise InputError.of(
-                dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
-                for one in error.mistakes
-            ) from error
-
-    firsts = to_plain(together(first))
+    default = to_plain(recipe.compose({}))
+    firsts = _together(recipe, first, ready, keys)
     for key, values in corners.items():
-        is_key = _is_key(default, key)
         for value in values:
-            if is_key:
-                _check_value(recipe, default, key, value, config_dir)
+            if _is_key(default, key):
+                _check_value(recipe, default, key, value)
                 continue
-            compose(recipe.configuration({key: value}), config_dir)
-            composed = together({**first, key: value})
+            recipe.compose({key: value})
+            composed = _together(recipe, {**first, key: value}, ready, keys)
             if key.startswith("+"):
-                _check_own(to_plain(composed), key, space.written[key])
-    config = resolve(_filled(default, firsts, first))
+                _check_own(composed, key, recipe.space.written[key])
+    filled = OmegaConf.create(default)
+    for key in first:  # keys that the space adds, such as `+agent.lr`
+        if key.startswith("+") and not _is_key(default, key[1:]):
+            OmegaConf.update(filled, key[1:], OmegaConf.select(OmegaConf.create(firsts), key[1:]))
+    config = resolve(to_plain(filled))
     check(config)
     return config
 
 
-def _filled(default: Mapping[str, Any], first: Mapping[str, Any], keys: Collection[str]) -> Mapping[str, Any]:
-    """`default` with those of the added `keys`, such as `+agent.lr`, that it lacks, as `first` has them."""
-    filled, values = OmegaConf.create(dict(default)), OmegaConf.create(dict(first))
-    for key in keys:
-        if key.startswith("+") and not _is_key(default, key[1:]):
-            OmegaConf.update(filled, key[1:], OmegaConf.select(values, key[1:]))
-    return to_plain(filled)
+def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Collection[str]) -> dict[str, Any]:
+    """Compose the trial with these values.
+
+    Raises InputError where a searched key is missing beside others: `agent.epochs` with agent=dqn.
+    """
+    try:
+        return to_plain(recipe.compose(values))
+    except LabrlError as error:
+        groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
+        chosen = to_plain(recipe.compose(groups))
+        lacking = [key for key in recipe.space.distributions if key in keys and not _is_key(chosen, key)]
+        if lacking:
+            agent = str(values.get("agent", recipe.choices["agent"]))
+            raise not_its(ready, lacking, agent) from error
+        raise InputError.of(
+            dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
+            for one in error.mistakes
+        ) from error
 
 
-def _lacking(
-    recipe: Recipe, values: Mapping[str, Any], keys: Collection[str], config_dir: str | None
-) -> list[str]:
-    """Those of the searched `keys` that are not there beside the groups which these values choose."""
-    groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
-    plain = to_plain(compose(recipe.configuration(groups), config_dir))
-    return [key for key in recipe.space.distributions if key in keys and not _is_key(plain, key)]
-
-
-def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
-    """Raises InputError for what the ready space `name` brings besides its agent, for trials lack it."""
-    words = recipe.configuration({})
-    base, brought = (to_plain(compose(given, config_dir)) for given in (words, [*words, f"search={name}"]))
+def check_ready(name: str, recipe: Recipe) -> None:
+    """Raise InputError for what the ready space `name` brings besides its agent, for trials lack it."""
+    base, brought = to_plain(recipe.compose({})), to_plain(recipe.compose({}, f"search={name}"))
     lost = [
         change
         for change in changes(base, brought)
@@ -106,7 +92,7 @@ def check_ready(name: str, recipe: Recipe, config_dir: str | None) -> None:
 
 
 def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
-    """Raises InputError for a pruner that would never hear of a trial before its end."""
+    """Raise InputError for a pruner that would never hear of a trial before its end."""
     budget, every = config.env.config.max_frame, config.eval_frames
     if isinstance(pruner, NoPruner):
         return
@@ -135,7 +121,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
 
 
 def _is_key(plain: Mapping[str, Any], key: str) -> bool:
-    """Whether `key` is a value of the configuration, and no group or new key."""
+    """Return whether `key` is a value of the configuration, and no group or new key."""
     node: Any = plain
     for name in key.split("."):
         if not isinstance(node, Mapping) or name not in node:
@@ -144,10 +130,8 @@ def _is_key(plain: Mapping[str, Any], key: str) -> bool:
     return "/" not in key and not (isinstance(node, Mapping) and "." not in key)
 
 
-def _check_value(
-    recipe: Recipe, default: Mapping[str, Any], key: str, value: Any, config_dir: str | None
-) -> None:
-    """Raises InputError if `value` is none that `key` can have, whatever the others are.
+def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: Any) -> None:
+    """Raise InputError if `value` is none that `key` can have, whatever the others are.
 
     It is put into the configuration as Hydra would, which takes a hundred times as long to compose one.
     """
@@ -158,14 +142,13 @@ def _check_value(
             OmegaConf.update(changed, key, override.value(), merge=True)
         plain = to_plain(changed)
     except (OmegaConfBaseException, LabrlError):
-        # composing says what is wrong, if it is
-        to_plain(compose(recipe.configuration({key: value}), config_dir))
+        to_plain(recipe.compose({key: value}))  # which says what is wrong, if it is
         return
     _check_own(plain, key, recipe.space.written[key])
 
 
 def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
-    """Raises InputError for what is wrong with `key` in itself.
+    """Raise InputError for what is wrong with `key` in itself.
 
     What contradicts another key is for the trial to say: with other values of that one it may be right.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,18 @@ import numpy as np
 from optuna.trial import FrozenTrial
 
 from labrl.errors import LabrlError
+from labrl.experiment.machine import Need
+from labrl.experiment.scheduler import TasksLeft
 from labrl.experiment.search.objective import trial_values
 from labrl.experiment.search.options import Confirm
+from labrl.experiment.search.recipe import Recipe
 from labrl.experiment.search.study import Plan
+from labrl.experiment.task import Outcome, Task
 from labrl.seeding import derived_seed
-from labrl.storage.experiment_folder import CONFIRMING
+from labrl.session.interruption import Interruption
+from labrl.storage.experiment_folder import CONFIRMING, TRIAL_LOG
 from labrl.storage.run_folder import RunFolder
+from labrl.trial.summary import say
 
 
 @dataclass
@@ -97,6 +103,52 @@ class Confirmation:
             "winner": None if winner is None else winner.number,
             "held": None if winner is None else winner is self.candidates[0],
         }
+
+
+class ConfirmingRuns(TasksLeft):
+    """The queue of a confirmation: a run for each candidate and seed."""
+
+    def __init__(
+        self,
+        confirmation: Confirmation,
+        recipe: Recipe,
+        need: Need,
+        retries: int,
+        interruption: Interruption,
+    ) -> None:
+        """retries: how often a run whose process died goes on."""
+        self._retries, self._interruption = retries, interruption
+        runs = [
+            (one.params, folder, seed)
+            for one in confirmation.candidates
+            for folder, seed in zip(one.folders, confirmation.seeds, strict=True)
+        ]
+        super().__init__(
+            [
+                Task(
+                    number=number,
+                    words=[*recipe.words(params, seed, max_session=1), *recipe.place(folder)],
+                    folder=folder,
+                    need=need,
+                    log=TRIAL_LOG,
+                )
+                for number, (params, folder, seed) in enumerate(runs)
+            ]
+        )
+
+    def ended(self, task: Task, outcome: Outcome) -> None:
+        """Let a run go on whose process has died; print what has failed."""
+        died = outcome.died or outcome.status == "interrupted"
+        if died and self._interruption.requested:
+            return
+        if died and task.attempts < self._retries:
+            self.left.insert(0, replace(task, attempts=task.attempts + 1))
+            how = outcome.error or "its process was asked to stop"
+            say(f"{task.folder.name}: {how}. It continues from its checkpoint")
+        elif died:
+            say(f"{task.folder.name} failed: its process died {task.attempts + 1} times")
+        elif outcome.error:
+            say(f"{task.folder.name} failed: {outcome.error}")
 
 
 def _has_finished(folder: Path) -> bool:

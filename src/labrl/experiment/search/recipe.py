@@ -11,7 +11,10 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
+from omegaconf import DictConfig
 
+from labrl.config.compose import compose
+from labrl.config.overrides import quoted
 from labrl.experiment.search.space import Space
 
 BEST = "experiment/best.yaml"
@@ -27,28 +30,36 @@ class Recipe:
     """The option of each group that every trial has, whether typed or not."""
     how: list[str]
     """Words that say how a trial of a search is run, not what is learned in it."""
+    config_dir: str | None = None
+    """A folder with a user's own groups."""
+
+    def compose(self, params: Mapping[str, Any], *more: str) -> DictConfig:
+        """Return the configuration with these values, and `more` words. Raises InputError."""
+        return compose([*self.configuration(params), *more], self.config_dir)
 
     def words(self, params: Mapping[str, Any], seed: int, max_session: int | None = None) -> list[str]:
-        """Of the trial with these values; max_session: in place of the search's own."""
+        """Return all words of the trial with these values; max_session: in place of the search's own."""
         words = [*self.configuration(params), *self.how, f"seed={seed}"]
         return words if max_session is None else [*words, f"meta.max_session={max_session}"]
 
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
-        """What is learned with these values, as one would type it."""
+        """Return the words for what is learned with these values, as one would type them."""
         words = self.space.words(params)
         typed = {word.partition("=")[0] for word in words}
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
         return [*named, *words]
 
-    def command(self, params: Mapping[str, Any], config_dir: str | None) -> str:
-        """The line for a shell."""
-        where = ["--config-dir", config_dir] if config_dir else []
+    def place(self, folder: Path) -> list[str]:
+        """Return the words that give a trial its run folder."""
+        return [f"hydra.sweep.dir={quoted(str(folder.parent))}", f"hydra.sweep.subdir={quoted(folder.name)}"]
+
+    def command(self, params: Mapping[str, Any]) -> str:
+        """Return the line for a shell."""
+        where = ["--config-dir", self.config_dir] if self.config_dir else []
         return shlex.join(["labrl", *where, *self.configuration(params)])
 
-    def as_yaml(
-        self, params: Mapping[str, Any], config_dir: str | None, home: Path, told: Sequence[str]
-    ) -> str:
-        """A whole recipe for the group `experiment`. told: what is known about it, as comments."""
+    def as_yaml(self, params: Mapping[str, Any], home: Path, told: Sequence[str]) -> str:
+        """Return a whole recipe for the group `experiment`. told: what is known about it, as comments."""
         parents: list[str] = []
         groups: dict[str, str] = {}
         keys: dict[str, Any] = {}
@@ -67,7 +78,7 @@ class Recipe:
             "# @package _global_",
             f"# labrl --config-dir {shlex.quote(str(home))} experiment=best",
             *(f"# {line}" for line in told),
-            f"# {self.command(params, config_dir)}",
+            f"# {self.command(params)}",
             *(f"# what a file cannot say, to be typed: {shlex.quote(word)}" for word in left_out),
         ]
         defaults = [{f"override /{group}": option} for group, option in groups.items()]

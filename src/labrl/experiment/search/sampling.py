@@ -26,7 +26,7 @@ SEQUENCES = ("GridSampler", "QMCSampler")
 
 
 class NumberedSampler(BaseSampler):
-    """A sampler that is made anew for each trial.
+    """A sampler that is made anew for each trial, and for each value that is drawn by itself.
 
     One that lives as long as the search keeps random numbers that no storage holds: begun again after a
     kill it would propose the first trials' values once more, and several machines would propose the same.
@@ -40,7 +40,7 @@ class NumberedSampler(BaseSampler):
         self._node, self._space = node, space
         self._seed = seed if node.get("seed") is None else int(node["seed"])
         self.name = str(node["_target_"]).rpartition(".")[2].removeprefix("create_")
-        self._sampler = self._made(0)
+        self._sampler = self._made(self._seed)
 
     @property
     def is_grid(self) -> bool:
@@ -49,39 +49,42 @@ class NumberedSampler(BaseSampler):
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Make the sampler of this trial."""
-        self._sampler = self._made(trial.number)
+        if self.name not in SEQUENCES:
+            self._sampler = self._made(derived_seed(self._seed, "sampler", trial.number))
         self._sampler.before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As the sampler of this trial does."""
+        """Ask the sampler of this trial."""
         return self._sampler.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """As the sampler of this trial does."""
+        """Ask the sampler of this trial."""
         return self._sampler.sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """As the sampler of this trial does."""
-        return self._sampler.sample_independent(study, trial, param_name, param_distribution)
+        """Ask a sampler whose seed follows from the trial and the name: the order of draws means nothing."""
+        sampler = self._sampler
+        if not self.is_grid:
+            sampler = self._made(derived_seed(self._seed, "sampler", trial.number, param_name))
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """A grid would end the study here, which is not its to end."""
+        """Tell the sampler, unless it is a grid, which would end the study here."""
         if not self.is_grid:
             self._sampler.after_trial(study, trial, state, values)
 
-    def _made(self, number: int) -> BaseSampler:
-        seed = self._seed if self.name in SEQUENCES else derived_seed(self._seed, "sampler", number)
+    def _made(self, seed: int) -> BaseSampler:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 made = instantiate({**self._node, "seed": seed}, _execution_whitelist_=TARGETS)
-                if isinstance(made, functools.partial):  # of a grid, as hydra-optuna-sweeper has it
+                if isinstance(made, functools.partial):  # a grid, as hydra-optuna-sweeper has it
                     made = made(self._space.grid())
         except LabrlError:
             raise

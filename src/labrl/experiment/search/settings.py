@@ -8,43 +8,37 @@ from typing import Any
 
 from labrl.config.folder import config_folder
 from labrl.config.keys import walk
-from labrl.config.types import whole_number
+from labrl.config.overrides import split_word
+from labrl.config.types import PositiveInt, Probability
+from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
-from labrl.trial.overrides import split_word
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Settings:
-    """`hydra.sweeper`, as hydra-optuna-sweeper has it. Raises InputError for a number that is wrong."""
+    """`hydra.sweeper`, as hydra-optuna-sweeper has it."""
 
     sampler: dict[str, Any]
+    """The `_target_` of a sampler of Optuna, and its settings."""
     direction: Any
+    """`minimize` or `maximize`, a list for several objectives; null: the usual one of each measure."""
     storage: str | None
+    """The address of the study's storage; null: an SQLite file in the experiment folder."""
     study_name: str | None
-    n_trials: int
-    n_jobs: int | None
-    max_failure_rate: float
-    params: Mapping[str, Any]
+    """null: `labrl`; to be given where a storage holds other studies."""
+    n_trials: PositiveInt
+    """Trials in total, over all machines and resumes, >= 1."""
+    n_jobs: PositiveInt | None
+    """Trials at once, >= 1; null: as many as there is room for."""
+    max_failure_rate: Probability
+    """Share of the trials that may fail, in [0, 1]."""
+    params: dict[str, Any] | None
+    """More of `search.space`, by key."""
 
-    def __post_init__(self) -> None:
-        rate = self.max_failure_rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-            key = "hydra.sweeper.max_failure_rate"
-            raise InputError(f"{key} must be a number between 0 and 1, got {rate}", code="range", key=key)
-        self.n_trials = _count("n_trials", self.n_trials)
-        if self.n_jobs is not None:
-            self.n_jobs = _count("n_jobs", self.n_jobs)
-
-
-def _count(name: str, given: Any) -> int:
-    key = f"hydra.sweeper.{name}"
-    try:
-        number = whole_number(given)
-    except ValueError as error:
-        raise InputError(f"{key} {error}, got {given}", code="type", key=key) from None
-    if number < 1:
-        raise InputError(f"{key} must be at least 1, got {given}", code="range", key=key)
-    return number
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Settings:
+        """Return the settings in `node`. Raises InputError for what is wrong with them."""
+        return dataclass_of(cls, dict(node), "hydra.sweeper")
 
 
 def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], words: Sequence[str]) -> None:

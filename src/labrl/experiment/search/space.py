@@ -19,8 +19,8 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
+from labrl.config.overrides import quoted
 from labrl.errors import InputError
-from labrl.trial.overrides import quoted
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
 """Words that say how a search goes and nothing about one of its trials."""

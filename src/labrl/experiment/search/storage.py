@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import fcntl
-import random
 import re
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO
 from urllib.parse import quote, unquote
 
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import STUDY_FILE
@@ -24,8 +24,6 @@ from labrl.storage.experiment_folder import STUDY_FILE
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120
 """For another process that writes to the same SQLite file."""
-TRIES = 8
-"""To open a database that others open at the same moment."""
 
 
 class StudyStorage:
@@ -61,7 +59,7 @@ class StudyStorage:
     def lock(self, name: str) -> AbstractContextManager[None]:
         """Held by one process at a time, over all machines, for the study called `name`."""
         if self._file is not None:
-            return _file_lock(self._file.with_name(f"{self._file.name}.lock"))
+            return _FileLock(self._file.with_name(f"{self._file.name}.lock"))
         return self._database_lock(name)
 
     def close(self) -> None:
@@ -69,34 +67,23 @@ class StudyStorage:
         self.optuna.remove_session()
 
     def _opened(self) -> BaseStorage:
+        seconds = {"timeout": SECONDS_TO_WAIT} if self._file else {"connect_timeout": SECONDS_TO_CONNECT}
         try:
             if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-            if self._kind == "journal":
-                assert self._file is not None
-                lock = _JournalLock(self._file.with_name(f"{self._file.name}.writing"))
-                return JournalStorage(JournalFileBackend(str(self._file), lock_obj=lock))
-            if self._file is not None:
-                with self.lock("tables"):  # two that make them at once get in each other's way
-                    return self._database({"timeout": SECONDS_TO_WAIT})
-            return self._database({"connect_timeout": SECONDS_TO_CONNECT})
+                if self._kind == "journal":
+                    lock = _FileLock(self._file.with_name(f"{self._file.name}.writing"))
+                    return JournalStorage(JournalFileBackend(str(self._file), lock_obj=lock))
+            else:
+                self._engine = create_engine(self.url, connect_args=seconds)
+            with self.lock("tables"):  # two machines that make them at once get in each other's way
+                return RDBStorage(self.url, engine_kwargs={"connect_args": seconds})
         except Exception as error:
             raise InputError(
                 f"hydra.sweeper.storage={self.told}: {self._why(error)}",
                 code="not-installed" if isinstance(error, ImportError) else "not-found",
                 key="hydra.sweeper.storage",
             ) from error
-
-    def _database(self, connect: dict[str, int]) -> RDBStorage:
-        """Of two machines that begin at once, both may try to make the tables: one has to try again."""
-        for _ in range(TRIES - 1):
-            try:
-                return RDBStorage(self.url, engine_kwargs={"connect_args": connect})
-            except Exception as error:
-                if not re.search("already exists|duplicate|locked", str(error)):
-                    raise
-                time.sleep(random.uniform(0.1, 1.0))
-        return RDBStorage(self.url, engine_kwargs={"connect_args": connect})
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, ImportError):
@@ -108,8 +95,6 @@ class StudyStorage:
 
     def failed(self, error: Exception) -> str | None:
         """Why this storage could not do what it was asked, where `error` says so; None: it is another's."""
-        from sqlalchemy.exc import SQLAlchemyError
-
         if isinstance(error, StorageInternalError):
             error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         elif not isinstance(error, SQLAlchemyError | OSError):
@@ -118,15 +103,12 @@ class StudyStorage:
 
     @contextmanager
     def _database_lock(self, name: str) -> Iterator[None]:
-        from sqlalchemy import text
-
-        assert isinstance(self.optuna, RDBStorage)
         key = zlib.crc32(f"labrl {name}".encode())
-        take, give = ("SELECT pg_advisory_lock(:key)", "SELECT pg_advisory_unlock(:key)")
+        take, give = "SELECT pg_advisory_lock(:key)", "SELECT pg_advisory_unlock(:key)"
         if self._kind == "mysql":
-            take, give = ("SELECT GET_LOCK(:key, -1)", "SELECT RELEASE_LOCK(:key)")
+            take, give = "SELECT GET_LOCK(:key, -1)", "SELECT RELEASE_LOCK(:key)"
         # One that is killed loses its connection, and with it the lock.
-        with self.optuna.engine.connect() as connection:
+        with self._engine.connect() as connection:
             connection.execute(text(take), {"key": key})
             try:
                 yield
@@ -134,12 +116,15 @@ class StudyStorage:
                 connection.execute(text(give), {"key": key})
 
 
-class _JournalLock(JournalFileOpenLock):
-    """A lock that the system takes back from a killed process, unlike Optuna's links and files."""
+class _FileLock(JournalFileOpenLock):
+    """A lock that the system takes back from a killed process.
+
+    Optuna's own are files and links: a killed process leaves them, and others wait 30 seconds for them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._held: Any = None
+        self._held: IO[bytes] | None = None
 
     def acquire(self) -> bool:
         self._held = open(self._path, "ab")  # noqa: SIM115 (closed by release)
@@ -147,14 +132,14 @@ class _JournalLock(JournalFileOpenLock):
         return True
 
     def release(self) -> None:
+        assert self._held is not None
         self._held.close()
 
+    def __enter__(self) -> None:
+        self.acquire()
 
-@contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 def _in_url(path: Path) -> str:

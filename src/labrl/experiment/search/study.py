@@ -1,14 +1,21 @@
-"""A study that several machines share: who runs which trial, what trials report, how they end."""
+"""A study that several machines share: who runs which trial, what trials report, how they end.
+
+What Optuna 5 offers beside `ask` and `tell` is not used, for these reasons. Its heartbeat and retry callback
+work only inside `Study.optimize` and on a database, and count a retried trial as a new one, so that the total
+and the draws would depend on what died. Its pruners keep notes in the storage (see `pruning`), and its
+storages have no lock under which one decision can be made (see `storage`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +23,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.keys import traits
+from labrl.config.overrides import split_word
 from labrl.errors import InputError
 from labrl.experiment.search.objective import Direction, intermediate_values, trial_values
 from labrl.experiment.search.options import Measure, Pruner
@@ -25,7 +33,6 @@ from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.seeding import derived_seed, draw_seed
 from labrl.storage.lock import FolderLock
-from labrl.trial.overrides import split_word
 
 FACTS = "labrl"
 """Attribute of the study, and of each trial, under which labrl keeps what Optuna does not know."""
@@ -56,16 +63,17 @@ class Plan:
     num_sessions: int
     """Sessions of a trial."""
     seed: int | None
-    """Of the search; None: drawn by the machine that begins the study."""
+    """Seed of the search; None: drawn by the machine that begins the study."""
     random_return: float = 0.0
     """Mean return of the random policy, from which strength is measured."""
     retries: int = 2
 
     def facts(self) -> dict[str, Any]:
-        """What another machine, or a later command, must agree with."""
+        """Return what another machine, or a later command, must agree with."""
         return {
             "space": self.space.as_json(),
-            "fixed": _by_key(word for word in self.space.fixed if _counts(word)),
+            # Keys that cannot change what a trial is worth may differ.
+            "fixed": _by_key(word for word in self.space.fixed if traits(split_word(word)[0]).score),
             "objective": list(self.measures),
             "directions": list(self.directions),
             "frames": self.budget,
@@ -73,35 +81,21 @@ class Plan:
         }
 
 
-def _counts(word: str) -> bool:
-    """Whether what a trial is worth depends on a word of the command line, which then is the same on every
-    machine and after a resume."""
-    key, _ = split_word(word)
-    return traits(key).score
-
-
 def _by_key(words: Iterable[str]) -> list[str]:
-    """`words` in the order of their keys, for in which order they were typed means nothing; those of one
-    key stay in theirs."""
+    """Return `words` in the order of their keys, those of one key in the order in which they were typed."""
     return sorted(words, key=lambda word: split_word(word)[0])
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that this machine is to run."""
+    """A trial that this machine is to run, or to go on with."""
 
     number: int
     params: dict[str, Any]
     folder: Path
     seed: int
-    resume: bool = False
-    """Whether somebody has begun it in `folder`."""
-    attempts: int = field(default=0)
+    attempts: int = 0
     """How often its process died."""
-
-    def again(self) -> Assignment:
-        """The same, to be gone on with after a death."""
-        return dataclasses.replace(self, resume=True, attempts=self.attempts + 1)
 
 
 class Study:
@@ -117,7 +111,7 @@ class Study:
         home: the experiment folder of this machine. Raises InputError where a study of this name
         searches something else.
         """
-        self.plan, self.home, self._storage = plan, home, storage
+        self.home, self._storage = home, storage
         self._host = socket.gethostname()
         self._machine = f"{self._host}:{home}"
         self._mine: set[int] = set()
@@ -129,48 +123,57 @@ class Study:
                 directions=list(plan.directions),
                 load_if_exists=True,
             )
-            agreed = self._agreed()
+            agreed = _agreed(self._study, plan, storage.told)
+        self._id = storage.optuna.get_study_id_from_name(plan.name)
         self.seed: int = agreed["seed"]
         # measured by the machine that began the study: another one may have come to another number
-        self.plan = replace(plan, random_return=agreed["random_return"])
+        self.plan = dataclasses.replace(plan, random_return=agreed["random_return"])
         self.sampler = NumberedSampler(sampler_node, plan.space, self.seed)
         self._study.sampler = self.sampler
         self.total = plan.total
         if self.sampler.is_grid:
-            sizes = [len(values) for values in plan.space.grid().values()]
-            combinations = 1
-            for size in sizes:
-                combinations *= size
-            self.total = min(plan.total, combinations)
+            self.total = min(plan.total, math.prod(len(values) for values in plan.space.grid().values()))
         self.beat()
 
     def trials(self) -> list[FrozenTrial]:
-        """All trials so far, in order of their number; not to be changed."""
+        """Return all trials so far, in order of their number; not to be changed."""
         with self._thread_lock:
             return self._study.get_trials(deepcopy=False)
 
     def is_complete(self) -> bool:
-        """Whether every trial of the total has ended."""
+        """Return whether every trial of the total has ended."""
         trials = self.trials()
         return len(trials) >= self.total and all(trial.state.is_finished() for trial in trials)
 
     def next(self, folder_name: str) -> Assignment | None:
-        """A trial for a free worker: one that a dead machine left behind, else a new one.
+        """Return a trial for a free slot: one that a dead machine left behind, else a new one.
 
         folder_name: of the new trial's run folder, with `{number}` in it. None where there is no more to
         begin: what is missing runs elsewhere.
         """
         with self._thread_lock, self._storage.lock(self.plan.name):
-            trials = self._study.get_trials(deepcopy=False)
+            trials = self.trials()
             for trial in trials:
-                if trial.state == TrialState.RUNNING and self._is_abandoned(trial):
-                    return self._taken_over(trial, folder_name)
-            if len(trials) >= self.total:
+                if trial.state != TrialState.RUNNING or trial.number in self._mine:
+                    continue
+                facts = trial.user_attrs.get(FACTS)
+                if facts is None:
+                    # Killed while its values were drawn. `ask` takes it up, keeps what was drawn, and draws
+                    # the rest as it would have been drawn: see NumberedSampler.
+                    trial_id = self._trial_id(trial.number)
+                    self._storage.optuna.set_trial_state_values(trial_id, TrialState.WAITING)
+                elif facts["machine"] == self._machine or self._is_dead(facts):
+                    return self._taken_over(trial)
+            if sum(trial.user_attrs.get(FACTS) is not None for trial in trials) >= self.total:
                 return None
-            return self._begun(self._study.ask(), folder_name)
+            new = self._study.ask(dict(self.plan.space.distributions))
+            folder = self.home / folder_name.format(number=new.number)
+            new.set_user_attr(FACTS, {**self._self(), "folder": str(folder), "attempts": 0})
+            self._mine.add(new.number)
+            return Assignment(new.number, new.params, folder, self.trial_seed(new.number))
 
     def report(self, number: int, folder: Path) -> bool:
-        """Take over what the sessions of a trial have written; whether the trial is to stop.
+        """Take over what the sessions of a trial have written; return whether the trial is to stop.
 
         A stopped trial is recorded as pruned before any of its sessions hears of it.
         """
@@ -178,8 +181,7 @@ class Study:
         if len(plan.measures) > 1:
             return False
         with self._thread_lock:
-            trials = self._study.get_trials(deepcopy=False)
-            own = trials[number]
+            own = self.trials()[number]
             if own.state.is_finished():
                 return own.state == TrialState.PRUNED
             values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
@@ -188,8 +190,9 @@ class Study:
             # was killed after the value was stored was never judged by it.
             new = [frame for frame in values if frame >= last]
             for frame in new:
-                self._storage.optuna.set_trial_intermediate_value(own._trial_id, frame, values[frame])
-            trials = self._study.get_trials(deepcopy=False)
+                trial_id = self._trial_id(number)
+                self._storage.optuna.set_trial_intermediate_value(trial_id, frame, values[frame])
+            trials = self.trials()
             if any(self._is_hopeless(number, frame, trials) for frame in new):
                 self._study.tell(number, state=TrialState.PRUNED)
                 return True
@@ -200,7 +203,7 @@ class Study:
         plan = self.plan
         with self._thread_lock:
             self._mine.discard(number)
-            if self._trial(number).state.is_finished():
+            if self.trials()[number].state.is_finished():
                 return None
             values = trial_values(folder, plan.measures, plan.num_sessions, plan.random_return)
             if values is not None:
@@ -214,18 +217,18 @@ class Study:
         """Record why a trial failed."""
         with self._thread_lock:
             self._mine.discard(number)
-            trial = self._trial(number)
-            if not trial.state.is_finished():
-                self._note(trial, error=error)
+            if not self.trials()[number].state.is_finished():
+                self._note(number, error=error)
                 self._study.tell(number, state=TrialState.FAIL)
 
     def died(self, assignment: Assignment) -> Assignment | None:
-        """The assignment once more, for another worker; None if it died too often."""
+        """Return the assignment once more, to be gone on with; None if its process died too often."""
         if assignment.attempts >= self.plan.retries:
             return None
+        again = dataclasses.replace(assignment, attempts=assignment.attempts + 1)
         with self._thread_lock:
-            self._note(self._trial(assignment.number), attempts=assignment.attempts + 1)
-        return assignment.again()
+            self._note(assignment.number, attempts=again.attempts)
+        return again
 
     def beat(self) -> None:
         """Tell other machines that this one lives."""
@@ -233,7 +236,7 @@ class Study:
             self._study.set_user_attr(f"labrl:alive:{self._machine}", time.time())
 
     def claims_confirmation(self) -> bool:
-        """Whether this machine is the one that runs the best trials once more."""
+        """Return whether this machine is the one that runs the best trials once more."""
         with self._thread_lock, self._storage.lock(self.plan.name):
             claimed = self._study.user_attrs.get(CONFIRMS)
             if claimed and claimed["machine"] != self._machine and not self._is_dead(claimed):
@@ -242,7 +245,7 @@ class Study:
             return True
 
     def best(self) -> list[FrozenTrial]:
-        """Complete trials, the best first; of several objectives those that no other one beats."""
+        """Return complete trials, the best first; of several objectives those that no other one beats."""
         done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
         if len(self.plan.directions) > 1:
             return list(self._study.best_trials) if done else []
@@ -250,45 +253,22 @@ class Study:
         return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
     def trial_seed(self, number: int) -> int:
-        """Seed of a trial, alike wherever and however often it runs."""
+        """Return the seed of a trial, alike wherever and however often it runs."""
         return derived_seed(self.seed, "trial", number)
 
-    def _begun(self, trial: optuna.Trial, folder_name: str) -> Assignment:
-        folder = self.home / folder_name.format(number=trial.number)
-        for name, distribution in self.plan.space.distributions.items():
-            trial._suggest(name, distribution)
-        trial.set_user_attr(FACTS, {**self._self(), "folder": str(folder), "attempts": 0})
-        self._mine.add(trial.number)
-        return Assignment(trial.number, trial.params, folder, self.trial_seed(trial.number))
-
-    def _taken_over(self, trial: FrozenTrial, folder_name: str) -> Assignment:
+    def _taken_over(self, trial: FrozenTrial) -> Assignment:
         """Go on with a trial whose machine is dead, in its folder if that can be seen from here."""
-        facts = trial.user_attrs.get(FACTS)
-        if facts is None:  # killed while its values were drawn
-            again = optuna.Trial(self._study, trial._trial_id)
-            for name, distribution in self.plan.space.distributions.items():
-                if name in trial.params and name not in again.relative_params:
-                    # the draws after it are to be those that would have come after it
-                    self.sampler.sample_independent(self._study, trial, name, distribution)
-                again._suggest(name, distribution)
-            return self._begun(again, folder_name)
+        facts = trial.user_attrs[FACTS]
         folder = Path(facts["folder"])
         if not folder.parent.is_dir():
             folder = self.home / folder.name
-        attempts = facts["attempts"]
-        self._note(trial, **self._self(), folder=str(folder))
+        self._note(trial.number, **self._self(), folder=str(folder))
         self._mine.add(trial.number)
         seed = self.trial_seed(trial.number)
-        return Assignment(trial.number, dict(trial.params), folder, seed, resume=True, attempts=attempts)
-
-    def _is_abandoned(self, trial: FrozenTrial) -> bool:
-        facts = trial.user_attrs.get(FACTS)
-        if trial.number in self._mine:
-            return False
-        return facts is None or facts["machine"] == self._machine or self._is_dead(facts)
+        return Assignment(trial.number, dict(trial.params), folder, seed, facts["attempts"])
 
     def _is_dead(self, owner: dict[str, Any]) -> bool:
-        """Whether a machine has gone: its lock here is free, or no sign of life for long enough."""
+        """Return whether a machine has gone: its lock here is free, or no sign of life for long enough."""
         home = Path(owner["home"])
         if home.is_dir():
             if FolderLock(home).holder() is not None:
@@ -317,61 +297,52 @@ class Study:
             "process": os.getpid(),
         }
 
-    def _trial(self, number: int) -> FrozenTrial:
-        return self._study.get_trials(deepcopy=False)[number]
+    def _trial_id(self, number: int) -> int:
+        return self._storage.optuna.get_trial_id_from_study_id_trial_number(self._id, number)
 
-    def _note(self, trial: FrozenTrial, **facts: Any) -> None:
-        noted = {**trial.user_attrs.get(FACTS, {}), **facts}
-        self._storage.optuna.set_trial_user_attr(trial._trial_id, FACTS, noted)
+    def _note(self, number: int, **facts: Any) -> None:
+        noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
+        self._storage.optuna.set_trial_user_attr(self._trial_id(number), FACTS, noted)
 
-    def _agreed(self) -> dict[str, Any]:
-        """What the study is about: written down by the first, compared by all others. Raises InputError."""
-        mine, name = self.plan.facts(), self.plan.name
-        agreed = self._study.user_attrs.get(FACTS)
-        if agreed is None:
-            if self._study.get_trials(deepcopy=False):
-                raise InputError(
-                    f"hydra.sweeper.study_name={name}: {self._storage.told} holds a study of this name that "
-                    "was not begun by labrl. Set hydra.sweeper.study_name to another name",
-                    code="contradiction",
-                    key="hydra.sweeper.study_name",
-                )
-            seed = draw_seed() if self.plan.seed is None else self.plan.seed
-            agreed = {**mine, "seed": seed, "random_return": self.plan.random_return}
-            self._study.set_user_attr(FACTS, agreed)
-            return agreed
-        then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
-        differs = [key for key in mine if mine[key] != then.get(key)]
-        if differs:
+
+def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
+    """Return what the first machine has written down about the study. Raises InputError where it differs."""
+    mine, name = plan.facts(), plan.name
+    agreed = study.user_attrs.get(FACTS)
+    if agreed is None:
+        if study.get_trials(deepcopy=False):
             raise InputError(
-                _other_study(name, self._storage.told, differs, mine, then),
+                f"hydra.sweeper.study_name={name}: {storage} holds a study of this name that was not begun "
+                "by labrl. Set hydra.sweeper.study_name to another name",
                 code="contradiction",
                 key="hydra.sweeper.study_name",
             )
+        seed = draw_seed() if plan.seed is None else plan.seed
+        agreed = {**mine, "seed": seed, "random_return": plan.random_return}
+        study.set_user_attr(FACTS, agreed)
         return agreed
+    then = {**agreed, "fixed": _by_key(agreed.get("fixed", []))}
+    differs = [key for key in mine if mine[key] != then.get(key)]
+    if differs:
+        told = "".join(
+            f"\n  {line}" for key in differs for line in _differences(key, then.get(key), mine[key])
+        )
+        raise InputError(
+            f"hydra.sweeper.study_name={name}: {storage} holds a study of this name that differs from this "
+            f"one:{told}\nTo join that study, give the same values. To begin another one, leave out +resume "
+            "and, where several studies share the storage, set another hydra.sweeper.study_name.",
+            code="contradiction",
+            key="hydra.sweeper.study_name",
+        )
+    return agreed
 
 
-def _other_study(
-    name: str, storage: str, differs: Sequence[str], mine: dict[str, Any], agreed: dict[str, Any]
-) -> str:
-    lines = [
-        f"hydra.sweeper.study_name={name}: {storage} holds a study of this name that differs from this one:"
-    ]
-    for key in differs:
-        then, now = agreed.get(key), mine[key]
-        if isinstance(then, dict) and isinstance(now, dict):
-            lines += [
-                f"  {part}: {_shown(then.get(part))} there, {_shown(now.get(part))} here"
-                for part in {**then, **now}
-                if then.get(part) != now.get(part)
-            ]
-        else:
-            lines.append(f"  {key}: {then} there, {now} here")
-    lines.append(
-        "To join that study, give the same values. To begin another one, leave out +resume and, where "
-        "several studies share the storage, set another hydra.sweeper.study_name."
-    )
-    return "\n".join(lines)
+def _differences(key: str, then: Any, now: Any) -> list[str]:
+    """Return a line for each difference between what the study has and what was asked for now."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        parts = [part for part in {**then, **now} if then.get(part) != now.get(part)]
+        return [f"{part}: {_shown(then.get(part))} there, {_shown(now.get(part))} here" for part in parts]
+    return [f"{key}: {then} there, {now} here"]
 
 
 def _shown(distribution: dict[str, Any] | None) -> str:

@@ -10,64 +10,55 @@ from labrl.session.callbacks.callback import Callback
 if TYPE_CHECKING:
     from labrl.config.component import Component
     from labrl.config.schema import TrialConfig
+    from labrl.session.callbacks.evaluate import Evaluate
+    from labrl.workspace import Workspace
 
-__all__ = ["Callback", "check_callbacks", "default_callbacks"]
+__all__ = ["Callback", "build_callbacks", "check_callbacks"]
 
 
-def default_callbacks(config: TrialConfig) -> list[Callback]:
-    """The callbacks of a session in the order in which they run.
+def build_callbacks(
+    config: TrialConfig, workspace: Workspace, num_ranks: int = 1
+) -> tuple[list[Callback], Evaluate]:
+    """Return the callbacks of a session in the order in which they run, and that which knows the best score.
 
-    Listeners first, a user's own among them, so that they have started before the first row is written;
+    Listeners come first, a user's own among them, so that they have started before the first row is written;
     then those who write rows; the checkpoint last, so that it holds what all others did at its frame.
-    Raises InputError if a user's callback is not a `Callback`.
+    workspace: where the state of the first of `num_ranks` ranks lies. Raises InputError if a user's callback
+    is not a `Callback`.
     """
     from labrl.session.callbacks.checkpoint import Checkpoint
-    from labrl.session.callbacks.closer_look import CloserLook, LastGradients
+    from labrl.session.callbacks.closer_look import CloserLook, Norms
     from labrl.session.callbacks.evaluate import Evaluate
     from labrl.session.callbacks.log import LogTraining
+    from labrl.session.callbacks.profile import Profile
     from labrl.session.callbacks.progress import Progress
     from labrl.session.callbacks.record import RecordEpisodes
     from labrl.session.callbacks.search import search_callbacks
+    from labrl.session.callbacks.tensorboard import TensorBoard
+    from labrl.session.evaluation import Quota
 
     meta = config.meta
-    listeners: list[Callback] = [Progress(meta.progress and meta.max_session == 1, config.log_frames)]
+    listeners: list[Callback] = [Progress(meta.progress and meta.max_session == 1)]
     if meta.tensorboard:
-        from labrl.session.callbacks.tensorboard import TensorBoard
-
         listeners.append(TensorBoard(CloserLook() if meta.log == "histograms" else None))
     if meta.profile is not None:
-        from labrl.session.callbacks.profile import Profile
-
         listeners.append(Profile(meta.profile))
     listeners += [*_user_callbacks(config), *search_callbacks()]
-    evaluate = Evaluate(
-        config.eval_frames,
-        meta.rigorous_eval or 0,
-        listeners,
-        meta.eval_episodes,
-        meta.eval_greedy,
-        beside=meta.async_eval,
-        epsilon=meta.eval_epsilon,
-    )
-    recording: list[Callback] = []
-    if meta.record_episodes != "none":
-        recording.append(RecordEpisodes(evaluate, each=meta.record_episodes == "each"))
-    return [
-        *listeners,
-        LogTraining(config.log_frames, listeners, None if meta.log == "scalars" else LastGradients()),
-        evaluate,
-        *recording,
-        Checkpoint(config.log_frames, meta.keep_last, evaluate, meta.on_crash == "save"),
-    ]
+    log = LogTraining(config.log_frames, listeners, None if meta.log == "scalars" else Norms())
+    quota = Quota(meta.rigorous_eval or 0, meta.eval_episodes, meta.eval_greedy, meta.eval_epsilon)
+    evaluate = Evaluate(config.eval_frames, quota, listeners, meta.async_eval)
+    each = meta.record_episodes == "each"
+    recording = [] if meta.record_episodes == "none" else [RecordEpisodes(evaluate, each)]
+    on_crash = meta.on_crash == "save"
+    checkpoint = Checkpoint(config.log_frames, meta.keep_last, evaluate, workspace, num_ranks, on_crash)
+    return [*listeners, log, evaluate, *recording, checkpoint], evaluate
 
 
 def check_callbacks(config: TrialConfig) -> None:
     """Raises InputError if a user's class is not a `Callback`, before anything is built."""
     for name, component in config.callbacks.items():
-        if component is None:
-            continue
-        target = component.load()
-        if isinstance(target, type) and not issubclass(target, Callback):
+        target = None if component is None else component.load()
+        if component is not None and isinstance(target, type) and not issubclass(target, Callback):
             raise _no_callback(name, component, target)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -17,51 +17,61 @@ from labrl.agents.agent import Agent, Observation
 from labrl.seeding import derived_seed
 from labrl.session.callbacks.callback import SessionView
 
+NamedValues = tuple[str, NDArray, NDArray | None]
+"""A name, its numbers, and the edges of the bins of their histogram, None for equal ones."""
 
-def weights(agent: Agent) -> Iterator[tuple[str, NDArray]]:
-    """Each tensor of weights, by the name of its network and its own."""
+
+def weights(agent: Agent) -> dict[str, NDArray]:
+    """Return each tensor of weights, by the name of its network and its own."""
+    return {name: _array(parameter) for name, parameter in _parameters(agent)}
+
+
+def gradients(agent: Agent) -> dict[str, NDArray]:
+    """Return those of the last update, as the optimizer had them: cut to the largest norm."""
+    named = _parameters(agent)
+    return {name: _array(parameter.grad) for name, parameter in named if parameter.grad is not None}
+
+
+def _parameters(agent: Agent) -> Iterator[tuple[str, nn.Parameter]]:
     for network, module in agent.modules().items():
-        for name, parameter in module.named_parameters():
-            yield f"{network}/{name}", _array(parameter)
+        yield from ((f"{network}/{name}", parameter) for name, parameter in module.named_parameters())
 
 
-def gradients(agent: Agent) -> Iterator[tuple[str, NDArray]]:
-    """Those of the last update, as the optimizer had them: cut to the largest norm."""
-    for network, module in agent.modules().items():
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                yield f"{network}/{name}", _array(parameter.grad)
+class Norms:
+    """Euclidean norms of each tensor of weights and of its gradient in the last update.
 
-
-def norms(agent: Agent) -> dict[str, float]:
-    """Columns `weight_norm/<network>/<name>` and `grad_norm/...`: Euclidean norms."""
-    return {
-        f"{what}_norm/{name}": float(np.linalg.norm(values))
-        for what, found in (("weight", weights(agent)), ("grad", gradients(agent)))
-        for name, values in found
-    }
-
-
-class LastGradients:
-    """The gradients' norms of the last update, over a resume too: a checkpoint holds no gradients."""
+    A checkpoint holds no gradients. So it holds their norms, for a row before the next update.
+    """
 
     def __init__(self) -> None:
-        self._opt_step = -1
-        self._norms: dict[str, float] = {}
+        self._session: SessionView | None = None
+        self._saved: Mapping[str, Any] = {"opt_step": -1, "norms": {}}
 
-    def norms(self, session: SessionView) -> dict[str, float]:
-        """As `norms`, also where no update has been made since the session came back."""
-        now = norms(session.agent)
-        return {**now, **self._norms} if session.clock.opt_step == self._opt_step else now
+    def start(self, session: SessionView) -> None:
+        """Look at the networks of `session` from now on."""
+        self._session = session
 
-    def state_dict(self, session: SessionView) -> dict[str, Any]:
-        """Those of this update."""
-        kept = {name: norm for name, norm in self.norms(session).items() if name.startswith("grad_norm/")}
-        return {"opt_step": session.clock.opt_step, "norms": kept}
+    def columns(self) -> dict[str, float]:
+        """Return the columns `weight_norm/<network>/<name>` and `grad_norm/<network>/<name>`."""
+        assert self._session is not None, "start() comes first"
+        agent, clock = self._session.agent, self._session.clock
+        norms = {
+            f"{kind}_norm/{name}": float(np.linalg.norm(values))
+            for kind, found in (("weight", weights(agent)), ("grad", gradients(agent)))
+            for name, values in found.items()
+        }
+        return norms | (self._saved["norms"] if clock.opt_step == self._saved["opt_step"] else {})
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self._opt_step, self._norms = int(state["opt_step"]), dict(state["norms"])
+    def state_dict(self) -> dict[str, Any]:
+        """Return the norms of the gradients, and the update that they are of."""
+        if self._session is None:
+            return dict(self._saved)
+        norms = {name: norm for name, norm in self.columns().items() if name.startswith("grad_norm/")}
+        return {"opt_step": self._session.clock.opt_step, "norms": norms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._saved = state
 
 
 class CloserLook:
@@ -75,57 +85,52 @@ class CloserLook:
         if session.env.actions is not None:
             self._actions.append(session.env.actions)
 
-    def values(self, session: SessionView) -> Iterator[tuple[str, NDArray, NDArray | None]]:
-        """Name, numbers, and the edges of their bins where they are choices; None: whatever fits."""
+    def values(self, session: SessionView) -> Iterator[NamedValues]:
+        """Yield weights, gradients, the actions since the row before, and outputs of layers."""
         for kind, found in (("weights", weights(session.agent)), ("gradients", gradients(session.agent))):
-            for name, values in found:
+            for name, values in found.items():
                 yield f"{kind}/{name}", values, None
-        actions, self._actions = self._actions, []
-        if actions:
-            yield from _of_actions(session.env.action_space, np.concatenate(actions))
+        if self._actions:
+            yield from action_values(session.env.action_space, np.concatenate(self._actions))
+            self._actions = []
         for name, values in outputs(session).items():
             yield name, values, None
 
 
-def _of_actions(space: gym.Space[Any], actions: NDArray) -> Iterator[tuple[str, NDArray, NDArray | None]]:
-    """actions: since the row before, [n, *action]. One histogram for each number of an action."""
+def action_values(space: gym.Space[Any], actions: NDArray) -> Iterator[NamedValues]:
+    """Yield each number of an action by itself; one that is a choice gets a bin for each. [n, *action]"""
     columns = actions.reshape(len(actions), -1).T
+    first, counts = np.zeros(len(columns), int), np.zeros(len(columns), int)
     if isinstance(space, gym.spaces.Discrete):
-        counts = [int(space.n)]
-        first = [int(space.start)]
+        first[:], counts[:] = space.start, space.n
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        counts, first = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
+        first[:], counts[:] = space.start.reshape(-1), space.nvec.reshape(-1)
     elif isinstance(space, gym.spaces.MultiBinary):
-        counts, first = [2] * len(columns), [0] * len(columns)
-    else:
-        counts, first = [0] * len(columns), [0] * len(columns)
-    for number, column in enumerate(columns):
+        counts[:] = 2
+    for number, (column, begin, count) in enumerate(zip(columns, first, counts, strict=True)):
         name = "actions" if len(columns) == 1 else f"actions/{number}"
-        count, begin = counts[number], first[number]
         yield name, column, np.arange(count + 1) + begin - 0.5 if count else None
 
 
 def outputs(session: SessionView) -> dict[str, NDArray]:
-    """What torsos and heads give for the present observations, `outputs/<network>/<part>`: features, logits.
+    """Return what torsos and heads give for the present observations, `outputs/<network>/<part>`.
 
     `policy/...` is what actions are drawn by, of agents with the trait `policy_numbers`. The policy
     is asked as in evaluation, with a stream that nobody else draws from.
     """
-    agent, present = session.agent, session.observation
+    agent, present = session.agent, session.observation()
     if present is None:
         return {}
-    start = np.ones(session.env.num_envs, np.bool_)
-    observation = Observation(present, session.env.action_mask, start)
-    found: dict[str, NDArray] = {}
+    observation = Observation(present, session.env.action_mask, np.ones(session.env.num_envs, np.bool_))
     generator = np.random.default_rng(derived_seed(session.seed, "closer look", session.clock.frame))
+    found: dict[str, NDArray] = {}
     with contextlib.ExitStack() as undo:
         if session.config.meta.compile:  # compiled code has its layers' outputs nowhere
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         for network, module in agent.modules().items():
-            for name, layer in module.named_modules():
-                full = f"outputs/{network}/{name}" if name else f"outputs/{network}"
-                hook = layer.register_forward_hook(functools.partial(_record, found, full))
-                undo.callback(hook.remove)
+            for name, layer in module.named_modules(prefix=network):
+                place = f"outputs/{name.replace('.', '/', 1)}"
+                undo.callback(layer.register_forward_hook(functools.partial(_record, found, place)).remove)
         agent.evaluation_action(observation, generator)
     if agent.TRAITS.policy_numbers:
         numbers = agent.policy_numbers(observation)

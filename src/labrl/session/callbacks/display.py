@@ -25,35 +25,22 @@ REFRESH_SECONDS = 1.0
 LINE_SECONDS = 10.0
 """Longest time without a line about a running session, where there is no terminal."""
 
-_ROOM = 3
+_FREE = 3
 """Columns on the right that stay free, so that the `^C` which a terminal shows does not wrap."""
 
-
-@dataclass(frozen=True)
-class _Layout:
-    """What a row of the panel holds besides frame, return and time left."""
-
-    bar: int = 0
-    """Columns of the bar."""
-    sparks: int = 0
-    """Returns in the spark line."""
-    exact: bool = False
-    """Whether frames have all their digits."""
-    fps: bool = True
-
-
 _LAYOUTS = (
-    _Layout(bar=24, sparks=16, exact=True),
-    _Layout(bar=8, sparks=12, exact=True),
-    _Layout(bar=8, sparks=8, exact=True),
-    _Layout(bar=8, sparks=12),
-    _Layout(sparks=8),
-    _Layout(),
+    (24, 16, True, True),
+    (8, 12, True, True),
+    (8, 8, True, True),
+    (8, 12, False, True),
+    (0, 8, False, True),
+    (0, 0, False, True),
+    (0, 0, False, False),
 )
-"""From the widest to the narrowest before speeds are left out, too."""
+"""What a row of the panel holds besides return and time left, from the widest to the narrowest: columns of
+the bar, returns in the spark line, whether frames have all their digits, whether there is a speed."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_PHASES = {"callbacks": "log"}
 
 
 @dataclass
@@ -85,7 +72,7 @@ class SessionProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present speed; None before there is enough to tell from.
+        """The time left at the present speed; None before there is enough to estimate it from.
 
         The first frames wait for environments to start and come before the first update, so an estimate needs
         some seconds of training and, of a run that is not a slow one, a part of it or some rows.
@@ -119,9 +106,7 @@ class Display:
         self, num_sessions: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         """num_sessions: of the trial; lines name their session where there are several."""
-        self._console = console or Terminal()
-        self._now = now
-        self._several = num_sessions > 1
+        self._console, self._now, self._several = console or Terminal(), now, num_sessions > 1
         self._live: Live | None = None
         self._width = 0
         self._handlers: list[logging.StreamHandler] = []
@@ -133,13 +118,11 @@ class Display:
             for progress in sessions:
                 self._line(progress)
             return
-        width = self._console.width
-        if self._live is not None and width < self._width:
-            self._erase_wrapped(self._live, width)
         if self._live is None:
-            self._open()
-        self._width = width
-        assert self._live is not None
+            self._live = self._open()
+        elif self._console.width < self._width:
+            self._erase_wrapped(self._live)
+        self._width = self._console.width
         self._live.update(self._panel(sessions), refresh=True)
 
     def say(self, line: str) -> None:
@@ -150,97 +133,92 @@ class Display:
         """Leave the last picture on the terminal and give it back."""
         if self._live is not None:
             self._live.stop()
-            self._live = None
         for handler in self._handlers:
             handler.setStream(sys.stderr)
-        self._handlers = []
+        self._live, self._handlers = None, []
 
-    def _erase_wrapped(self, live: Live, width: int) -> None:
+    def _open(self) -> Live:
+        before, to_terminal = sys.stderr, sys.stderr.isatty()
+        live = Live(console=self._console, auto_refresh=False, redirect_stderr=to_terminal)
+        live.start()
+        self._console.show_cursor(True)  # a second Ctrl-C leaves no time to bring it back
+        # Handlers that were set up with the terminal itself would write across the panel.
+        for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
+            if to_terminal and isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                handler.setStream(sys.stderr)
+                self._handlers.append(handler)
+        return live
+
+    def _erase_wrapped(self, live: Live) -> None:
         """Erase the lines that a terminal has added which became narrower and has wrapped the picture."""
         before = self._console.options.update(width=self._width, height=None)
-        lines = self._console.render_lines(live.renderable, before, pad=False)
-        drawn = [Segment.get_line_length(line) for line in lines][: live.console.height]
-        wrapped = sum(math.ceil(length / width) for length in drawn) - len(drawn)
+        lines = self._console.render_lines(live.renderable, before, pad=False)[: live.console.height]
+        wrapped = sum(math.ceil(Segment.get_line_length(line) / self._console.width) - 1 for line in lines)
         erase = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
         self._console.control(Control((ControlType.ERASE_IN_LINE, 2), *erase * wrapped))
 
-    def _open(self) -> None:
-        before, to_terminal = sys.stderr, sys.stderr.isatty()
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stderr=to_terminal)
-        self._live.start()
-        self._console.show_cursor(True)  # a second Ctrl-C leaves no time to bring it back
-        if to_terminal:
-            # Handlers that were set up with the terminal itself would write across the panel.
-            for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
-                if isinstance(handler, logging.StreamHandler) and handler.stream is before:
-                    handler.setStream(sys.stderr)
-                    self._handlers.append(handler)
-
     def _line(self, progress: SessionProgress) -> None:
         """Print a line at the end, at a new row, or after a while; never two within a second."""
-        now = self._now()
         if progress.frame == 0 and progress.status in ("starting", "running", "ended"):
             return
+        now = self._now()
         told, rows, status = self._told.get(progress.index, (-math.inf, 0, "running"))
-        ended = progress.status != status
-        if progress.status != "running" and not ended:
-            return  # that has been told
-        if ended or now - told >= (REFRESH_SECONDS if progress.rows > rows else LINE_SECONDS):
+        pause = REFRESH_SECONDS if progress.rows > rows else LINE_SECONDS
+        if progress.status != status or (status == "running" and now - told >= pause):
             self._told[progress.index] = (now, progress.rows, progress.status)
             prefix = f"session {progress.index}: " if self._several else ""
             self.say(prefix + ", ".join(_facts(progress)))
 
     def _panel(self, sessions: Sequence[SessionProgress]) -> RenderableType:
-        """A row for each session and, where there is room, a line on what it learns and spends time on."""
-        width, height = self._console.width - _ROOM, self._console.height
-        for layout in _LAYOUTS:
-            table = self._table(sessions, layout)
+        """Return a row for each session and, where there is room, what it learns and spends time on."""
+        width = self._console.width - _FREE
+        tables = (self._table(sessions, *layout) for layout in _LAYOUTS)
+        for table in tables:
             if self._console.measure(table).maximum <= width:
                 break
-        else:
-            table = self._table(sessions, _Layout(fps=False))
         lines: list[RenderableType] = [table]
-        if 2 * len(sessions) + 2 <= height:
+        if 2 * len(sessions) + 2 <= self._console.height:
             lines += filter(None, (self._details(progress, width) for progress in sessions))
         return Constrain(Group(*lines), width)
 
-    def _table(self, sessions: Sequence[SessionProgress], layout: _Layout) -> Table:
+    def _table(
+        self, sessions: Sequence[SessionProgress], bar: int, sparks: int, exact: bool, fps: bool
+    ) -> Table:
         table = Table(box=None, padding=(0, 1), collapse_padding=True)
-        rows = [self._cells(progress, layout) for progress in sessions]
+        number = "{:,}".format if exact else compact
+        rows = []
+        for progress in sessions:
+            done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
+            score = "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}"
+            if sparks and not self._console.options.ascii_only:
+                score = f"{spark_line(progress.returns, sparks):>{sparks}} {score}"
+            cells: dict[str, RenderableType | None] = {
+                "#": str(progress.index) if self._several else None,
+                "": ProgressBar(total=progress.max_frame, completed=done) if bar else None,
+                "frame": f"{number(done)} / {number(progress.max_frame)}",
+                "return": score,
+                "frames/s": ("-" if progress.fps is None else f"{progress.fps:,.0f}") if fps else None,
+                "time left": _time_left(progress),
+            }
+            rows.append({name: cell for name, cell in cells.items() if cell is not None})
         # a bar takes all the room that it is not denied; times are of many widths
-        widths, least = {"": layout.bar}, {"time left": len("interrupted")}
+        widths, least = {"": bar}, {"time left": len("interrupted")}
         for name in rows[0]:
-            width, min_width = widths.get(name), least.get(name)
-            table.add_column(name, justify="right", no_wrap=True, width=width, min_width=min_width)
-        for cells in rows:
-            table.add_row(*cells.values())
+            table.add_column(
+                name, justify="right", no_wrap=True, width=widths.get(name), min_width=least.get(name)
+            )
+        for row in rows:
+            table.add_row(*row.values())
         return table
 
-    def _cells(self, progress: SessionProgress, layout: _Layout) -> dict[str, RenderableType]:
-        """What the session has in each column; the bar's has no name."""
-        cells: dict[str, RenderableType] = {"#": str(progress.index)} if self._several else {}
-        done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
-        if layout.bar:
-            cells[""] = ProgressBar(total=progress.max_frame, completed=done)
-        number = "{:,}".format if layout.exact else compact
-        cells["frame"] = f"{number(done)} / {number(progress.max_frame)}"
-        score = "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}"
-        if layout.sparks and not self._console.options.ascii_only:
-            score = f"{spark_line(progress.returns, layout.sparks):>{layout.sparks}} {score}"
-        cells["return"] = score
-        if layout.fps:
-            cells["frames/s"] = "-" if progress.fps is None else f"{progress.fps:,.0f}"
-        cells["time left"] = _time_left(progress)
-        return cells
-
     def _details(self, progress: SessionProgress, width: int) -> Text:
-        """Where the session spends its time, and as many of its losses as `width` has room for."""
-        items = [f" {_PHASES.get(name, name)} {share:.0%}" for name, share in progress.phases.items()]
-        items += [f"  {name} {value:.3g}" for name, value in progress.losses.items()]
-        if progress.phases and progress.losses:
-            items[len(progress.phases)] = "  |" + items[len(progress.phases)]
-        text = f" {progress.index}:" if self._several and items else ""
-        for item in items:
+        """Return where the session spends its time, and as many losses as `width` has room for."""
+        phases = [f" {'log' if n == 'callbacks' else n} {share:.0%}" for n, share in progress.phases.items()]
+        losses = [f"  {name} {value:.3g}" for name, value in progress.losses.items()]
+        if phases and losses:
+            losses[0] = "  |" + losses[0]
+        text = f" {progress.index}:" if self._several and phases + losses else ""
+        for item in phases + losses:
             if len(text + item) > width:
                 break
             text += item
@@ -248,7 +226,7 @@ class Display:
 
 
 def spark_line(values: Sequence[float], width: int) -> str:
-    """The last `width` values as a row of bars, from the lowest to the highest of them."""
+    """Return the last `width` values as a row of bars, from the lowest to the highest of them."""
     shown = [value for value in values if math.isfinite(value)][-width:]
     if len(shown) < 2:
         return ""
@@ -258,7 +236,7 @@ def spark_line(values: Sequence[float], width: int) -> str:
 
 
 def compact(number: float) -> str:
-    """`number` in at most five characters, such as `2.5M`."""
+    """Return `number` in at most five characters, such as `2.5M`."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= unit:
             return f"{number / unit:.3g}{name}"
@@ -266,15 +244,12 @@ def compact(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in the two units that matter, such as `5 h 33 min`."""
+    """Return a time span in the two units that matter, such as `5 h 33 min`."""
     whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    for unit, name, part, of_part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // part} {of_part}"
+    return f"{whole} s"
 
 
 def _facts(progress: SessionProgress) -> Iterator[str]:

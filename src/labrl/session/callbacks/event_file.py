@@ -1,91 +1,106 @@
-"""One file of TensorBoard's events: rows as scalars, histograms, and an experiment's hyperparameters."""
+"""Files of TensorBoard's events: rows as scalars, histograms, and an experiment's hyperparameters."""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-# The writer alone: torch.utils.tensorboard takes several times as long to import.
+# The parts below cost half of what torch.utils.tensorboard does at each row, and write when they are told to.
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.plugins.hparams.api_pb2 import Status
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.summary.writer.record_writer import RecordWriter
 
+from labrl.errors import LabrlError
 from labrl.session.callbacks.callback import Row, SessionView, Table
-from labrl.session.callbacks.hyperparameters import session_ended, session_started
-from labrl.storage.tables import CsvTable
+from labrl.session.callbacks.closer_look import NamedValues
+from labrl.storage.experiment_folder import experiment_of
+from labrl.storage.provenance import read_command, recorded_config
+from labrl.storage.run_folder import RunFolder
 
 _BINS = 64
 
-NamedValues = tuple[str, np.ndarray, np.ndarray | None]
-"""A tag, its values, and the edges of the bins, None for equal ones."""
+
+def event_files(folder: Path) -> list[Path]:
+    """Return the event files in a folder in the order in which TensorBoard reads them."""
+    return sorted(folder.glob("events.out.tfevents.*"))
 
 
 class EventFile:
-    """Takes the place of a session's former files, with all that stays of them."""
+    """A further file of events in a session's folder."""
 
-    def __init__(self, session: SessionView, table: Table, frame: int) -> None:
-        """table, frame: of the row that will be written first."""
-        folder = session.folder.tensorboard
-        former = sorted(folder.glob("events.*"))
-        self._writer = EventFileWriter(str(folder))
-        if former:
-            # A TensorBoard that is looking on forgets what it has read.
-            log = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=0, session_log=log))
-        if started := session_started(session):
-            self._header(started)
-        began = time.time() - session.clock.wall
-        tables: tuple[tuple[Table, Path], ...] = (
-            ("train", session.folder.train_csv),
-            ("eval", session.folder.eval_csv),
-        )
-        written = set()
-        for name, path in tables:
-            for row in CsvTable(path).read_rows():
-                if (name, row["frame"]) != (table, frame):
-                    self.add_row(name, row, began + float(row["wall"] or 0))
-                    written.add((name, row["frame"]))
-        for event in _histograms_of(former):
-            if ("train", event.step) in written:  # its row was not taken back
-                self._writer.add_event(event)
-        self.flush()
-        for path in former:
-            path.unlink()
+    def __init__(self, folder: Path, purge_from: int | None = None) -> None:
+        """purge_from: step from which on readers forget what the files before hold."""
+        before = [int(path.name.split(".")[3]) for path in event_files(folder)]
+        number = max(int(time.time()), *(one + 1 for one in before), 0)  # read last, whatever the clock says
+        folder.mkdir(exist_ok=True)
+        path = folder / f"events.out.tfevents.{number:010d}.{platform.node()}.{os.getpid()}"
+        self._writer = RecordWriter(path.open("xb"))
+        self._add(file_version="brain.Event:2", step=purge_from or 0)
+        if purge_from is not None:
+            self._add(step=purge_from, session_log=SessionLog(status=SessionLog.START))
 
-    def add_row(self, table: Table, row: Row, moment: float) -> None:
-        """The finite numbers of a row; moment: when it was written, seconds since the epoch."""
+    def add_row(self, table: Table, row: Row, moment: float | None = None) -> None:
+        """Write the finite numbers of a row; moment: seconds since the epoch at which it was written."""
         values = [
             Summary.Value(tag=f"{table}/{column}", simple_value=float(value))
             for column, value in row.items()
             if column != "frame" and isinstance(value, int | float) and math.isfinite(value)
         ]
-        self._writer.add_event(Event(wall_time=moment, step=int(row["frame"]), summary=Summary(value=values)))
+        self._add(moment, step=int(row["frame"]), summary=Summary(value=values))
 
     def add_histograms(self, frame: int, named: Iterable[NamedValues]) -> None:
-        """One histogram for each tag."""
+        """Write one histogram for each tag."""
         values = [Summary.Value(tag=tag, histo=histogram(numbers, edges)) for tag, numbers, edges in named]
-        self._writer.add_event(Event(wall_time=time.time(), step=frame, summary=Summary(value=values)))
+        self._add(step=frame, summary=Summary(value=values))
 
-    def flush(self) -> None:
-        """Bring all to the file."""
-        self._writer.flush()
+    def add_hyperparameters(self, session: SessionView) -> None:
+        """Write what was typed for the trial, if it belongs to an experiment."""
+        trial = session.folder.path.parent
+        info = SessionStartInfo(group_name=trial.name, model_uri=str(session.folder.path))
+        for name, value in typed(RunFolder(trial)).items() if experiment_of(trial) is not None else ():
+            kind = (
+                "bool"
+                if isinstance(value, bool)
+                else "number"
+                if isinstance(value, int | float)
+                else "string"
+            )
+            setattr(info.hparams[name], f"{kind}_value", str(value) if kind == "string" else value)
+        self._add_plugin_data(session, "session_start_info", session_start_info=info)
 
     def close(self, session: SessionView) -> None:
-        """Say how the session ended, and close the file."""
-        if ended := session_ended(session):
-            self._header(ended)
+        """Write how the session ended, and close the file."""
+        status = Status.Value("STATUS_SUCCESS" if session.clock.finished else "STATUS_FAILURE")
+        self._add_plugin_data(session, "session_end_info", session_end_info=SessionEndInfo(status=status))
         self._writer.close()
 
-    def _header(self, value: Summary.Value) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), summary=Summary(value=[value])))
+    def flush(self) -> None:
+        """Bring everything to the file."""
+        self._writer.flush()
+
+    def _add_plugin_data(self, session: SessionView, name: str, **content: Any) -> None:
+        if experiment_of(session.folder.path.parent) is not None:
+            data = HParamsPluginData(**content).SerializeToString()
+            plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=data)
+            value = Summary.Value(tag=f"_hparams_/{name}", metadata=SummaryMetadata(plugin_data=plugin))
+            self._add(summary=Summary(value=[value]))
+
+    def _add(self, moment: float | None = None, **content: Any) -> None:
+        event = Event(wall_time=time.time() if moment is None else moment, **content)
+        self._writer.write(event.SerializeToString())
 
 
 def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramProto:
-    """Counts of the finite values between `edges`; without, in `_BINS` equal parts from lowest to highest."""
+    """Count the finite values between `edges`; without, in `_BINS` equal parts from lowest to highest."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return HistogramProto()
@@ -101,13 +116,17 @@ def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramP
     )
 
 
-def _histograms_of(files: list[Path]) -> Iterator[Event]:
-    """Events that hold histograms; a file that a kill tore gives those before the tear."""
-    if not files:
-        return
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-    for path in files:
-        for event in LegacyEventFileLoader(str(path)).Load():
-            if any(value.HasField("histo") for value in event.summary.value):
-                yield event
+def typed(run: RunFolder) -> dict[str, Any]:
+    """Return what was typed for a trial, by key: numbers and words as they were resolved; and its seed."""
+    try:
+        config, overrides = recorded_config(run), read_command(run).overrides
+    except LabrlError:  # a folder that is damaged is no reason not to train
+        return {}
+    found: dict[str, Any] = {"seed": config.get("seed")}
+    for override in overrides:
+        name, _, text = override.lstrip("+").partition("=")
+        value: Any = config
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        found[name] = text if value is None or isinstance(value, Mapping | list) else value
+    return {name: value for name, value in found.items() if name and value is not None}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from labrl.envs.vector import ENDLESS
 from labrl.session.callbacks.callback import Callback, SessionView
-from labrl.session.callbacks.closer_look import LastGradients
+from labrl.session.callbacks.closer_look import Norms
 from labrl.storage.tables import CsvTable
 
 _log = logging.getLogger(__name__)
@@ -21,9 +22,10 @@ SHORT = 500
 
 
 def clock_columns(session: SessionView) -> dict[str, Any]:
-    """The columns that every row of every table begins with."""
+    """Return the columns that every row of every table begins with."""
     clock = session.clock
-    played = session.agent.frames_played if session.agent.pauses else clock.frame
+    pauses = session.agent.pauses
+    played = clock.frame if pauses is None else pauses.frames_played
     return {
         "frame": clock.frame,
         "env_frames": played * session.env.frame_skip,
@@ -31,6 +33,18 @@ def clock_columns(session: SessionView) -> dict[str, Any]:
         "opt_step": clock.opt_step,
         "wall": clock.wall,
     }
+
+
+def continued_table(path: Path, last_frame: int) -> CsvTable:
+    """Return a table cut back to its row of `last_frame`, and warn where it has lost that row."""
+    table = CsvTable(path)
+    found = table.truncate_after(last_frame)
+    if found < last_frame:
+        _log.warning(
+            "%s ends at frame %d, and had rows up to frame %d: what is missing there stays missing",
+            *(path, found, last_frame),
+        )
+    return table
 
 
 class LogTraining(Callback):
@@ -41,37 +55,26 @@ class LogTraining(Callback):
     """
 
     def __init__(
-        self, frequency: int, listeners: Sequence[Callback] = (), gradients: LastGradients | None = None
+        self, frequency: int, listeners: Sequence[Callback] = (), norms: Norms | None = None
     ) -> None:
-        """frequency: frames between rows; listeners: whose `row` is called with each; gradients: whose norms,
-        and those of the weights, are columns; None: they are none."""
-        self._gradients = gradients
-        self._session: SessionView | None = None
+        """frequency: frames between rows; listeners: whose `row` is called with each; norms: further columns,
+        those of weights and gradients."""
         self.frequencies = (frequency,)
-        self._listeners = listeners
-        self._last_frame = 0
-        self._last_wall = 0.0
-        self._for_the_end = False
+        self._listeners, self._norms = listeners, norms
+        self._last_frame, self._last_wall = 0, 0.0
         self._table: CsvTable | None = None
         self._warned = False
 
     def start(self, session: SessionView) -> None:
-        """Open the table, and cut it back to where the session goes on."""
-        clock, self._session = session.clock, session
-        # the row that was written because the budget ended has no place in a run with a larger one
-        outdated = self._for_the_end and not clock.finished
-        self._table = CsvTable(session.folder.train_csv)
-        found = self._table.truncate_after(clock.frame - outdated)
-        self._for_the_end = self._for_the_end and not outdated
-        if found < self._last_frame and not outdated:
-            _log.warning(
-                "%s ends at frame %d, and had rows up to frame %d: what is missing there stays missing",
-                *(self._table.path, found, self._last_frame),
-            )
+        """Cut the table back to where the session continues; write the last row where that is missing."""
+        self._table = continued_table(session.folder.train_csv, self._last_frame)
+        if self._norms is not None:
+            self._norms.start(session)
+        if session.clock.finished and self._last_frame < session.clock.frame:
+            self.step(session)
 
     def step(self, session: SessionView) -> None:
         """Write a row."""
-        self._for_the_end = not session.clock.crossed(*self.frequencies)
         assert self._table is not None, "start() comes before step()"
         columns = clock_columns(session)
         row = {
@@ -79,12 +82,23 @@ class LogTraining(Callback):
             "fps": self._fps(columns["frame"], columns["wall"]),
             **session.episodes.statistics(),
             **session.metrics(),
-            **({} if self._gradients is None else self._gradients.norms(session)),
+            **({} if self._norms is None else self._norms.columns()),
         }
         self._table.append(row)
         self._warn_of_endless_episodes(session)
         for listener in self._listeners:
             listener.row(session, "train", row)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the last row was, which the next row's fps is counted from."""
+        norms = {} if self._norms is None else {"gradients": self._norms.state_dict()}
+        return {"last_frame": self._last_frame, "last_wall": self._last_wall, **norms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._last_frame, self._last_wall = int(state["last_frame"]), float(state["last_wall"])
+        if self._norms is not None and "gradients" in state:
+            self._norms.load_state_dict(state["gradients"])
 
     def _warn_of_endless_episodes(self, session: SessionView) -> None:
         """Warn once where the first episode, or any later one, takes so long that it may never end."""
@@ -100,28 +114,6 @@ class LogTraining(Callback):
             f"{steps:,}",
             ", and there is no return before one has" if first else "",
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the last row was, which the next row's fps is counted from, and why it was written."""
-        return {
-            "last_frame": self._last_frame,
-            "last_wall": self._last_wall,
-            "for_the_end": self._for_the_end,
-            **self._gradients_state(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state."""
-        self._last_frame = int(state["last_frame"])
-        self._last_wall = float(state["last_wall"])
-        self._for_the_end = bool(state["for_the_end"])
-        if self._gradients is not None and "gradients" in state:
-            self._gradients.load_state_dict(state["gradients"])
-
-    def _gradients_state(self) -> dict[str, Any]:
-        if self._gradients is None or self._session is None:
-            return {}
-        return {"gradients": self._gradients.state_dict(self._session)}
 
     def _fps(self, frame: int, wall: float) -> float:
         frames, seconds = frame - self._last_frame, wall - self._last_wall

@@ -29,31 +29,27 @@ class Profile(Callback):
 
     def start(self, session: SessionView) -> None:
         """Begin, if the window does so at this frame."""
-        self._begin(session)
+        self.step(session)
 
     def step(self, session: SessionView) -> None:
-        """Begin or end, if it is time."""
-        if self._profiler is None:
-            self._begin(session)
-        elif session.clock.frame >= self._end:
-            self._write(session)
+        """Begin or end the window, and wait for the other of the two."""
+        frame = session.clock.frame
+        if self._profiler is None and self._start <= frame < self._end:
+            from torch.profiler import ProfilerActivity, profile, supported_activities
+
+            wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & set(supported_activities())
+            self._profiler = profile(activities=sorted(wanted, key=str), record_shapes=False)
+            self._profiler.start()
+        elif frame >= self._end:
+            self.finish(session)
+        awaited = self._start if frame < self._start else self._end
+        self.frequencies = (awaited,) if frame < awaited else ()
 
     def finish(self, session: SessionView) -> None:
-        """A session that ends within the window writes what was seen."""
-        if self._profiler is not None:
-            self._write(session)
-
-    def _begin(self, session: SessionView) -> None:
-        if not self._start <= session.clock.frame < self._end:
-            return
-        from torch.profiler import ProfilerActivity, profile, supported_activities
-
-        wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & set(supported_activities())
-        self._profiler = profile(activities=sorted(wanted, key=str), record_shapes=False)
-        self._profiler.start()
-
-    def _write(self, session: SessionView) -> None:
+        """Write what was seen of the window, also where the session ends within it."""
         profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return
         profiler.stop()
         folder = session.folder.profile
         try:

@@ -17,14 +17,10 @@ from typing import Any
 from rich.console import Console
 
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
-from labrl.session.callbacks.display import REFRESH_SECONDS, Display, SessionProgress, Terminal, duration
+from labrl.session.callbacks.display import REFRESH_SECONDS, Display, SessionProgress
 from labrl.storage.atomic import write_json
-from labrl.storage.run_folder import RunFolder
+from labrl.storage.run_folder import RunFolder, SessionFolder
 
-__all__ = ["Display", "Progress", "SessionProgress", "Terminal", "TrialPanel", "duration"]
-
-_FPS_WINDOW = 10
-_RETURNS = 32
 _LOSSES = re.compile(r".*loss.*|entropy|td_error|q_mean|exploration")
 _NUM_LOSSES = 4
 
@@ -34,74 +30,54 @@ class Progress(Callback):
 
     frequencies = ()
 
-    def __init__(self, show: bool, frequency: int = 1) -> None:
-        """show: whether this process has the terminal; sessions side by side leave it to `TrialPanel`;
-        frequency: frames between rows of training."""
-        self._frequency = frequency
+    def __init__(self, show: bool) -> None:
+        """show: whether this process has the terminal; sessions side by side leave it to `TrialPanel`."""
         self._display = Display(1) if show else None
         self._rows = 0
-        self._points: deque[tuple[float, int]] = deque(maxlen=_FPS_WINDOW + 1)
-        self._returns: deque[float] = deque(maxlen=_RETURNS)
+        self._points: deque[tuple[float, int]] = deque(maxlen=11)  # when which frame was reached
+        self._returns: deque[float] = deque(maxlen=32)
         self._losses: dict[str, float] = {}
-        self._for_the_end = False
 
     def start(self, session: SessionView) -> None:
-        """Show where the session begins; a row at the end of a smaller budget is taken back."""
-        if self._for_the_end and not session.clock.finished and self._returns:
-            self._returns.pop()
-        self._for_the_end = False
+        """Show where the session begins."""
         self.step(session)
 
     def step(self, session: SessionView) -> None:
-        """Tell how far the session is."""
+        """Show how far the session is."""
         self._points.append((time.perf_counter(), session.clock.frame))
-        self._tell(session, "running")
+        self._show(session, "running")
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """Keep what the panel shows of a row, and count: a line without a terminal follows each."""
         if table != "train":
             return
         self._rows += 1
-        self._for_the_end = False
-        if _is_finite(row.get("return_mean")):
-            self._returns.append(float(row["return_mean"]))
-            clock = session.clock
-            self._for_the_end = clock.finished and not clock.crossed(self._frequency)
-        losses = [name for name, value in row.items() if _LOSSES.fullmatch(name) and _is_finite(value)]
-        self._losses = {name: float(row[name]) for name in losses[:_NUM_LOSSES]}
+        finite = {name: value for name, value in row.items() if _is_finite(value)}
+        if "return_mean" in finite:
+            self._returns.append(float(finite["return_mean"]))
+        losses = [name for name in finite if _LOSSES.fullmatch(name)]
+        self._losses = {name: float(finite[name]) for name in losses[:_NUM_LOSSES]}
 
     def finish(self, session: SessionView) -> None:
         """Show how it ended."""
         ended = "finished" if session.clock.finished else "failed"
-        status = "interrupted" if session.interrupted else ended
-        self._tell(session, status)
+        self._show(session, "interrupted" if session.interrupted() else ended)
         if self._display is not None:
             self._display.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the spark line is drawn from, and whether its last point is there because the budget ended."""
-        return {"returns": list(self._returns), "for_the_end": self._for_the_end}
+        """Return what the spark line is drawn from."""
+        return {"returns": list(self._returns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; those of former versions had none."""
-        self._returns.extend(state.get("returns", ()))
-        self._for_the_end = bool(state.get("for_the_end", False))
+        """Continue from a saved state."""
+        self._returns.extend(state["returns"])
 
-    def _tell(self, session: SessionView, status: str) -> None:
-        progress = self._progress(session, status)
-        with contextlib.suppress(OSError):  # a full disk must not end the training that this tells about
-            write_json(session.folder.progress, asdict(progress), durable=False)
-        if self._display is not None:
-            self._display.show([progress])
-        self.next_time = time.perf_counter() + REFRESH_SECONDS
-
-    def _progress(self, session: SessionView, status: str) -> SessionProgress:
+    def _show(self, session: SessionView, status: str) -> None:
         (since, first), (until, last) = self._points[0], self._points[-1]
-        score = session.episodes.statistics()["return_mean"]
+        clock, score = session.clock, session.episodes.statistics()["return_mean"]
         total = sum(session.timers.seconds.values())
-        phases = {name: spent / total for name, spent in session.timers.seconds.items()} if total > 0 else {}
-        clock = session.clock
-        return SessionProgress(
+        progress = SessionProgress(
             index=session.index,
             frame=clock.frame,
             max_frame=clock.max_frame,
@@ -111,11 +87,16 @@ class Progress(Callback):
             wall=clock.wall,
             rows=self._rows,
             status=status,
-            phases=phases,
+            phases={name: spent / total for name, spent in session.timers.seconds.items() if total > 0},
             returns=list(self._returns),
             losses=self._losses,
             max_wall=clock.max_wall,
         )
+        with contextlib.suppress(OSError):  # a full disk must not end the training that this is about
+            write_json(session.folder.progress, asdict(progress), durable=False)
+        if self._display is not None:
+            self._display.show([progress])
+        self.next_time = time.perf_counter() + REFRESH_SECONDS
 
 
 class TrialPanel:
@@ -134,11 +115,10 @@ class TrialPanel:
         console: Console | None = None,
     ) -> None:
         """max_frame: budget of each session; enabled: False shows nothing."""
-        sessions = [folder.path / f"session_{index}" for index in range(num_sessions)]
-        self._files = [session / "progress.json" for session in sessions]
-        self._warnings = [_Warnings(session / "session.log") for session in sessions]
+        paths = [folder.path / f"session_{index}" for index in range(num_sessions if enabled else 0)]
+        self._sessions = [(session, _Warnings(session.log)) for session in map(SessionFolder, paths)]
         self._max_frame = max_frame
-        self._ended: frozenset[int] = frozenset()
+        self._ended: Collection[int] = ()
         self._display = Display(num_sessions, console) if enabled else None
         self._next = 0.0
 
@@ -158,26 +138,24 @@ class TrialPanel:
 
         ended: indices of those whose process has ended; a killed one's file still says that it runs.
         """
-        self._ended = frozenset(ended)
+        self._ended = ended
         if self._display is not None and time.monotonic() >= self._next:
             self._show(self._display)
             self._next = time.monotonic() + REFRESH_SECONDS
 
     def _show(self, display: Display) -> None:
-        for index, warnings in enumerate(self._warnings):
+        for index, (_, warnings) in enumerate(self._sessions):
             for text in warnings.new():
                 display.say(f"session {index}: {text}")
-        display.show(self._read())
+        display.show([self._progress(index, session) for index, (session, _) in enumerate(self._sessions)])
 
-    def _read(self) -> list[SessionProgress]:
-        found = []
-        for index, path in enumerate(self._files):
-            try:
-                found.append(SessionProgress(**json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError, TypeError):
-                found.append(SessionProgress(index, 0, self._max_frame, 0, None, None, 0.0, 0, "starting"))
-            if index in self._ended and found[-1].status in ("starting", "running"):
-                found[-1].status = "ended"
+    def _progress(self, index: int, session: SessionFolder) -> SessionProgress:
+        try:
+            found = SessionProgress(**json.loads(session.progress.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            found = SessionProgress(index, 0, self._max_frame, 0, None, None, 0.0, 0, "starting")
+        if index in self._ended and found.status in ("starting", "running"):
+            found.status = "ended"
         return found
 
 
@@ -191,7 +169,7 @@ class _Warnings:
         self._read = log.stat().st_size if log.exists() else 0  # what was said before a resume is old
 
     def new(self) -> Iterator[str]:
-        """Each whole line since the last time."""
+        """Yield each whole line since the last time."""
         try:
             with open(self._log, "rb") as file:
                 file.seek(self._read)

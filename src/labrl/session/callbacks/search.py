@@ -18,12 +18,15 @@ _log = logging.getLogger(__name__)
 
 
 def channel(address: str, key: bytes, trial: int) -> str:
-    """The content of CHANNEL for the sessions of trial number `trial`."""
+    """The content of CHANNEL for the sessions of trial number `trial`.
+
+    address: the path of a socket, or `<host>:<port>`.
+    """
     return f"{trial} {key.hex()} {address}"
 
 
 class ReportToSearch(Callback):
-    """After each row of evaluation: tell the search, and give up if it says so.
+    """Tells the search of each row of evaluation, and gives up if the search says so.
 
     Training waits for the answer, so that a search comes out the same however busy the machine is.
     Nothing of this belongs to the session's state: whoever resumes a trial by hand runs it without.
@@ -39,23 +42,24 @@ class ReportToSearch(Callback):
     def start(self, session: SessionView) -> None:
         """Connect; without an answer the session goes its own way."""
         trial, key, address = self._where.split(" ", 2)
+        host, _, port = address.rpartition(":")
+        place = (host, int(port)) if host and not os.path.isabs(address) else address
         try:
-            self._search = Client(address, authkey=bytes.fromhex(key))
+            self._search = Client(place, authkey=bytes.fromhex(key))
             self._search.send(int(trial))
         except (OSError, EOFError) as error:
             self._lose(error)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Ask whether to go on, of an evaluation."""
+        """Ask whether to continue, after an evaluation."""
         if table != "eval" or self._search is None:
             return
         try:
             self._search.send(int(row["frame"]))
             while not self._search.poll(PATIENCE):
-                if session.interruption.requested:  # whoever resumes it is asked about the same row
+                if session.stopping():  # whoever resumes it is asked about the same row
                     return
-            if self._search.recv():
-                session.interruption.give_up()
+            self.gives_up = bool(self._search.recv())
         except (OSError, EOFError) as error:
             self._lose(error)
 
@@ -70,6 +74,6 @@ class ReportToSearch(Callback):
 
 
 def search_callbacks() -> list[Callback]:
-    """The callback, if this process belongs to a trial of a search."""
+    """Return the callback, if this process belongs to a trial of a search."""
     where = os.environ.get(CHANNEL)
     return [ReportToSearch(where)] if where else []

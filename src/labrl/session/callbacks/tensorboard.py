@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 from labrl.session.callbacks.closer_look import CloserLook
+from labrl.storage.tables import CsvTable
 
 if TYPE_CHECKING:
     from labrl.session.callbacks.event_file import EventFile
 
 _log = logging.getLogger(__name__)
 
+TABLES: tuple[Table, ...] = ("train", "eval")
+
 
 class TensorBoard(Callback):
     """Every number of every row, as `train/<column>` or `eval/<column>` over frames.
 
-    What a resumed session had written before is written again from its tables, which have been cut back
-    by then: so nothing is doubled, whoever reads the files, and nothing that was undone is left. So is all
-    that a full disk did not take, once it takes a row again.
+    A session that continues begins a further file, which lets readers forget what the files before hold from
+    its first frame on, and writes again from the tables what is lost by that. So nothing is doubled or
+    missing, and nothing that was undone is shown. A full disk is treated in the same way, once it takes a row
+    again.
     """
 
     def __init__(self, look: CloserLook | None = None) -> None:
@@ -28,7 +33,7 @@ class TensorBoard(Callback):
         self._look = look
         self.frequencies = () if look is None else (1,)
         self._file: EventFile | None = None
-        self._refused = False
+        self._refused: int | None = None  # the first frame that the disk did not take
 
     def step(self, session: SessionView) -> None:
         """Remember what a closer look needs."""
@@ -37,37 +42,59 @@ class TensorBoard(Callback):
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """Write the finite numbers of a row. A disk that refuses them does not end training."""
-        try:
-            self._write(session, table, row)
-            self._refused = False
-        except OSError as error:
-            self._give_up(error)
-
-    def _write(self, session: SessionView, table: Table, row: Row) -> None:
         frame = int(row["frame"])
-        if self._file is None:
-            # Imported with the first row: the first step of training does not wait for it.
-            from labrl.session.callbacks.event_file import EventFile
-
-            self._file = EventFile(session, table, frame)
-        self._file.add_row(table, row, time.time())
-        if self._look is not None and table == "train":
-            self._file.add_histograms(frame, self._look.values(session))
-        self._file.flush()  # a killed session has its curves up to here
+        try:
+            if self._file is None:
+                self._file = self._open(session, table, frame)
+            self._file.add_row(table, row)
+            if self._look is not None and table == "train":
+                self._file.add_histograms(frame, self._look.values(session))
+            self._file.flush()  # a killed session has its curves up to here
+            self._refused = None
+        except OSError as error:
+            self._give_up(frame, error)
 
     def finish(self, session: SessionView) -> None:
-        """Say how it ended, and close the event file."""
-        if self._file is None:
-            return
+        """Write how the session ended, and close the event file."""
         try:
-            self._file.close(session)
-            self._file = None
+            if self._file is not None:
+                self._file.close(session)
         except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        """Leave the file as it is: its writer has ended, and the next row begins another."""
+            self._give_up(session.clock.frame, error)
         self._file = None
-        if not self._refused:
+
+    def _open(self, session: SessionView, table: Table, frame: int) -> EventFile:
+        """Begin a file with the row of `frame` in `table`, before which all is written that has been lost."""
+        # Imported with the first row: the first step of training does not wait for it.
+        from labrl.session.callbacks.event_file import EventFile, event_files
+
+        folder = session.folder
+        rows = {"train": _by_frame(folder.train_csv), "eval": _by_frame(folder.eval_csv)}
+        late = table == "eval"  # its frame may lie before that of training rows
+        rows["train"] = {at: row for at, row in rows["train"].items() if late or at < frame}
+        rows["eval"] = {at: row for at, row in rows["eval"].items() if at < frame}
+        purge_from = self._refused
+        if purge_from is None and event_files(folder.tensorboard):
+            # Histograms, which come with training rows, are in no table and have to stay.
+            whole = rows.values() if self._look is None else [rows["train"]]
+            purge_from = 1 + min(max(of_table, default=-1) for of_table in whole)
+        file = EventFile(folder.tensorboard, purge_from)
+        file.add_hyperparameters(session)
+        began = time.time() - session.clock.wall
+        for name in TABLES:
+            for at, row in rows[name].items():
+                if at >= (purge_from or 0):
+                    file.add_row(name, row, began + float(row["wall"] or 0))
+        file.flush()
+        return file
+
+    def _give_up(self, frame: int, error: OSError) -> None:
+        """Leave the file as it is; the next row begins another."""
+        self._file = None
+        if self._refused is None:
+            self._refused = frame
             _log.warning("nothing is written for TensorBoard, training goes on: %s", error)
-        self._refused = True
+
+
+def _by_frame(table: Path) -> dict[int, Row]:
+    return {int(str(row["frame"])): row for row in CsvTable(table).read_rows()}

@@ -1,0 +1,178 @@
+"""Scores that SLM Lab publishes beside ours, cell by cell: environment, agent, frames."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labrl.analysis.baselines import random_baseline
+from labrl.analysis.intervals import Estimate, aggregates
+from labrl.analysis.runs import Run
+from labrl.analysis.statistics import group_statistics
+
+ENVS = {
+    "CartPole-v1": "cartpole",
+    "Acrobot-v1": "acrobot",
+    "Pendulum-v1": "pendulum",
+    "LunarLander-v3": "lunar_lander",
+    "LunarLanderContinuous-v3": "lunar_lander_continuous",
+}
+"""The environment and the recipe, `experiment=slm_lab/<name>`, of each published id."""
+
+AGENTS = {"ddqn_per": ("agent=double_dqn", "agent/memory=prioritized")}
+"""The words for agents that labrl calls otherwise."""
+
+SESSIONS = 4
+"""Over which a published score is the mean."""
+
+AS_GOOD_AS_EQUAL = 0.01
+"""Part of the published strength by which two scores of so few sessions may differ and be called equal."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One published score: the mean over 4 sessions of the mean over their last 100 checkpoint rows."""
+
+    env_id: str
+    agent: str
+    """As SLM Lab calls it."""
+    score: float
+    frames: int
+    num_envs: int
+    log_frequency: int
+    """Frames between checkpoint rows."""
+
+    @property
+    def env(self) -> str:
+        """As labrl calls it."""
+        return ENVS[self.env_id]
+
+    @property
+    def name(self) -> str:
+        """Of its run folder, and to name it by."""
+        return f"{self.env}_{self.agent}"
+
+    @property
+    def words(self) -> list[str]:
+        """What `labrl` is given to train it."""
+        return [f"experiment=slm_lab/{self.env}", *AGENTS.get(self.agent, (f"agent={self.agent}",))]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What we have for a cell."""
+
+    cell: Cell
+    verdict: str
+    """`better`, `equal`, `worse`; `unfinished`, `other setting` or `not run`, which compare nothing."""
+    score: Estimate | None = None
+    """Ours, measured as the published one; the interval is that of the mean."""
+    final: Estimate | None = None
+    """Interquartile mean of the final returns."""
+    sessions: int = 0
+    """That have finished."""
+
+
+def number(value: float | None) -> str:
+    """Four digits, or all before the point; no more behind it than the size of the number deserves."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
+    text = f"{value:,.{digits}f}"
+    return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
+
+
+def cells() -> list[Cell]:
+    """All published scores, in the order of the source."""
+    text = Path(__file__).with_name("slm_lab.csv").read_text(encoding="utf-8")
+    return [
+        Cell(
+            env_id=row["env"],
+            agent=row["agent"],
+            score=float(row["score"]),
+            frames=int(row["frames"]),
+            num_envs=int(row["num_envs"]),
+            log_frequency=int(row["log_frequency"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def judged(cell: Cell, run: Run | None) -> Result:
+    """Our run of a cell beside the published score; run: None where there is none yet."""
+    if run is None:
+        return Result(cell, "not run")
+    statistics = group_statistics([run])
+    counted = [entry for entry in statistics["sessions"] if entry["counted"]]
+    finished = sum(entry["status"] == "finished" for entry in counted)
+    scores = np.array([entry["slm_final"] for entry in counted if entry["slm_final"] is not None])
+    if not len(scores):
+        return Result(cell, "unfinished")
+    score, final = aggregates(scores)["mean"], Estimate(**statistics["estimates"]["final_return"]["iqm"])
+    if _setting(run) != (cell.env, cell.num_envs, cell.frames, cell.log_frequency):
+        verdict = "other setting"
+    elif finished < SESSIONS:
+        verdict = "unfinished"
+    else:
+        verdict = _verdict(cell, score, run)
+    return Result(cell, verdict, score, final, finished)
+
+
+def as_markdown(results: Sequence[Result]) -> str:
+    """The table of all cells; those in which we fall short are bold."""
+    lines = [
+        "| environment | frames | agent | published | labrl, measured so | final return (IQM) | verdict |",
+        "|---|---:|---|---:|---:|---:|---|",
+    ]
+    for result in results:
+        cell = result.cell
+        share = f" ({result.sessions} of {SESSIONS})" if result.verdict == "unfinished" else ""
+        cells = [
+            cell.env_id,
+            f"{cell.frames:,}",
+            cell.agent.replace("_", "\\_"),
+            number(cell.score),
+            _told(result.score),
+            _told(result.final),
+            result.verdict + share,
+        ]
+        if result.verdict == "worse":
+            cells = [f"**{text}**" for text in cells]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(results: Iterable[Result]) -> str:
+    """How many cells are better, equal and so on, in a line."""
+    verdicts = [result.verdict for result in results]
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+
+
+def _setting(run: Run) -> tuple[Any, ...]:
+    """What a score depends on besides the agent, as a cell has it."""
+    env, meta = run.config.get("env", {}), run.config.get("meta", {})
+    return env.get("name"), env.get("num_envs"), env.get("max_frame"), meta.get("log_frequency")
+
+
+def _verdict(cell: Cell, score: Estimate, run: Run) -> str:
+    """`equal` where the published score lies in our interval or is off by less than a hundredth of itself."""
+    baseline = random_baseline(run.config.get("env", {}))
+    strength = abs(cell.score - (baseline.mean if baseline else 0.0))
+    inside = score.low is not None and score.high is not None and score.low <= cell.score <= score.high
+    if inside or abs(score.value - cell.score) <= AS_GOOD_AS_EQUAL * strength:
+        return "equal"
+    return "better" if score.value > cell.score else "worse"
+
+
+def _told(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    if estimate.low is None:
+        return number(estimate.value)
+    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"

@@ -1,0 +1,176 @@
+"""What a search costs beside its trials: 1,000 trials of 10 ms on four machines that share one storage.
+
+The machines are processes of this one, each with one slot. A trial is a stub, so that all other time is
+that of the scheduler, the study and the storage: PostgreSQL where its programs are installed, else SQLite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.alone import Measured, alone, answer
+from benchmarks.report import Ratio, Report, Row
+
+TRIALS, MACHINES, SECONDS = 1000, 4, 0.010
+
+
+def run(repeats: int, quick: bool) -> Report:
+    """Milliseconds that a slot is without a trial between two of them, by how far the search is."""
+    trials = 40 if quick else TRIALS
+    rounds = []
+    for index in range(repeats):
+        print(f"Search, round {index + 1} of {repeats}", file=sys.stderr, flush=True)
+        rounds.append(alone("benchmarks.scheduling", trials=trials, seed=index))
+    hundred = trials // 10
+    rows = [
+        Row(f"first {hundred} trials, overhead a trial", [one["first"] for one in rounds], "ms"),
+        Row(f"last {hundred} trials, overhead a trial", [one["last"] for one in rounds], "ms"),
+        Row(f"all {trials:,} trials on {MACHINES} machines", [one["wall"] for one in rounds], "s"),
+    ]
+    last, first = rows[1].values, rows[0].values
+    growth = Ratio.paired("Overhead of the last trials / of the first", last, first)
+    title = f"A search of {trials:,} trials of {SECONDS * 1000:.0f} ms on {rounds[0]['storage']}"
+    return Report("scheduling", title, rows, [growth])
+
+
+def measure(trials: int, seed: int) -> Measured:
+    """Run one search. Raises RuntimeError unless every trial ran exactly once."""
+    home = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
+    try:
+        with _storage(home) as (kind, url):
+            began = time.monotonic()
+            command = [sys.executable, "-m", "benchmarks.scheduling", "machine", url, str(trials), str(seed)]
+            machines = [
+                subprocess.Popen([*command, str(home / f"machine_{index}")], stdout=subprocess.DEVNULL)
+                for index in range(MACHINES)
+            ]
+            codes = [machine.wait() for machine in machines]
+            wall = time.monotonic() - began
+        ran = sorted(
+            [int(part) if part.isdigit() else float(part) for part in line.split()]
+            for log in home.glob("machine_*/ran")
+            for line in log.read_text().splitlines()
+        )
+        if any(codes) or [number for number, *_ in ran] != list(range(trials)):
+            raise RuntimeError(f"machines ended with {codes}, {len(ran)} of {trials} trials were begun")
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    gaps = [1000 * gap for _, gap in ran if gap >= 0]
+    tenth = len(gaps) // 10
+    first, last = statistics.median(gaps[:tenth]), statistics.median(gaps[-tenth:])
+    return {"first": first, "last": last, "wall": wall, "storage": kind}
+
+
+@dataclasses.dataclass
+class Stub:
+    """Takes the place of a trial: one row of evaluation after 10 ms."""
+
+    log: Path
+    """Takes the number of each trial, and the seconds since the one before."""
+    ended: float | None = None
+
+    def __call__(self, task):  # type: ignore[no-untyped-def]
+        """Run the trial."""
+        from labrl.experiment.task import Outcome
+        from labrl.storage.run_folder import SessionFolder
+        from labrl.storage.tables import CsvTable
+
+        gap = -1.0 if self.ended is None else time.monotonic() - self.ended
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{task.number} {gap}\n")
+        time.sleep(SECONDS)
+        session = task.folder / "session_0"
+        session.mkdir(parents=True)
+        row = {"frame": 1000, "return_mean": float(task.number % 37), "wall": SECONDS}
+        CsvTable(SessionFolder(session).eval_csv).append(row)
+        self.ended = time.monotonic()
+        return Outcome(status="finished", exit_code=0)
+
+
+def machine(url: str, trials: int, seed: int, home: Path) -> int:
+    """Take part in the search from the folder `home`. Returns its exit code."""
+    from labrl.experiment.local import LocalProcesses
+    from labrl.experiment.machine import Machine, Need
+    from labrl.experiment.search.options import NoPruner
+    from labrl.experiment.search.recipe import Recipe
+    from labrl.experiment.search.search import Search
+    from labrl.experiment.search.space import Space
+    from labrl.experiment.search.storage import StudyStorage, silence
+    from labrl.experiment.search.study import Plan, Study
+    from labrl.storage.experiment_folder import ExperimentFolder
+
+    silence()
+    words = [
+        "agent.lr=tag(log, interval(1e-5, 1e-2))",
+        "agent.epochs=range(1, 9)",
+        "agent.gamma=choice(0.9, 0.99)",
+    ]
+    plan = Plan(
+        name="scheduling",
+        space=Space.of({}, {}, words),
+        measures=["final_return"],
+        directions=["maximize"],
+        pruner=NoPruner(kind="none"),
+        total=trials,
+        budget=1000,
+        num_sessions=1,
+        seed=seed,
+    )
+    experiment = ExperimentFolder.begin(home, "search", [])
+    with experiment.lock():
+        sampler = {"_target_": "optuna.samplers.TPESampler"}
+        study = Study(StudyStorage(url, home), plan, sampler, home)
+        recipe = Recipe(plan.space, {"agent": "ppo", "env": "cartpole"}, [])
+        one = Search(study, recipe, experiment, "{number}", Need(1, None), max_failure_rate=0)
+        engine = LocalProcesses(Stub(home / "ran"), Machine(cores=1, gpus=[]))
+        return one.run(engine, None, elsewhere=False)[0]
+
+
+@contextlib.contextmanager
+def _storage(home: Path) -> Iterator[tuple[str, str]]:
+    """Start a PostgreSQL on loopback, where one is installed. Yields what it is, and its address."""
+    found = shutil.which("initdb")
+    places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not places:
+        yield "SQLite", f"sqlite:///{home}/study.db"
+        return
+    user = "nobody" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
+    place = Path(tempfile.mkdtemp(prefix="labrl-bench-", dir="/tmp"))
+    data = place / "data"
+    if user:
+        shutil.chown(place, user)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = f"-h 127.0.0.1 -p {port} -k {place}"
+
+    def call(program: str, *words: str | Path) -> None:
+        path = places[-1] / program
+        subprocess.run([path, *words], user=user, cwd=place, check=True, stdout=subprocess.DEVNULL)
+
+    try:
+        call("initdb", "-D", data, "-A", "trust", "-U", "labrl")
+        call("pg_ctl", "-D", data, "-l", place / "log", "-o", options, "-w", "start")
+        yield "PostgreSQL", f"postgresql://labrl@127.0.0.1:{port}/postgres"
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            call("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+        shutil.rmtree(place, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "machine":
+        address, count, number, folder = sys.argv[2:]
+        sys.exit(machine(address, int(count), int(number), Path(folder)))
+    answer(measure)

@@ -1,0 +1,55 @@
+"""What a configuration asks of an agent beyond learning, held against the traits of its class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from labrl.agents.action_spaces import refuse_masks
+from labrl.agents.agent import agent_class
+from labrl.agents.random import check_uniform
+from labrl.config.schema import TrialConfig
+from labrl.errors import InputError
+
+
+def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) -> None:
+    """Raise InputError for what the agent of `config` does not support.
+
+    actions: space of the environment; masked: whether that provides action masks.
+    """
+    meta, target = config.meta, config.agent.target
+    agent = agent_class(config.agent)
+    if masked and not agent.TRAITS.masks:
+        refuse_masks(agent.NAME or target, actions, config.env.config.name)
+    if meta.eval_greedy and not agent.TRAITS.greedy:
+        raise InputError(
+            f"meta.eval_greedy=true: {target} has no greedy action. Set meta.eval_greedy=false.",
+            code="unsupported",
+            key="meta.eval_greedy",
+        )
+    if meta.eval_epsilon:
+        check_uniform(actions, f"meta.eval_epsilon={meta.eval_epsilon:g}")
+    if meta.gradient_noise and not agent.TRAITS.halves:
+        raise InputError(
+            "meta.gradient_noise=true compares gradients of half a minibatch and of the whole, and agent "
+            f"{target} normalizes by the minibatch. Set meta.gradient_noise=false.",
+            code="unsupported",
+            key="meta.gradient_noise",
+        )
+    if meta.distributed and not agent.TRAITS.shares_weights:
+        raise InputError(
+            f"meta.distributed={meta.distributed}: {target} cannot train weights together with other "
+            "sessions; agents that learn from their own rollouts can, such as agent=ppo. Set "
+            "meta.distributed=false.",
+            code="unsupported",
+            key="meta.distributed",
+        )
+    if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
+        raise InputError(
+            f"meta.async_unroll: agent {target} learns only from what it has just played with its own "
+            "weights. Set meta.async_unroll=null, or choose an agent with a replay buffer: agent=dqn, sac, "
+            "crossq, td3 or ddpg.",
+            code="unsupported",
+            key="meta.async_unroll",
+        )

@@ -1,0 +1,163 @@
+"""Charts as plain data: a report draws them in the browser, and Matplotlib draws the plots from the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from labrl.analysis.colours import Style
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A curve against one of its chart's axes: arrays of one length."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    """Not finite: a gap."""
+    low: NDArray[np.float64] | None = None
+    """Lower end of the band around `y`."""
+    high: NDArray[np.float64] | None = None
+
+    def __init__(
+        self, x: ArrayLike, y: ArrayLike, low: ArrayLike | None = None, high: ArrayLike | None = None
+    ) -> None:
+        for name, values in {"x": x, "y": y, "low": low, "high": high}.items():
+            array = None if values is None else np.asarray(values, dtype=np.float64)
+            object.__setattr__(self, name, array)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One of the quantities that a chart can be drawn against."""
+
+    label: str
+    ticks: Sequence[str] = ()
+    """Names of the places 0, 1, 2, ... where the axis is no scale."""
+    log: bool = False
+    """Whether the values are decimal logarithms of what is meant."""
+    whole: bool = False
+    """Whether only whole numbers lie on it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve, or one set of points."""
+
+    key: str
+    """What hides it: lines with one key come and go together in all charts."""
+    name: str
+    style: Style
+    views: Mapping[str, View]
+    """By name of the chart's axis."""
+    role: Literal["center", "seed", "reference", "points"] = "center"
+    """`center`: thick; `seed`: thin, hidden by the button `every seed`; `reference`: thin, always shown."""
+    shade: int = 0
+    """Share of ink (below 0) or paper (above 0) that the colour is mixed with, percent."""
+    group: str = ""
+    """Key of a line that hides this one too."""
+    labels: Sequence[str] = ()
+    """Of points, one for each."""
+    mark: Literal["dot", "cross"] = "dot"
+    step: bool = False
+    """Whether the value holds until the next point."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves with one vertical scale."""
+
+    title: str
+    axes: Mapping[str, Axis]
+    lines: Sequence[Line]
+    unit: str = ""
+    """Said behind the title."""
+    tall: bool = False
+    """Whether it has the whole width of a report."""
+    fixed_y: tuple[float, float] | None = None
+
+    def spec(self, most: int) -> dict[str, Any]:
+        """What `chart.js` draws, each curve thinned to about `most` points."""
+        axes = {
+            name: {"label": axis.label, "ticks": list(axis.ticks), "log": axis.log, "whole": axis.whole}
+            for name, axis in self.axes.items()
+        }
+        spec: dict[str, Any] = {"title": self.title, "axes": axes, "tall": self.tall}
+        if self.fixed_y:
+            spec["fixed_y"] = list(self.fixed_y)
+        return spec | {
+            "lines": [_line_spec(line, most) for line in self.lines],
+            "can_log": self._may_be_log(),
+        }
+
+    def _may_be_log(self) -> bool:
+        """Whether all values are above 0 and far enough apart that a logarithmic scale shows more."""
+        values = [view.y[np.isfinite(view.y)] for line in self.lines for view in line.views.values()]
+        known = np.concatenate([*values, np.empty(0)])
+        return bool(len(known) and known.min() > 0 and known.max() > 20 * known.min()) and not self.fixed_y
+
+
+def kept(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
+    """Which of the values of a curve to keep, at most about `most`: rising indices, both ends among them.
+
+    y: [points]. The curve is cut into stretches of equal length, of each of which the lowest and the
+    highest finite value and the first gap stay: no spike and no hole disappears.
+    """
+    if len(y) <= most or most < 8:
+        return np.arange(len(y))
+    length = -(-len(y) // (most // 2))
+    values = np.full(-(-len(y) // length) * length, np.nan)
+    values[: len(y)] = y
+    stretches = values.reshape(-1, length)
+    starts = np.arange(0, len(values), length)
+    gaps = ~np.isfinite(stretches)
+    lowest = np.where(gaps, np.inf, stretches).argmin(axis=1)
+    highest = np.where(gaps, -np.inf, stretches).argmax(axis=1)
+    gap = gaps.argmax(axis=1)[gaps.any(axis=1)] + starts[gaps.any(axis=1)]
+    chosen = np.unique(np.concatenate([[0, len(y) - 1], lowest + starts, highest + starts, gap]))
+    return chosen[chosen < len(y)]
+
+
+def _line_spec(line: Line, most: int) -> dict[str, Any]:
+    views = {}
+    for name, view in line.views.items():
+        index = kept(view.y, most) if line.role != "points" else slice(None)
+        arrays = {"x": view.x, "y": view.y}
+        if line.role != "seed" and view.low is not None and view.high is not None:
+            arrays |= {"low": view.low, "high": view.high}
+        views[name] = {key: _short(values[index]) for key, values in arrays.items()}
+    spec = {
+        "key": line.key,
+        "name": line.name,
+        "role": line.role,
+        "colour": line.style.colour,
+        "views": views,
+    }
+    optional = {
+        "dash": list(line.style.dash),
+        "shade": line.shade,
+        "group": line.group,
+        "labels": list(line.labels),
+        "mark": line.mark if line.mark != "dot" else "",
+        "step": line.step,
+    }
+    return spec | {name: value for name, value in optional.items() if value}
+
+
+def _short(values: NDArray[np.float64]) -> list[float | None]:
+    """Five significant digits, more than a screen shows; whole numbers as they are; None for a gap."""
+    short: list[float | None] = []
+    for value in values.tolist():
+        if not math.isfinite(value):
+            short.append(None)
+        elif value == int(value):
+            short.append(int(value))
+        else:
+            rounded = float(f"{value:.5g}")
+            short.append(int(rounded) if rounded.is_integer() else rounded)
+    return short

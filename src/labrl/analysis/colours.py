@@ -1,0 +1,141 @@
+"""Colours and dashes: safe for the colour-blind, and the same for the same agent in every plot and report."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labrl.analysis.groups import SEVERAL
+
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)
+GREY = "#7F7F7F"
+"""Of what others are compared with: the random policy, a reference."""
+
+PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+"""Okabe and Ito (2008), Color Universal Design, but for the yellow and the black: neither is seen on both
+white and black paper."""
+
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 1.5, 1.5, 1.5))
+"""Lengths of dash and gap in points; none: a whole line."""
+
+MARKERS = ("o", "s", "^", "D")
+"""The shape that goes with each of DASHES."""
+
+CLEAR = 50
+"""How far a colour is from those beside it where it was chosen to be told from them, of 441."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one curve is drawn."""
+
+    colour: str
+    dash: tuple[float, ...] = ()
+
+    @property
+    def line(self) -> Any:
+        """Its dash as Matplotlib takes it."""
+        return (0, self.dash) if self.dash else "-"
+
+    @property
+    def marker(self) -> str:
+        """Of a value that stands alone, where a dash cannot be seen: each dash has a shape."""
+        return MARKERS[DASHES.index(self.dash)]
+
+
+_ORDER = (
+    *("ppo", "dqn", "sac", "rainbow", "a2c", "td3"),
+    *("reinforce", "double_dqn", "crossq", "c51", "sil_ppo", "ddpg"),
+    *("sarsa", "dueling_dqn", "qr_dqn", "rainbow_lite", "recurrent_ppo", "recurrent_a2c"),
+    *("recurrent_dqn", "sil_a2c", "pqn"),
+)
+"""The place of an agent is its style: new names come last."""
+
+_AGENTS = {
+    "random": Style(GREY),
+    **{
+        name: Style(PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE)])
+        for index, name in enumerate(_ORDER)
+    },
+}
+
+
+def agent_style(agent: str) -> Style:
+    """Of an agent, everywhere: fixed for those of labrl, by its name for one of your own."""
+    if agent in _AGENTS:
+        return _AGENTS[agent]
+    number = zlib.crc32(agent.encode())
+    return Style(PALETTE[number % len(PALETTE)], DASHES[1 + number // len(PALETTE) % (len(DASHES) - 1)])
+
+
+def group_styles(agents: Sequence[str]) -> list[Style]:
+    """One style for each group of a comparison, given the agent of each: no two are the same.
+
+    An agent that has one group keeps its own style, or where another has its colour a shade of it. Groups of
+    one agent among themselves begin with its style and go on through the palette; beside other agents they
+    keep its hue, from dark to light, and its dashes. Groups of several agents have a hue that no agent
+    beside them has, if one is left.
+    """
+    counts = Counter(agents)
+    hues = {agent_style(agent).colour for agent in counts if agent != SEVERAL}
+    owns = {agent: agent_style(agent) for agent in counts}
+    owns[SEVERAL] = Style(next((colour for colour in PALETTE if colour not in hues), PALETTE[0]))
+    styles: dict[int, Style] = {}
+    # whole lines first: of agents of one colour the first keeps it, whatever their order here
+    for index in sorted(range(len(agents)), key=lambda place: len(owns[agents[place]].dash)):
+        agent = agents[index]
+        own, before, number = owns[agent], agents[:index].count(agent), counts[agent]
+        if number == 1:
+            style = own
+        elif len(counts) > 1:
+            dash = DASHES[(DASHES.index(own.dash) + before) % len(DASHES)]
+            style = Style(mixed(own.colour, 1.1 * before / (number - 1) - 0.5), dash)
+        else:
+            start = PALETTE.index(own.colour) if own.colour in PALETTE else 0
+            colour = PALETTE[(start + before) % len(PALETTE)]
+            style = Style(colour, DASHES[before // len(PALETTE) % len(DASHES)])
+        styles[index] = _free(style, list(styles.values()))
+    return [styles[index] for index in range(len(agents))]
+
+
+def _free(wanted: Style, taken: Sequence[Style]) -> Style:
+    """`wanted`, or where its colour is taken a shade of it, or another hue; where all are, another dash."""
+    colours = {style.colour for style in taken}
+    if wanted.colour not in colours:
+        return wanted
+    near = [
+        Style(mixed(colour, share), dash)
+        for dash in (wanted.dash, *DASHES)
+        for colour in (wanted.colour, *PALETTE)
+        for share in (0.0, -0.4, 0.4, -0.2, 0.2)
+    ]
+    free = [style for style in near if style not in taken]
+    clear = (style for style in free if min(_distance(style.colour, other) for other in colours) > CLEAR)
+    return next(clear, free[0] if free else wanted)
+
+
+def _distance(one: str, other: str) -> float:
+    """Between two colours, of 441 from black to white."""
+    return math.dist(_channels(one), _channels(other))
+
+
+def _channels(colour: str) -> list[int]:
+    """Red, green and blue, 0 to 255 each."""
+    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+
+
+def mixed(colour: str, share: float) -> str:
+    """`colour` with a share of white in it, below 0 of black."""
+    other = 255 if share > 0 else 0
+    return "#" + "".join(f"{round(c + (other - c) * abs(share)):02X}" for c in _channels(colour))

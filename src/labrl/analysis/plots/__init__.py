@@ -1,1 +1,0 @@
-"""Figures of runs and experiments, for a paper: PNG and SVG."""

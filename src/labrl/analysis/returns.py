@@ -1,0 +1,79 @@
+"""The final return: one definition, interval and wording for the terminal, reports, tables and W&B."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from labrl.analysis.formats import interval_by, number
+from labrl.analysis.intervals import METHOD, aggregates, statistic_of
+from labrl.analysis.measures import final_return
+
+MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
+"""What the return of a session is, in a line."""
+
+INTERVALS = f"[low, high]: 95 % interval over the seeds by {METHOD}"
+"""What the brackets behind the return of several sessions are, in a line."""
+
+NAMES = {"iqm": "interquartile mean", "mean": "mean", "median": "median"}
+
+
+@dataclass(frozen=True)
+class GroupReturn:
+    """The final return of several sessions: their interquartile mean, of fewer than four their mean."""
+
+    value: float
+    low: float | None
+    """Lower end of the 95 % interval; None of a single session."""
+    high: float | None
+    count: int
+
+    @property
+    def statistic(self) -> str:
+        """`IQM` or `mean`."""
+        return statistic_name(self.count)
+
+    def brackets(self) -> str:
+        """Say `12.5 [11, 14]`."""
+        ends = "" if self.low is None else f" [{number(self.low)}, {number(self.high)}]"
+        return f"{number(self.value)}{ends}"
+
+    def sentence(self) -> str:
+        """Say `12.5 (interquartile mean of 4 seeds; 95 % interval 11 to 14, stratified bootstrap)`."""
+        of = f"{NAMES[statistic_of(self.count)]} of {self.count} seeds" if self.count > 1 else "one seed"
+        spread = interval_by(self.low, self.high)
+        return f"{number(self.value)} ({of}{f'; {spread}' if spread else ''})"
+
+
+def statistic_name(count: int) -> str:
+    """Name what stands for so many sessions, in short: `IQM` or `mean`."""
+    return {"iqm": "IQM", "mean": "mean"}[statistic_of(count)]
+
+
+def group_return(returns: Sequence[float]) -> GroupReturn | None:
+    """Sum up the final returns of a group's sessions; None without any."""
+    if not len(returns):
+        return None
+    value, low, high = aggregates(np.asarray(returns, dtype=np.float64))[statistic_of(len(returns))]
+    return GroupReturn(value, low, high, len(returns))
+
+
+def recorded_return(*tables: Path) -> float | None:
+    """The final return by the first of the tables that has one: those of evaluation, then of training.
+
+    For a session that has just ended, without the library that analysis reads tables with.
+    """
+    for path in tables:
+        try:
+            with open(path, newline="", encoding="utf-8") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("return_mean")]
+        except OSError:
+            continue
+        rows = [row for row in rows if row.get("source") == rows[-1].get("source")]
+        if rows:
+            return final_return(*([float(row[name]) for row in rows] for name in ("frame", "return_mean")))
+    return None

@@ -1,0 +1,294 @@
+"""Tasks of Gymnasium's classic control, with the same numbers in a fraction of the time.
+
+Gymnasium steps these tasks with NumPy's scalars, which are slower than Python's own numbers. Both are float64
+and call the same functions of the C library, so results are equal bit for bit if operations keep their order.
+NumPy's arrays would be faster with many environments, but they round powers differently than its scalars.
+MountainCarContinuous is left out: its state is float32, which Python's numbers are not.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Space
+from gymnasium.utils import seeding
+from numpy.typing import NDArray
+
+State = tuple[float, ...]
+"""The numbers of a task's state."""
+
+COMPARED_STEPS = 100
+"""Steps for which a task is compared with the installed Gymnasium before it is used."""
+
+
+class Task(ABC):
+    """The dynamics of one task, without a time limit."""
+
+    ENTRY: ClassVar[str]
+    """Gymnasium's entry point of the environment that has these dynamics."""
+
+    def __init__(self, spaces: tuple[Space[Any], Space[Any]]) -> None:
+        """spaces: of an environment's observations and actions."""
+        self.spaces = spaces
+
+    def forces(self, actions: NDArray) -> Sequence[Any]:
+        """Return what `advance` takes, for each environment. actions: [num_envs, *action]"""
+        return actions.tolist()
+
+    @abstractmethod
+    def begin(self, generator: np.random.Generator) -> tuple[State, State]:
+        """Return the state and observation at the start of an episode."""
+
+    @abstractmethod
+    def advance(self, state: State, action: Any) -> tuple[State, State, float, bool]:
+        """Return the next state, its observation, the reward and whether the task has ended."""
+
+
+class CartPole(Task):
+    """Balance a pole on a cart (Barto, Sutton, and Anderson, 1983)."""
+
+    ENTRY = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    FURTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
+
+    def begin(self, generator: np.random.Generator) -> tuple[State, State]:
+        """Draw position, speed, angle and angular speed from [-0.05, 0.05]."""
+        state = tuple(generator.uniform(-0.05, 0.05, 4).tolist())
+        return state, state
+
+    def advance(self, state: State, action: int) -> tuple[State, State, float, bool]:
+        """Push the cart for 0.02 s: to the left (0) or right (1)."""
+        x, speed, angle, turning = state
+        cos, sin = math.cos(angle), math.sin(angle)
+        # Masses 1 (cart) and 0.1 (pole, whose half is 0.5 long), gravity 9.8, force 10.
+        push = ((10.0 if action == 1 else -10.0) + 0.05 * (turning * turning) * sin) / 1.1
+        angular = (9.8 * sin - cos * push) / (0.5 * (4.0 / 3.0 - 0.1 * (cos * cos) / 1.1))
+        linear = push - 0.05 * angular * cos / 1.1
+        x, speed = x + 0.02 * speed, speed + 0.02 * linear
+        angle, turning = angle + 0.02 * turning, turning + 0.02 * angular
+        fallen = not (-self.FURTHEST <= x <= self.FURTHEST and -self.STEEPEST <= angle <= self.STEEPEST)
+        state = x, speed, angle, turning
+        return state, state, 1.0, fallen
+
+
+class MountainCar(Task):
+    """Drive an underpowered car up a hill (Moore, 1990)."""
+
+    ENTRY = "gymnasium.envs.classic_control.mountain_car:MountainCarEnv"
+
+    def begin(self, generator: np.random.Generator) -> tuple[State, State]:
+        """Draw the position from [-0.6, -0.4]; the car stands."""
+        state = generator.uniform(-0.6, -0.4), 0.0
+        return state, state
+
+    def advance(self, state: State, action: int) -> tuple[State, State, float, bool]:
+        """Accelerate to the left (0), not at all (1), or to the right (2)."""
+        position, speed = state
+        speed += (action - 1) * 0.001 + math.cos(3 * position) * -0.0025
+        speed = min(max(speed, -0.07), 0.07)
+        position = min(max(position + speed, -1.2), 0.6)
+        if position == -1.2 and speed < 0:
+            speed = 0.0
+        state = position, speed
+        return state, state, -1.0, position >= 0.5 and speed >= 0
+
+
+class Pendulum(Task):
+    """Swing up a pendulum by a torque in [-2, 2]; it never ends."""
+
+    ENTRY = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
+
+    def forces(self, actions: NDArray) -> Sequence[Any]:
+        """Return the acceleration and cost of each torque, computed in float32. actions: [num_envs, 1]"""
+        torques = np.minimum(np.maximum(actions[:, 0], -2.0), 2.0)  # as np.clip, in less time
+        costs = [float(0.001 * torque**2) for torque in torques]  # a power of an array may differ
+        return list(zip((3.0 * torques).tolist(), costs, strict=True))
+
+    def begin(self, generator: np.random.Generator) -> tuple[State, State]:
+        """Draw the angle from [-pi, pi] and the angular speed from [-1, 1]."""
+        high = np.array([np.pi, 1.0])
+        angle, turning = generator.uniform(-high, high).tolist()
+        return (angle, turning), (math.cos(angle), math.sin(angle), turning)
+
+    def advance(self, state: State, action: tuple[float, float]) -> tuple[State, State, float, bool]:
+        """Apply a torque for 0.05 s."""
+        angle, turning = state
+        acceleration, cost = action
+        from_top = (angle + math.pi) % (2 * math.pi) - math.pi
+        reward = -(from_top**2 + 0.1 * turning**2 + cost)
+        turning += (15.0 * math.sin(angle) + acceleration) * 0.05
+        turning = min(max(turning, -8.0), 8.0)
+        angle += turning * 0.05
+        return (angle, turning), (math.cos(angle), math.sin(angle), turning), reward, False
+
+
+class Acrobot(Task):
+    """Swing up two linked bars by a torque between them (Sutton, 1996)."""
+
+    ENTRY = "gymnasium.envs.classic_control.acrobot:AcrobotEnv"
+
+    def begin(self, generator: np.random.Generator) -> tuple[State, State]:
+        """Draw both angles and angular speeds from [-0.1, 0.1], in float32."""
+        start = generator.uniform(-0.1, 0.1, 4).astype(np.float32)
+        (cos1, cos2), (sin1, sin2) = np.cos(start[:2]), np.sin(start[:2])
+        return tuple(start.tolist()), (cos1, sin1, cos2, sin2, start[2], start[3])
+
+    def advance(self, state: State, action: int) -> tuple[State, State, float, bool]:
+        """Apply a torque of -1 (0), 0 (1) or 1 (2) for 0.2 s: one step of Runge and Kutta's fourth order."""
+        torque = action - 1.0
+        k1 = self._rates(state, torque)
+        k2 = self._rates(self._after(0.1, state, k1), torque)
+        k3 = self._rates(self._after(0.1, state, k2), torque)
+        k4 = self._rates(self._after(0.2, state, k3), torque)
+        angle1, angle2, speed1, speed2 = [
+            number + 0.2 / 6.0 * (first + 2 * second + 2 * third + fourth)
+            for number, first, second, third, fourth in zip(state, k1, k2, k3, k4, strict=True)
+        ]
+        angle1, angle2 = _wrapped(angle1), _wrapped(angle2)
+        speed1 = min(max(speed1, -4 * math.pi), 4 * math.pi)
+        speed2 = min(max(speed2, -9 * math.pi), 9 * math.pi)
+        cos1 = math.cos(angle1)
+        up = -cos1 - math.cos(angle2 + angle1) > 1.0
+        seen = cos1, math.sin(angle1), math.cos(angle2), math.sin(angle2), speed1, speed2
+        return (angle1, angle2, speed1, speed2), seen, 0.0 if up else -1.0, up
+
+    @staticmethod
+    def _after(seconds: float, state: State, rates: State) -> State:
+        """Return where a state is after some time at constant rates."""
+        angle1, angle2, speed1, speed2 = state
+        turning1, turning2, faster1, faster2 = rates
+        return (
+            angle1 + seconds * turning1,
+            angle2 + seconds * turning2,
+            speed1 + seconds * faster1,
+            speed2 + seconds * faster2,
+        )
+
+    @staticmethod
+    def _rates(state: State, torque: float) -> State:
+        """Return the change of each number of a state in a second; masses, lengths and moments are 1."""
+        angle1, angle2, speed1, speed2 = state
+        cos2, sin2 = math.cos(angle2), math.sin(angle2)
+        d1 = 0.25 + (1.25 + cos2) + 1.0 + 1.0
+        d2 = (0.25 + 0.5 * cos2) + 1.0
+        phi2 = 4.9 * math.cos(angle1 + angle2 - math.pi / 2.0)
+        phi1 = (
+            -0.5 * speed2**2 * sin2
+            - speed2 * speed1 * sin2
+            + 1.5 * 9.8 * math.cos(angle1 - math.pi / 2)
+            + phi2
+        )
+        faster2 = (torque + d2 / d1 * phi1 - 0.5 * speed1**2 * sin2 - phi2) / (1.25 - d2**2 / d1)
+        return speed1, speed2, -(d2 * faster2 + phi1) / d1, faster2
+
+
+def _wrapped(angle: float) -> float:
+    """Return an angle in [-pi, pi] by steps of a whole turn."""
+    while angle > math.pi:
+        angle = angle - 2 * math.pi
+    while angle < -math.pi:
+        angle = angle + 2 * math.pi
+    return angle
+
+
+TASKS: dict[str, type[Task]] = {task.ENTRY: task for task in (CartPole, MountainCar, Pendulum, Acrobot)}
+"""By Gymnasium's entry point."""
+
+
+class ClassicControl:
+    """A vector environment of one task, which never resets by itself.
+
+    It has the methods of a `gymnasium.vector.VectorEnv` that labrl uses.
+    """
+
+    def __init__(self, task: Task, num_envs: int, limit: int) -> None:
+        """limit: steps after which an episode is truncated."""
+        self._task, self._limit = task, limit
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = copy.deepcopy(task.spaces)
+        self.metadata: dict[str, Any] = {}
+        self.render_mode = None
+        self._states: list[State] = [()] * num_envs
+        self._steps, self._began = 0, np.zeros(num_envs, np.int64)
+        self._first_cut = limit
+        """The first step in which an episode may reach the limit."""
+        self._seen = np.zeros((num_envs, *(self.single_observation_space.shape or ())), np.float32)
+
+    def reset(self, *, seed: Sequence[int], options: dict[str, Any]) -> tuple[NDArray, dict[str, Any]]:
+        """Start new episodes where `options["reset_mask"]` is set, [num_envs]; one seed for each environment.
+
+        Returns the present observations of all, [num_envs, *obs], and no info.
+        """
+        self._seen = self._seen.copy()
+        for env in options["reset_mask"].nonzero()[0].tolist():
+            self._states[env], self._seen[env] = self._task.begin(seeding.np_random(seed[env])[0])
+            self._began[env] = self._steps
+        self._first_cut = int(self._began.min()) + self._limit
+        return self._seen, {}
+
+    def step(
+        self, actions: NDArray
+    ) -> tuple[NDArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Act in every environment, [num_envs, *action].
+
+        Returns observations [num_envs, *obs], rewards and both flags [num_envs], and no info.
+        """
+        moved = map(self._task.advance, self._states, self._task.forces(actions))
+        states, seen, rewards, over = zip(*moved, strict=True)
+        self._states[:] = states
+        self._steps += 1
+        self._seen = np.array(seen, np.float32)
+        if self._steps >= self._first_cut:
+            cut = self._steps - self._began >= self._limit
+        else:
+            cut = np.zeros(self.num_envs, np.bool_)
+        return self._seen, np.array(rewards, np.float64), np.array(over, np.bool_), cut, {}
+
+    def render(self) -> list[None]:
+        """Return nothing for each: Gymnasium's own environment draws the pictures."""
+        return [None] * self.num_envs
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to free."""
+
+
+@cache
+def task_of(entry_point: str) -> Task | None:
+    """Return the task of one of Gymnasium's entry points.
+
+    None for any other, and where the installed Gymnasium or the machine's C library gives other numbers.
+    """
+    if entry_point not in TASKS:
+        return None
+    make: Any = gymnasium.envs.registration.load_env_creator(entry_point)
+    env = make()
+    task = TASKS[entry_point]((env.observation_space, env.action_space))
+    try:
+        return task if _plays_alike(task, env) else None
+    finally:
+        env.close()
+
+
+def _plays_alike(task: Task, env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether a task and an environment give the same numbers for COMPARED_STEPS random actions."""
+    ours = ClassicControl(task, 1, COMPARED_STEPS + 1)
+    actions = ours.single_action_space
+    actions.seed(0)
+    over = True
+    for step in range(COMPARED_STEPS):
+        if over:
+            seen, _ = ours.reset(seed=[step], options={"reset_mask": np.ones(1, np.bool_)})
+            if not np.array_equal(seen[0], env.reset(seed=step, options={})[0]):
+                return False
+        action = actions.sample()
+        seen, rewards, ended, _, _ = ours.step(np.array([action], actions.dtype))
+        theirs, reward, over, _, _ = env.step(action)
+        if not (np.array_equal(seen[0], theirs) and rewards[0] == reward and ended[0] == over):
+            return False
+    return True

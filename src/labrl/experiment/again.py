@@ -1,0 +1,148 @@
+"""Going on with an experiment in its folder: what is missing, what is unfinished, what is new."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labrl.config.overrides import quoted, split_word
+from labrl.errors import InputError, LabrlError
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, is_experiment
+from labrl.storage.run_folder import MARKER
+from labrl.trial.past import RUNS, is_hydras, near
+from labrl.trial.resume import request_of
+
+
+@dataclass(frozen=True)
+class ExperimentAgain:
+    """An experiment that `-m +resume` names, and the command line that composes it again."""
+
+    path: Path
+    words: list[str]
+    """Its own words, those that were typed now in the place of those with the same key."""
+    own: list[str]
+    """Its words without those for Hydra, as they were before."""
+    edits: list[str]
+    """The words that were typed now, without those for Hydra; of two with the same key the last."""
+    swept: set[str]
+    """The keys that tell its trials apart: those with several values in any of its commands, and the seed."""
+    config_dir: str | None
+    """Where it had its user's own groups from."""
+    force: bool
+    """Whether its trials may have had another past."""
+    pin: bool
+    """Whether keys that follow an edit keep the value that they had in each trial."""
+
+    @classmethod
+    def asked_for(cls, words: Sequence[str]) -> ExperimentAgain | None:
+        """What `words` go back to, or None. Raises InputError where no experiment is there."""
+        request = request_of(words, multirun=True)
+        if request is None:
+            return None
+        folder = _latest() if request.which == "latest" else _named(Path(os.path.expanduser(request.which)))
+        info = folder.info()
+        if request.pin and info.get("kind") == "search":
+            raise InputError(
+                f"+pin=true: {folder.path} is a search, and +pin is for a grid. Leave it out.",
+                code="usage",
+                key="+pin",
+            )
+        own = [str(word) for word in info.get("overrides", [])]
+        typed = [*map(str, info.get("hydra_overrides", [])), *own]
+        edits = list({split_word(word)[0]: word for word in request.edits}.values())
+        return cls(
+            path=folder.path,
+            words=[*replaced(typed, edits), f"hydra.sweep.dir={quoted(str(folder.path))}"],
+            own=own,
+            edits=[word for word in edits if not is_hydras(word)],
+            swept=_told_apart_by(info.get("swept"), [trial.overrides for trial in folder.trials()]),
+            config_dir=_text(info.get("config_dir")),
+            force=request.force,
+            pin=request.pin,
+        )
+
+
+def replaced(words: Sequence[str], edits: Sequence[str]) -> list[str]:
+    """`words` and `edits`, of two with the same key only the edit; no folder of an experiment."""
+    keys = {split_word(word)[0] for word in edits} | {"hydra.sweep.dir"}
+    return [*(word for word in words if split_word(word)[0] not in keys), *edits]
+
+
+def swept_keys(words: Iterable[str]) -> set[str]:
+    """The keys for which `words` give several values."""
+    # Late: no single run needs the parser.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides([word for word in words if not is_hydras(word)])
+    return {one.key_or_group for one in parsed if one.is_sweep_override()}
+
+
+def for_trials_alone(words: Sequence[str], swept: Iterable[str]) -> list[str]:
+    """Those of `words` whose key lies in a group over which one sweeps, as agent.double with agent=dqn,sac.
+
+    The experiment as a whole, which Hydra composes too, has none of the group's options. A search has one.
+    swept: further keys with several values.
+    """
+    if any(word.startswith("hydra/sweeper=") for word in words):
+        return []
+    groups = tuple(f"{key}{sign}" for key in {*swept, *swept_keys(words)} for sign in "./")
+    return [word for word in words if not is_hydras(word) and split_word(word)[0].startswith(groups)]
+
+
+def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
+    """What tells trials apart; where that was not recorded, the keys for which several values were typed."""
+    if isinstance(recorded, list):
+        return {"seed", *map(str, recorded)}
+    values: dict[str, set[str]] = {}
+    for word in (word for words in trials for word in words):
+        key, value = split_word(word)
+        values.setdefault(key, set()).add(value)
+    return {"seed"} | {key for key, found in values.items() if len(found) > 1}
+
+
+def _latest() -> ExperimentFolder:
+    found = []
+    for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}"):
+        try:
+            folder = ExperimentFolder.open(marker.parent)
+            found.append((str(folder.info().get("created")), folder.path, folder))
+        except LabrlError:
+            continue  # damaged ones are nobody's latest
+    if not found:
+        raise InputError(
+            f"there is no experiment under {RUNS.absolute()}: name a folder, labrl -m +resume=<folder>",
+            code="not-found",
+            key="+resume",
+        )
+    return max(found)[2]
+
+
+def _named(path: Path) -> ExperimentFolder:
+    if is_experiment(path):
+        return ExperimentFolder.open(path)
+    if is_experiment(path.parent):
+        raise InputError(
+            f"{path} is one trial of an experiment: name the experiment, {path.parent}",
+            code="usage",
+            key="+resume",
+        )
+    if (path / MARKER).exists():
+        raise InputError(
+            f"{path} is a run of its own. Resume it without -m: labrl +resume={path}",
+            code="usage",
+            key="-m",
+        )
+    folders = [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")]
+    guess = near(path, folders) or f" Experiments lie in {RUNS}/; `latest` is the newest there."
+    raise InputError(
+        f"{path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}.{guess}",
+        code="not-found",
+        key=str(path),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,288 @@
+"""Trials on clusters: jobs of submitit (SLURM, or this machine as if it were one) and tasks of Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, Literal
+
+from labrl.errors import InputError
+from labrl.experiment.machine import Need
+from labrl.experiment.scheduler import RunTask
+from labrl.experiment.task import Outcome, Task
+from labrl.processes import children_ignore_ctrl_c
+from labrl.trial.devices import NUM_CPUS
+
+STOP_SECONDS = 2.0
+"""Between two requests to stop: one that comes while a trial is being built is lost."""
+
+SAVE_SECONDS = 60.0
+"""For the trials to save and end where the experiment ends early."""
+
+_OF_EVERY_CLUSTER = (
+    "name",
+    "timeout_min",
+    "nodes",
+    "tasks_per_node",
+    "cpus_per_task",
+    "gpus_per_node",
+    "mem_gb",
+    "stderr_to_stdout",
+)
+"""Settings that submitit's AutoExecutor takes under one name; others get the cluster's name in front."""
+
+_OF_THE_EXECUTOR = ("max_num_timeout", "python")
+
+
+class SubmittedTrial:
+    """What a job of submitit does: one trial, which saves its state before the job gives its place away."""
+
+    def __init__(self, run: RunTask) -> None:
+        self._run = run
+
+    def __call__(self, task: Task) -> Outcome:
+        """Run the trial, or go on with it where an earlier attempt left it."""
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's, which puts the job into the queue again
+        ended = threading.Event()
+        asked = threading.Event()
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if not asked.is_set():
+                asked.set()
+                threading.Thread(target=_stop_until, args=(ended,), daemon=True).start()
+
+        signal.signal(signal.SIGUSR2, note)
+        try:
+            outcome = self._run(task)
+        finally:
+            ended.set()
+            signal.signal(signal.SIGUSR2, requeue)
+        if asked.is_set() and outcome.status == "interrupted" and callable(requeue):
+            requeue(signal.SIGUSR2, None)
+        return outcome
+
+    def checkpoint(self, task: Task) -> Any:
+        """Return what submitit runs when the job's turn comes again: the same trial."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, task)
+
+
+def _stop_until(ended: threading.Event) -> None:
+    """Ask this process to save and stop, as a polite kill does, until it has."""
+    while not ended.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended.wait(STOP_SECONDS)
+
+
+class SubmititJobs:
+    """The engine of `hydra/launcher=submitit_local` and `submitit_slurm`: a job for each trial."""
+
+    handles_signals = True
+
+    def __init__(
+        self,
+        run: RunTask,
+        cluster: Literal["local", "slurm"],
+        settings: Mapping[str, Any],
+        limit: int | None = None,
+    ) -> None:
+        """settings: `hydra.launcher` as plain data; limit: most jobs at once; None: all that there are."""
+        self._run, self._cluster, self._limit = SubmittedTrial(run), cluster, limit
+        self._executor = executor_of(cluster, settings)
+        self._new: list[Task] = []
+        self._jobs: list[tuple[Task, Any]] = []
+        self._told = -STOP_SECONDS
+
+    def __enter__(self) -> SubmititJobs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        until = time.monotonic() + SAVE_SECONDS
+        while time.monotonic() < until and not all(job.done() for _, job in self._jobs):
+            time.sleep(0.5)
+
+    @property
+    def running(self) -> list[Task]:
+        """The trials that were started and have not ended."""
+        return [*self._new, *(task for task, _ in self._jobs)]
+
+    def has_room(self, need: Need) -> bool:
+        """Return whether the limit allows another job."""
+        return self._limit is None or len(self.running) < self._limit
+
+    def start(self, task: Task) -> None:
+        """Keep the trial until `ended` submits all that are new as one array."""
+        self._new.append(task)
+
+    def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
+        """Submit what is new and return the trials whose jobs have ended.
+
+        Raises InputError where the cluster does not take the jobs.
+        """
+        self._submit()
+        time.sleep(seconds)
+        done = [(task, job) for task, job in self._jobs if job.done()]
+        self._jobs = [pair for pair in self._jobs if pair not in done]
+        return [(task, self._outcome(job)) for task, job in done]
+
+    def stop(self) -> None:
+        """Ask the jobs to save and end."""
+        if time.monotonic() - self._told < STOP_SECONDS:
+            return
+        self._told = time.monotonic()
+        for _, job in self._jobs:
+            process = getattr(job, "_process", None)  # submitit offers no other way to it
+            if self._cluster == "slurm":
+                job.cancel(check=False)
+            elif process is not None and process.poll() is None:
+                process.terminate()  # which the job's controller passes on
+
+    def _submit(self) -> None:
+        from submitit.core.utils import FailedJobError
+
+        if not self._new:
+            return
+        with children_ignore_ctrl_c():
+            try:
+                jobs = self._executor.map_array(self._run, self._new)
+            except FailedJobError as error:
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                raise InputError(
+                    f"hydra/launcher=submitit_{self._cluster}: the cluster refused the jobs: "
+                    f"{lines[-1] if lines else 'for no reason given'}. "
+                    "Change what hydra.launcher asks for; labrl --cfg hydra prints it.",
+                    code="resources",
+                    key="hydra.launcher",
+                ) from error
+        self._jobs += zip(self._new, jobs, strict=True)
+        self._new = []
+
+    def _outcome(self, job: Any) -> Outcome:
+        try:
+            outcome: Outcome = job.results()[0]
+        except Exception as error:
+            name = type(error).__name__
+            told = f"its job {job.job_id} ended without a result ({name}): see {job.paths.stderr}"
+            return Outcome.lost(told, interrupted=self._told >= 0)
+        return outcome
+
+
+def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any]) -> Any:
+    """Return submitit's executor with the settings of `hydra.launcher`."""
+    import submitit
+
+    left = dict(settings)
+    folder = left.pop("submitit_folder")
+    own = {f"{cluster}_{key}": left.pop(key) for key in _OF_THE_EXECUTOR if key in left}
+    executor = submitit.AutoExecutor(cluster=cluster, folder=folder, **own)
+    executor.update_parameters(
+        **{key if key in _OF_EVERY_CLUSTER else f"{cluster}_{key}": value for key, value in left.items()}
+    )
+    return executor
+
+
+def _run_on_ray(run: RunTask, task: Task) -> Outcome:
+    os.environ[NUM_CPUS] = str(task.need.cores)
+    return run(task)
+
+
+class RayTasks:
+    """The engine of `hydra/launcher=ray`: a task of a Ray cluster for each trial.
+
+    A cluster that it starts ends with it.
+    """
+
+    handles_signals = True
+
+    def __init__(self, run: RunTask, settings: Mapping[str, Any], limit: int | None, queued: bool) -> None:
+        """settings: `hydra.launcher.ray` as plain data; limit: most trials at once; None: no limit.
+
+        queued: whether Ray may get trials that the cluster has no room for yet, and begins them later.
+        """
+        self._run, self._settings, self._limit, self._queued = run, settings, limit, queued
+        self._tasks: dict[Any, Task] = {}
+        self._told = False
+
+    def __enter__(self) -> RayTasks:
+        import ray
+
+        self._started = not ray.is_initialized()
+        remote = self._settings["remote"]
+        try:
+            if self._started:
+                # Without an address Ray would join a cluster that happens to run on this machine.
+                init = self._settings["init"]
+                ray.init(**{**init, "address": init.get("address") or "local"})
+            self._remote = ray.remote(**remote)(_run_on_ray) if remote else ray.remote(_run_on_ray)
+        except (ValueError, TypeError, ConnectionError, RuntimeError) as error:
+            unreachable = isinstance(error, ConnectionError)
+            raise InputError(
+                f"hydra.launcher.ray: {str(error).splitlines()[0]}",
+                code="not-found" if unreachable else "range",
+                key="hydra.launcher.ray",
+            ) from error
+        self._sent = ray.put(self._run)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import ray
+
+        self.stop()
+        if self._tasks:
+            ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=SAVE_SECONDS)
+        if self._started:
+            ray.shutdown()
+
+    @property
+    def running(self) -> list[Task]:
+        """The trials that were started and have not ended."""
+        return list(self._tasks.values())
+
+    def has_room(self, need: Need) -> bool:
+        """Return whether another trial may be handed to Ray."""
+        import ray
+
+        if self._limit is not None and len(self._tasks) >= self._limit:
+            return False
+        there, wanted = ray.cluster_resources(), self._settings["remote"] or {}
+        resources = {"CPU": wanted.get("num_cpus"), "GPU": wanted.get("num_gpus")}
+        each = (int(there.get(name, 0) // count) for name, count in resources.items() if count)
+        return self._queued or len(self._tasks) < max(1, min(each, default=1))
+
+    def start(self, task: Task) -> None:
+        """Hand the trial to Ray."""
+        self._tasks[self._remote.remote(self._sent, task)] = task
+
+    def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
+        """Return a trial that has ended, as soon as there is one; after `seconds` none."""
+        import ray
+
+        done, _ = ray.wait(list(self._tasks), num_returns=1, timeout=seconds)
+        return [(self._tasks.pop(reference), self._outcome(reference)) for reference in done]
+
+    def stop(self) -> None:
+        """Ask the trials to save and end, each once."""
+        import ray
+
+        if not self._told:
+            self._told = True
+            for reference in self._tasks:
+                ray.cancel(reference, force=False)  # which arrives as Ctrl-C does
+
+    def _outcome(self, reference: Any) -> Outcome:
+        import ray
+
+        try:
+            outcome: Outcome = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            return Outcome.failed(f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            return Outcome.lost(f"{type(error).__name__}: {first_line}", interrupted=self._told)
+        return outcome

@@ -1,0 +1,237 @@
+"""Trials in processes of this machine, each with cores and GPUs of its own: `hydra/launcher=local`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TextIO
+
+import cloudpickle
+
+from labrl.experiment.machine import Machine, Need, Share
+from labrl.experiment.scheduler import RunTask
+from labrl.experiment.task import Outcome, Task
+from labrl.processes import (
+    children_ignore_ctrl_c,
+    exit_code_of,
+    how_it_ended,
+    signals_leave,
+    stop_with_the_parent,
+)
+from labrl.script import Carried
+
+ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -signal.SIGTERM)
+"""Exit codes of a process that a signal has asked to end."""
+
+
+@dataclass
+class _Worker:
+    """A process, and the trial that it runs."""
+
+    process: BaseProcess
+    connection: Connection
+    environment: Mapping[str, str]
+    task: Task | None = None
+    share: Share | None = None
+    """The cores and GPUs of the trial."""
+    told_to_stop: bool = False
+
+
+class LocalProcesses:
+    """The engine of this machine: as many trials at once as its cores and GPUs carry.
+
+    A process takes the next trial when it has ended one, with torch loaded. One that dies takes its trial
+    with it and nothing else: joblib's pool, which Hydra's launcher of that name uses, ends all trials then.
+    """
+
+    handles_signals = True
+
+    def __init__(self, run: RunTask, machine: Machine, limit: int | None = None) -> None:
+        """limit: most trials at once; None: as many as the machine carries."""
+        self._payload = cloudpickle.dumps((Carried(), run))
+        self._machine, self._limit = machine, limit
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> LocalProcesses:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.join()
+        self._workers.clear()
+
+    @property
+    def running(self) -> list[Task]:
+        """The trials that were started and have not ended."""
+        return [worker.task for worker in self._workers if worker.task is not None]
+
+    def has_room(self, need: Need) -> bool:
+        """Return whether cores and GPUs for another trial are free."""
+        if self._limit is not None and len(self.running) >= self._limit:
+            return False
+        share = self._machine.take(need)
+        if share is not None:
+            self._machine.give_back(share)
+        return share is not None
+
+    def start(self, task: Task) -> None:
+        """Begin a trial in a process with the environment of its cores and GPUs."""
+        share = self._machine.take(task.need)
+        assert share is not None, "has_room says when there is room"
+        worker = self._idle(share.environment)
+        worker.task, worker.share = task, share
+        with contextlib.suppress(OSError):  # it died meanwhile, as `ended` will find
+            worker.connection.send(task)
+
+    def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
+        """Return the trials that have ended, as soon as there are any; after `seconds` none."""
+        busy = [worker for worker in self._workers if worker.task is not None]
+        wait([end for worker in busy for end in (worker.connection, worker.process.sentinel)], seconds)
+        ended = []
+        for worker in busy:
+            outcome = _outcome(worker)
+            if outcome is not None and worker.task is not None and worker.share is not None:
+                ended.append((worker.task, outcome))
+                self._machine.give_back(worker.share)
+                worker.task = worker.share = None
+        self._workers = [
+            worker for worker in self._workers if worker.task is not None or worker.process.is_alive()
+        ]
+        return ended
+
+    def stop(self) -> None:
+        """Ask the trials to save and end, each once: asked twice, it would not finish what it writes."""
+        for worker in self._workers:
+            if worker.task is None:
+                worker.connection.close()
+            elif not worker.told_to_stop and worker.process.is_alive():
+                worker.told_to_stop = True
+                worker.process.terminate()
+
+    def _idle(self, environment: Mapping[str, str]) -> _Worker:
+        """Return a process with this environment and no trial, a new one where there is none."""
+        idle = [
+            worker
+            for worker in self._workers
+            if worker.task is None and worker.process.is_alive() and not worker.connection.closed
+        ]
+        for worker in idle:
+            if worker.environment == environment:
+                return worker
+        for worker in idle[:1]:  # torch has seen its GPUs: it cannot be given others
+            worker.connection.close()
+        # A forked child would inherit the threads of torch in an unusable state.
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        name = f"worker_{len(self._workers)}"
+        process = context.Process(target=_serve, args=(there, self._payload, environment), name=name)
+        with children_ignore_ctrl_c():
+            process.start()
+        there.close()  # so that its end is seen
+        self._workers.append(_Worker(process, here, environment))
+        return self._workers[-1]
+
+
+def _outcome(worker: _Worker) -> Outcome | None:
+    """Return what the trial of a process came to; None while it runs."""
+    alive = worker.process.is_alive()
+    try:
+        if worker.connection.poll():
+            outcome: Outcome = worker.connection.recv()
+            return outcome
+    except (EOFError, OSError, pickle.UnpicklingError):
+        worker.process.join()
+        alive = False
+    if alive:
+        return None
+    code = worker.process.exitcode or 0
+    return Outcome.lost(f"its process {how_it_ended(code)}", interrupted=code in ASKED_TO_END)
+
+
+def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str]) -> None:
+    """Run trials until there are no more, or the process that sends them is gone."""
+    os.environ.update(environment)
+    stop_with_the_parent()
+    run: RunTask | None = None
+    streams = [LabelledLines(sys.stdout), LabelledLines(sys.stderr)]
+    sys.stdout, sys.stderr = streams
+    try:
+        with signals_leave():  # until a trial handles them
+            while True:
+                task: Task = connection.recv()
+                for stream in streams:
+                    stream.label = "" if task.log else f"[{task.number}] "
+                try:
+                    run = run or pickle.loads(payload)[1]
+                    outcome = run(task)
+                except Exception as error:
+                    outcome = Outcome.failed(f"{type(error).__name__}: {error}")
+                sys.stdout.flush()
+                connection.send(outcome)
+    except (EOFError, OSError):
+        return
+    except KeyboardInterrupt:
+        sys.exit(exit_code_of(signal.SIGTERM))
+
+
+class LabelledLines(io.TextIOBase):
+    """Passes whole lines on, each in one piece and with a label before it that says which trial it is from.
+
+    Where they end up in a terminal, lines that are wider are broken between words. It is never a terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.label = ""
+        self._stream = stream
+        self._begun = ""
+
+    def writable(self) -> bool:
+        """Return True: it is for nothing else."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write the lines that have ended and keep the rest. Returns the number of characters."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self._pass_on("".join(f"{self._labelled(line)}\n" if line.strip() else "\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write nothing more: a line that has not ended waits for its end, or for `close`."""
+        self._pass_on("")
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._begun:
+            self.write("\n")
+        super().close()
+
+    def _labelled(self, line: str) -> str:
+        whole = f"{self.label}{line}"
+        width = shutil.get_terminal_size().columns
+        if len(whole) <= width or not self._stream.isatty():
+            return whole
+        indent = " " * len(self.label)
+        return textwrap.fill(
+            whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+
+    def _pass_on(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads any more, which ends no training

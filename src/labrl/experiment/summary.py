@@ -1,0 +1,123 @@
+"""The table that an experiment ends with."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from labrl.analysis.formats import number
+from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
+from labrl.config.overrides import split_word
+from labrl.experiment.task import Outcome
+from labrl.session.callbacks.display import Terminal
+from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
+from labrl.trial.summary import say
+
+MOST_ROWS = 40
+"""Trials that the table shows; `experiment.json` has all."""
+
+
+def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
+    """The words of each trial that not all trials have, by number."""
+    words = [set(record.overrides) for record in records]
+    shared = set.intersection(*words) if words else set()
+    if len(words) == 1:
+        return {record.number: list(record.overrides) for record in records}
+    return {record.number: [word for word in record.overrides if word not in shared] for record in records}
+
+
+def said_of(record: TrialRecord, records: Collection[TrialRecord], outcome: Outcome) -> str:
+    """One line about a trial that has ended."""
+    words = " ".join(varying(records)[record.number])
+    told = f"trial {record.number} {outcome.status}: {words}".rstrip(": ")
+    if outcome.returns:
+        told += f", final return {_return(outcome.returns)}"
+    return f"{told}: {_first_line(outcome.error)}" if outcome.error else told
+
+
+def print_experiment(
+    path: Path,
+    records: Sequence[TrialRecord],
+    outcomes: Mapping[int, Outcome],
+    status: ExperimentStatus,
+    console: Console | None = None,
+) -> None:
+    """Trials and groups, what they reached, what failed, and where everything was written."""
+    console = console or Terminal()
+    words = varying(records)
+    table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
+    for name in ("#", "status", "final return", "overrides"):
+        table.add_column(name, justify="right" if name == "final return" else "left", overflow="fold")
+    shown = (
+        [record for record in records if record.status != "finished"] if len(records) > MOST_ROWS else records
+    )
+    for record in shown[:MOST_ROWS]:
+        outcome = outcomes.get(record.number)
+        reached = _return(outcome.returns if outcome else ())
+        table.add_row(str(record.number), record.status, reached, " ".join(words[record.number]))
+    if table.row_count:
+        console.print(table)
+        say(MEANING, console)
+    if len(records) > table.row_count:
+        say(f"and {len(records) - table.row_count} more, see experiment.json", console)
+    _print_groups(records, words, outcomes, console)
+    for record in records:
+        if record.error:
+            told = f"trial {record.number} failed: {_first_line(record.error)}"
+            console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
+            if (path / record.folder).exists():
+                say(f"  run folder: {path / record.folder}", console)
+    if status != "finished":
+        how = "interrupted; to go on" if status == "interrupted" else "to run again what is not finished"
+        say(f"{how}: {how_to_resume_experiment(path)}", console)
+    say(f"experiment folder: {path}", console)
+
+
+def how_to_resume_experiment(path: Path) -> str:
+    """The command that goes on with an experiment, as one types it into a shell."""
+    return f"labrl -m {shlex.quote(f'+resume={path}')}"
+
+
+def _print_groups(
+    records: Sequence[TrialRecord],
+    words: Mapping[int, list[str]],
+    outcomes: Mapping[int, Outcome],
+    console: Console,
+) -> None:
+    """Where several trials differ only in the seed: their final return with its interval."""
+    groups: dict[frozenset[str], list[float]] = {}
+    names: dict[frozenset[str], str] = {}
+    for record in records:
+        own = [word for word in words[record.number] if split_word(word)[0] != "seed"]
+        key = frozenset(own)  # a resume may have put them into another order
+        names.setdefault(key, " ".join(own) or "all")
+        groups.setdefault(key, []).extend(
+            outcomes[record.number].returns if record.number in outcomes else ()
+        )
+    if all(len(returns) < 2 for returns in groups.values()):
+        return
+    most = max(map(len, groups.values()))
+    say(f"groups: {statistic_name(most)} of the seeds {INTERVALS}", console)
+    table = Table(box=None, pad_edge=False)
+    for name in ("final return", "seeds", "overrides"):
+        table.add_column(name, justify="left" if name == "overrides" else "right", overflow="fold")
+    by_return = sorted(
+        groups.items(), key=lambda group: -found.value if (found := group_return(group[1])) else math.inf
+    )
+    for key, returns in by_return:
+        table.add_row(_return(returns, brackets=True), str(len(returns)), names[key])
+    console.print(table)
+
+
+def _return(returns: Sequence[float], brackets: bool = False) -> str:
+    found = group_return(returns)
+    return "-" if found is None else found.brackets() if brackets else number(found.value)
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").partition("\n")[0]

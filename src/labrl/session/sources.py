@@ -1,0 +1,65 @@
+"""Where a session's steps come from: environments of its own, or a process that acts ahead of the learner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from labrl.agents.agent import Agent, Observation
+from labrl.agents.transforms import Transforms
+from labrl.clock import Clock
+from labrl.config.schema import TrialConfig
+from labrl.envs.make import make_env
+from labrl.envs.vector import ReplayError, VectorEnv
+from labrl.learning.ranks import Ranks
+from labrl.session.actor import ActorProcess
+from labrl.storage.run_folder import SessionFolder
+
+_log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where steps come from."""
+
+    @property
+    def env(self) -> VectorEnv | ActorProcess:
+        """The environments as the session sees them."""
+
+    def connect(self, agent: Agent, transforms: Transforms, clock: Clock) -> Callable[[Observation], NDArray]:
+        """Act by this agent from now on. Return the function from observations to actions."""
+
+    def restore(self, state: Mapping[str, Any]) -> NDArray:
+        """Return to saved environments. Return their observations, [num_envs, *obs]."""
+
+
+class OwnEnvironments:
+    """Environments in the session's process, where the agent itself acts."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.env = env
+
+    def connect(self, agent: Agent, transforms: Transforms, clock: Clock) -> Callable[[Observation], NDArray]:
+        """Return the agent's `act`."""
+        return agent.act
+
+    def restore(self, state: Mapping[str, Any]) -> NDArray:
+        """Replay the episodes; where they do not come back begin fresh ones, and warn."""
+        try:
+            return self.env.load_state_dict(state)
+        except ReplayError as error:
+            _log.warning("%s; fresh episodes begin, as no unbroken run would have had them", error)
+            return self.env.abandon(state)
+
+
+def make_source(
+    config: TrialConfig, index: int, seed: int, num_threads: int, folder: SessionFolder, ranks: Ranks
+) -> Source:
+    """Return the source of the steps of one rank of a session."""
+    unroll, env = config.meta.async_unroll, config.env
+    if unroll is not None:
+        return ActorProcess(config, unroll, index, seed, num_threads, folder)
+    own = env.config.num_envs // ranks.size
+    return OwnEnvironments(make_env(env, seed, num_threads, num_envs=own, first=ranks.rank * own))

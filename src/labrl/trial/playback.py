@@ -1,0 +1,315 @@
+"""Playback: a recorded episode is played again from its seed and actions, checked, and shown."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.config.component import Component
+from labrl.config.compose import prepare
+from labrl.envs.protocol import Backend, action_dtype
+from labrl.envs.watch import Watched, watch
+from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
+from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, recorded_names
+from labrl.storage.provenance import read_command
+from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.storage.video import EncoderError, write_mp4
+from labrl.trial.past import find, report_damages
+from labrl.trial.result import SessionResult
+from labrl.trial.showing import ReplayRequest
+from labrl.trial.summary import say
+
+SMALLEST = 480
+"""Smaller pictures are enlarged until one of their sides has so many pixels."""
+
+LARGEST = 4096
+"""Pixels that no side is enlarged beyond."""
+
+VIDEOS = ("best", "last")
+"""Recorded episodes of which a trial makes videos at its end."""
+
+LONGEST = 1800
+"""Pictures of one of these: two minutes of an Atari game at the usual frame skip."""
+
+
+def check(episode: RecordedEpisode) -> str | None:
+    """Play the episode without pictures. Returns where it came out otherwise than recorded, or None.
+
+    Raises InputError where its environment cannot be made.
+    """
+    node = Component.parse(episode.env, "env")
+    env: Backend = node.build(num_envs=1, num_threads=1, evaluation=episode.source == "evaluation")
+    try:
+        return _played(episode, env, lambda: None)
+    finally:
+        env.close()
+
+
+class Screening:
+    """One environment with pictures, in which recorded episodes are shown one after the other."""
+
+    def __init__(self) -> None:
+        self._env: Watched | None = None
+        self._made_of: dict[str, Any] = {}
+
+    def __enter__(self) -> Screening:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def environment(self, episode: RecordedEpisode) -> Watched:
+        """Return the environment of an episode. Raises InputError where it gives no pictures."""
+        if self._env is None or self._made_of != episode.env:
+            self.__exit__()
+            self._env, self._made_of = watch(Component.parse(episode.env, "env")), episode.env
+        return self._env
+
+
+def to_video(
+    episode: RecordedEpisode, path: Path, screening: Screening, longest: int | None = None
+) -> str | None:
+    """Write the episode as an MP4 file. Returns where it came out otherwise than recorded, or None.
+
+    longest: pictures after which it stops unchecked; None: it is played to its end. Raises InputError where
+    the environment gives no pictures or nothing here can write a video, OSError where the disk refuses.
+    """
+    env = screening.environment(episode)
+    try:
+        with write_mp4(path, env.frames_per_second) as video:
+            return _played(episode, env, lambda: video.add(env.picture()), longest)
+    except ImportError as error:
+        raise InputError(
+            f"videos need PyAV, which cannot be imported ({error}): pip install av",
+            code="not-installed",
+            key="av",
+        ) from error
+    except EncoderError as error:
+        raise InputError(
+            f"the pictures of {env.name} cannot be encoded: {error}", code="unsupported", key="env"
+        ) from error
+
+
+def to_window(episode: RecordedEpisode, window: Window, screening: Screening) -> str | None:
+    """Show the episode at the speed at which people play it. Returns the same.
+
+    Raises InputError where the environment gives no pictures, WindowClosedError.
+    """
+    env = screening.environment(episode)
+    return _played(episode, env, lambda: window.show(env.picture(), env.frames_per_second))
+
+
+def _played(
+    episode: RecordedEpisode, env: Backend, look: Callable[[], None], longest: int | None = None
+) -> str | None:
+    """Play the episode, `look` before its first action and after each.
+
+    longest: looks after which it stops unchecked. Returns where the episode came out otherwise than recorded.
+    Raises EnvironmentFailedError where the environment cannot be reset.
+    """
+    total, steps, over = 0.0, 0, False
+    try:
+        observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
+    except (Exception, SystemExit) as error:  # an environment may fail in any way
+        raise EnvironmentFailedError(
+            f"{env.name}: its reset failed: {type(error).__name__}: {error}", key="env"
+        ) from error
+    look()
+    for action in episode.actions.astype(action_dtype(env.action_space)):
+        if steps + 1 == longest:
+            return None
+        if over:
+            break
+        try:
+            transition = env.step(action[None])
+        except (Exception, SystemExit) as error:
+            return f"step {steps + 1} failed: {type(error).__name__}: {error}"
+        observation, over = transition.observation, bool((transition.ended | transition.truncated)[0])
+        total += float(transition.reward[0])
+        steps += 1
+        look()
+    if steps != episode.length or not over:
+        ended = f"it ended after {steps} steps" if over else f"it had not ended after {steps} steps"
+        return f"{ended}, as recorded after {episode.length}"
+    if total != episode.episode_return:
+        return f"return {total:g}, recorded {episode.episode_return:g}"
+    if checksum(observation[0]) != episode.final_observation:
+        return "the last observation is not the recorded one"
+    return None
+
+
+class WindowClosedError(Exception):
+    """Somebody closed it, or pressed Escape or q."""
+
+
+class Window:
+    """Shows pictures one after the other. Raises InputError where there is no display."""
+
+    def __init__(self) -> None:
+        displays = ("DISPLAY", "WAYLAND_DISPLAY")
+        if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in displays):
+            raise _no_display("neither DISPLAY nor WAYLAND_DISPLAY is set")
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        try:
+            import pygame
+        except ImportError as error:
+            raise InputError(
+                f'render=human needs pygame ({error}): pip install "gymnasium[classic-control]"',
+                code="not-installed",
+                key="render",
+            ) from error
+        try:
+            pygame.display.init()
+        except pygame.error as error:
+            raise _no_display(str(error)) from error
+        self._pygame: Any = pygame
+        self._screen: Any = None
+        self._due = 0.0
+
+    def show(self, picture: NDArray[np.uint8], frames_per_second: float) -> None:
+        """picture: RGB, [height, width, 3]. Returns when the next is due. Raises WindowClosedError."""
+        pygame = self._pygame
+        height, width = picture.shape[:2]
+        if self._screen is None or pygame.display.get_surface() is not self._screen:
+            # Environments that draw with pygame themselves end all of it when they are closed.
+            pygame.display.init()
+            zoom = max(1, min(round(SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width)))
+            self._screen = pygame.display.set_mode((width * zoom, height * zoom))
+            pygame.display.set_caption("labrl")
+        image = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
+        self._screen.blit(pygame.transform.scale(image, self._screen.get_size()), (0, 0))
+        pygame.display.flip()
+        for event in pygame.event.get():
+            leaving = event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q)
+            if event.type == pygame.QUIT or leaving:
+                raise WindowClosedError
+        time.sleep(max(self._due - time.perf_counter(), 0.0))
+        self._due = time.perf_counter() + 1 / frames_per_second
+
+    def close(self) -> None:
+        """Take it away."""
+        self._pygame.display.quit()
+
+
+def _no_display(why: str) -> InputError:
+    return InputError(
+        f"render=human needs a display, and there is none ({why}). Leave it out to write videos.",
+        code="usage",
+        key="render",
+    )
+
+
+def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Path]:
+    """Write `videos/best.mp4` and `videos/last.mp4` of the session with the best score.
+
+    Those that are newer than their episodes stay. Where there can be none, one line says why. Returns
+    the files that were written.
+    """
+    if not sessions:
+        return []
+    best = max(sessions, key=lambda one: -math.inf if one.best_return is None else one.best_return)
+    folder = run.session(best.index)
+    written: list[Path] = []
+    with Screening() as screening:
+        for name in VIDEOS:
+            source, target = folder.episodes / f"{name}.npz", folder.videos / f"{name}.mp4"
+            made = target.exists() and source.exists() and target.stat().st_mtime >= source.stat().st_mtime
+            if made or not source.exists():
+                continue
+            try:
+                to_video(read_episode(source), target, screening, LONGEST)
+            except Exception as error:  # a user's environment may fail in any way, and the trial is done
+                known = isinstance(error, LabrlError | OSError)
+                say(f"no videos: {'' if known else f'{type(error).__name__}: '}{error}")
+                break
+            written.append(target)
+    return written
+
+
+def replay(request: ReplayRequest) -> int:
+    """Show a recorded episode, and say whether it came out as recorded.
+
+    Where it cannot be shown, one line says why, and the episode is checked all the same. Returns the exit
+    code, 1 where it did not. Raises InputError where there is no such run or episode.
+    """
+    window = Window() if request.render == "human" else None
+    run = find(request.which, [], "replay")
+    report_damages(run)
+    prepare(_config_dir(run))
+    session = _session(run.sessions(), request, str(run.path))
+    name = f"{request.episode}.npz"
+    episode = read_episode(session.episodes / name)
+    say(
+        f"Episode {request.episode} of session {session.index}, {episode.source} at frame {episode.frame:,}: "
+        f"return {episode.episode_return:g} in {episode.length:,} steps, seed {episode.seed}"
+    )
+    target = session.videos / f"{request.episode}.mp4"
+    try:
+        with Screening() as screening:
+            if window is not None:
+                difference = to_window(episode, window, screening)
+            else:
+                difference = to_video(episode, target, screening)
+                say(f"video: {os.path.relpath(target)}")
+    except WindowClosedError:
+        return DONE
+    except OSError as error:
+        raise InputError(
+            f"{target} cannot be written ({error.strerror or error})", code="usage", key=str(target)
+        ) from error
+    except LabrlError as error:
+        say(f"no {'video' if window is None else 'pictures'}: {error}")
+        difference = check(episode)
+    finally:
+        if window is not None:
+            window.close()
+    if difference is not None:
+        say(f"not as it was recorded: {difference} (another version of the environment?)")
+        return FAILED
+    say("as it was recorded, to the bit: return, length and last observation are equal")
+    return DONE
+
+
+def _config_dir(run: RunFolder) -> str | None:
+    """Where modules of the user's own may lie. An environment of labrl or of a package needs none."""
+    try:
+        folder = read_command(run).config_dir
+    except LabrlError:
+        return None
+    return folder if folder is not None and Path(folder).is_dir() else None
+
+
+def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) -> SessionFolder:
+    """The session that has the episode. Raises InputError with those that there are."""
+    wanted = [session for session in sessions if request.session in (None, session.index)]
+    if not wanted:
+        numbers = ", ".join(str(session.index) for session in sessions) or "none"
+        asked = "" if request.session is None else f"session={request.session}: "
+        raise InputError(f"{asked}{run} has the sessions {numbers}", code="not-found", key="session")
+    for session in wanted:
+        if (session.episodes / f"{request.episode}.npz").exists():
+            return session
+    names = list(dict.fromkeys(name for session in wanted for name in recorded_names(session.episodes)))
+    if not names:
+        raise InputError(
+            f"{run} has no recorded episode. Runs record episodes at evaluations, every meta.eval_frequency "
+            "frames, unless meta.record_episodes=none",
+            code="not-found",
+            key=run,
+        )
+    more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each keeps more"
+    raise InputError(
+        f"episode={request.episode}: {run} has recorded {', '.join(names)}{more}",
+        code="not-found",
+        key="episode",
+    )

@@ -1,0 +1,75 @@
+"""Every MuJoCo task of `env=` is there, has presets, and is played and resumed exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import yaml
+from exact_cases import rows, state, unequal
+
+import labrl
+from labrl.config.compose import compose, resolve
+from labrl.config.folder import config_folder
+from labrl.config.presets import preset_names
+from labrl.envs.make import describe
+
+TASKS = {
+    file.stem: yaml.safe_load(file.read_text())["id"]
+    for file in (config_folder() / "env").glob("*.yaml")
+    if "labrl[mujoco]" in file.read_text()
+}
+QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "wandb=disabled", "seed=5"]
+
+
+def test_these_are_all_tasks_of_gymnasium() -> None:
+    known = {
+        spec.id
+        for spec in gym.registry.values()
+        if "envs.mujoco" in str(spec.entry_point) and spec.version == 5 and spec.namespace is None
+    }
+    assert set(TASKS.values()) == known
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_presets_and_recipe_of_a_task_compose(task: str) -> None:
+    for agent in ("ppo", "sac", "td3", "crossq"):
+        names = [file.stem for file in (config_folder() / "preset").glob(f"{agent}_*.yaml")]
+        assert f"{agent}_mujoco" in set(preset_names(agent, task)) & set(names)
+        resolve(compose([f"agent={agent}", f"env={task}"]))
+    recipe: Any = compose([f"experiment=slm_lab/{task}", "agent=ppo"])
+    assert (recipe.env.id, recipe.env.num_envs, recipe.meta.max_session) == (TASKS[task], 16, 4)
+    assert resolve(recipe).env.config.max_frame in (4_000_000, 10_000_000)
+
+
+def test_values_of_a_task_are_stronger_than_those_of_all() -> None:
+    assert compose(["env=swimmer"]).agent.gamma == 0.9999
+    assert compose(["env=hopper"]).agent.gamma == 0.99
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_spaces_are_those_of_gymnasium(task: str) -> None:
+    pytest.importorskip("mujoco")
+    observation, action = describe(resolve(compose([f"env={task}"])).env)
+    env = gym.make(TASKS[task])
+    assert action == env.action_space
+    assert observation.shape == env.observation_space.shape
+
+
+@pytest.mark.parametrize("agent", ["ppo", "sac"])
+def test_a_resumed_run_is_equal_to_the_bit(agent: str, tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    small = {
+        "ppo": ["agent.horizon=32", "agent.batch_size=32", "env.num_envs=2"],
+        "sac": ["agent.learning_starts=60", "agent.batch_size=8", "agent.memory.capacity=512"],
+    }[agent]
+    words = [f"agent={agent}", "env=hopper", "agent.lr=1e-3", "meta.log_frequency=50", *small, *QUIET]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder, budget in ((whole, 300), (broken, 170)):
+        done = labrl.train([*words, f"env.max_frame={budget}", f"hydra.run.dir={folder}"])
+        assert done.exit_code == 0
+    assert labrl.train([f"+resume={broken}", "env.max_frame=300"]).exit_code == 0
+    assert rows(whole / "session_0/train.csv")[-1] == rows(broken / "session_0/train.csv")[-1]
+    assert unequal(state(whole / "session_0"), state(broken / "session_0")) == []

@@ -1,0 +1,100 @@
+"""PQN's targets are lambda-returns of the best values, and it finds the best values of a known task."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from dqn_cases import Chain, minibatches
+from numpy.typing import NDArray
+from on_policy_cases import BOX, DISCRETE, VECTOR, assert_same_future, build, config_of, noise, play
+from refusals import refused
+from test_a2c import Recorded
+
+from labrl.agents.pqn import PQN
+from labrl.networks.spaces import Spaces
+
+SMALL = ("agent.network.torso.mlp.hidden=[32]", "agent.batch_size=8", "agent.horizon=8")
+
+
+def test_targets_are_lambda_returns_of_the_best_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["agent.trace_decay=0.7", "agent.gamma=0.9", "agent.exploration.epsilon=0.5", "agent.epochs=1"]
+    agent, clock, _ = build("pqn", *SMALL, *words, num_envs=1)
+    world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.modules()["q_network"])
+    taken: list[int] = []
+    act = agent.act
+    agent.act = lambda seen: taken.append(act(seen)) or taken[-1]  # type: ignore[func-returns-value]
+    seen = minibatches(monkeypatch)
+    play(agent, clock, world, 8)
+    (batch,) = seen
+
+    def best(observation: NDArray) -> float:
+        with torch.no_grad():
+            return float(network(torch.from_numpy(observation)).outputs.max())
+
+    wanted: list[float] = []
+    kinds = set()
+    for t in reversed(range(8)):
+        step = world.steps[t]
+        bootstrap = 0.0 if step.terminated[0] else best(step.next_observation)
+        follows = wanted and not step.episode_over[0]
+        kinds |= {"terminated"} if step.terminated[0] else {"truncated"} if step.truncated[0] else set()
+        goal = 0.3 * bootstrap + 0.7 * wanted[-1] if follows else bootstrap
+        wanted.append(float(step.reward[0]) + 0.9 * goal)
+    assert kinds, "no episode ends, so that the test shows less than it says"
+    # The minibatch has the rows in random order: each is found by its observation.
+    order = [
+        int(np.flatnonzero([(world.seen[t][0] == row).all() for t in range(8)])[0])
+        for row in batch.observation.numpy()
+    ]
+    assert sorted(order) == list(range(8))
+    assert batch.action.tolist() == [int(taken[t][0]) for t in order]  # type: ignore[index]
+    np.testing.assert_allclose(batch.target.numpy(), np.array(wanted[::-1])[order], atol=1e-5)
+
+
+def test_it_finds_the_best_values_without_a_target_network() -> None:
+    decaying = "agent.lr={kind: linear, start: 3e-3, end: 1e-5, horizon: 8000}"
+    words = ("agent.exploration.epsilon=1.0", "agent.gamma=0.8", "agent.trace_decay=0", decaying)
+    two = gym.spaces.Discrete(2)
+    agent, clock, _ = build("pqn", *SMALL, *words, observation=Chain.SPACE, action=two, num_envs=8)
+    play(agent, clock, Chain(8), 1000)
+    with torch.no_grad():
+        found = agent.modules()["q_network"](torch.eye(Chain.STATES)).outputs.squeeze(2).numpy()
+    np.testing.assert_allclose(found, Chain.best_values(), atol=0.08)
+
+
+@pytest.mark.parametrize("steps", [3, 8, 17])
+def test_a_restored_agent_has_the_same_future(steps: int) -> None:
+    make: Any = lambda: build("pqn", *SMALL)  # noqa: E731
+    assert_same_future(make, noise(), steps)
+
+
+def test_an_epoch_takes_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, clock, _ = build("pqn", *SMALL, "agent.epochs=3")
+    seen = minibatches(monkeypatch)
+    updates = play(agent, clock, noise(), 8)
+    assert updates == len(seen) == 3 * 4
+    for epoch in (seen[:4], seen[4:8], seen[8:]):
+        rows = np.concatenate([batch.observation.numpy() for batch in epoch])
+        assert len(np.unique(rows, axis=0)) == 32
+
+
+def test_what_it_cannot_learn_is_refused() -> None:
+    config = config_of("pqn", *SMALL).agent.config
+    with refused("unsupported", "agent", "agent=pqn", "Box", "agent=ppo"):
+        PQN.check(config, Spaces(VECTOR, BOX, 1))
+    PQN.check(config, Spaces(VECTOR, DISCRETE, 1))
+    env = SimpleNamespace(num_envs=4, max_frame=1000)
+    PQN.check_config(config, env)
+    for words in ("agent.network.noisy=0.5", "agent/exploration=noise"):
+        with refused("unsupported", "agent.network.noisy", "agent.network.noisy=null"):
+            PQN.check_config(config_of("pqn", words, *SMALL).agent.config, env)
+    with refused("contradiction", "agent.batch_size", "agent.batch_size=8"):
+        PQN.check_config(config_of("pqn", *SMALL[::2], "agent.batch_size=9").agent.config, env)
+    with refused("contradiction", "env.max_frame", "env.max_frame=32"):
+        PQN.check_config(config, SimpleNamespace(num_envs=4, max_frame=31))
