@@ -1,4 +1,4 @@
-"""What a configuration asks of an agent beyond learning, held against the traits of its class."""
+"""Refuse configurations that ask an agent for more than the traits of its class declare."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from labrl.agents.parts.policy import (
     Policy,
     PolicyConfig,
     check_budget,
+    check_minibatches,
     check_policy,
     evaluated,
     nearest_divisor,
@@ -123,7 +124,7 @@ class PPO(Agent):
     @classmethod
     def check_config(cls, config: PPOConfig, env: Any) -> None:
         """Raise InputError if rollout, sequence, minibatch and budget contradict each other."""
-        rollout, length = config.horizon * env.num_envs, config.sequence_length or 1
+        length = config.sequence_length or 1
         if config.horizon % length:
             best = nearest_divisor(config.horizon, length, 1)
             raise InputError(
@@ -140,14 +141,7 @@ class PPO(Agent):
                 code="contradiction",
                 key="agent.batch_size",
             )
-        if rollout % config.batch_size:
-            raise InputError(
-                f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
-                f"{config.horizon} x env.num_envs={env.num_envs}), got {config.batch_size}. The nearest "
-                f"value that does is agent.batch_size={nearest_divisor(rollout, config.batch_size, length)}.",
-                code="contradiction",
-                key="agent.batch_size",
-            )
+        check_minibatches(config.horizon, config.batch_size, env, length)
         check_budget(config.horizon, env)
 
     @classmethod

@@ -14,30 +14,29 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Agent, Observation, Traits, check_finite
 from labrl.agents.parts.action_values import (
+    RETURNS_STATISTICS,
     ExpectedValue,
     ExpectedValueConfig,
+    Returns,
     ValuePolicy,
     ValuePolicyConfig,
-    chosen,
+    returns_loss,
 )
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.parts.policy import check_budget, nearest_divisor
+from labrl.agents.parts.policy import check_budget, check_minibatches
 from labrl.agents.parts.ranks import divided
 from labrl.clock import Clock
 from labrl.config.types import PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
-from labrl.learning.kernels.value_losses import returns_gradient
-from labrl.learning.learner import Columns, DerivedLoss
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import check_torso
-from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -60,23 +59,6 @@ class PQNConfig(ValuePolicyConfig):
     """Discount factor: the weight of the next step's value, in [0, 1]."""
 
 
-@dataclass(frozen=True)
-class Steps(Columns):
-    """Steps of a rollout and their targets."""
-
-    observation: Tensor
-    """Observations in the layout that the network reads. [n, *obs]"""
-    action: Tensor
-    """[n]"""
-    target: Tensor
-    """Lambda-return G. [n]"""
-
-    def at(self, rows: Tensor) -> Steps:
-        """Return a minibatch. rows: which, [batch]"""
-        columns = self.observation, self.action, self.target
-        return Steps(*(column.index_select(0, rows) for column in columns))
-
-
 class PQN(Agent):
     """After each rollout makes several epochs of minibatch updates of Q(s, a) towards its lambda-return.
 
@@ -88,7 +70,7 @@ class PQN(Agent):
     Config = PQNConfig
     NAME = "pqn"
     TRAITS = Traits(masks=True, greedy=True, ranks=True, shares_weights=True)
-    STATISTICS = ("loss", "td_error", "q_mean")
+    STATISTICS = RETURNS_STATISTICS
     """Means over the minibatches of a rollout."""
 
     def __init__(
@@ -101,24 +83,14 @@ class PQN(Agent):
         self._rollout = Rollout(config.horizon, spaces.num_envs)
         self._nothing = np.zeros((spaces.num_envs, 0), np.float32)
         self._after: Observation | None = None
-        """What the last step led to."""
+        """Observations that the last step led to."""
         self._minibatch_stream = streams.torch("minibatches")
         self._metrics = dict.fromkeys((*self.STATISTICS, "grad_norm"), math.nan)
-        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
 
     @classmethod
     def check_config(cls, config: PQNConfig, env: Any) -> None:
         """Raise InputError if rollout, minibatch, budget and exploration contradict each other."""
-        rollout = config.horizon * env.num_envs
-        if rollout % config.batch_size:
-            best = nearest_divisor(rollout, config.batch_size, 1)
-            raise InputError(
-                f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
-                f"{config.horizon} x env.num_envs={env.num_envs}), got {config.batch_size}. The nearest "
-                f"value that does is agent.batch_size={best}.",
-                code="contradiction",
-                key="agent.batch_size",
-            )
+        check_minibatches(config.horizon, config.batch_size, env)
         check_budget(config.horizon, env)
         if exploration_class(config.exploration).TRAITS.noisy or config.network.noisy is not None:
             raise InputError(
@@ -160,13 +132,13 @@ class PQN(Agent):
             return 0
         config, learner, frame, rollout = self._config, self._policy.learner, self._clock.frame, self._rollout
         columns = rollout.rows("observation"), rollout.rows("action"), self._targets(rollout)
-        steps = Steps(*map(learner.tensor, columns))
+        steps = Returns(*map(learner.tensor, columns))
         lr = value_at(config.lr, frame)
         total, norms, updates = torch.zeros(len(self.STATISTICS), device=learner.device), 0.0, 0
         for _ in range(config.epochs):
             order = torch.randperm(len(steps), generator=self._minibatch_stream)
             for rows in order.to(learner.device).split(config.batch_size):
-                total += learner.gradient(self._loss, steps.at(rows))
+                total += learner.gradient(returns_loss, steps.at(rows))
                 norms += learner.step(lr)
                 updates += 1
         means = [*(total / updates).tolist(), norms / updates]
@@ -174,20 +146,6 @@ class PQN(Agent):
         check_finite(frame, self._metrics)
         rollout.clear()
         return updates
-
-    def _by_autograd(self, network: QNetwork, steps: Steps) -> tuple[Tensor, Tensor]:
-        """Compute the mean of (G - Q(s, a))^2 / 2, and the means of STATISTICS."""
-        value = chosen(network(steps.observation).outputs, steps.action).squeeze(1)
-        error = steps.target - value
-        mean = 0.5 * error.square().mean()
-        return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
-
-    def _by_hand(self, kernel: Any, steps: Steps) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the network. Returns the STATISTICS."""
-        outputs = kernel.forward(steps.observation).outputs
-        statistics, gradient = returns_gradient(outputs, steps.action.numpy(), steps.target.numpy())
-        kernel.backward(gradient)
-        return statistics
 
     def _targets(self, rollout: Rollout) -> NDArray[np.float32]:
         """Compute the lambda-returns of all steps. [n]"""

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Agent, Observation, Traits, check_finite
 from labrl.agents.parts.action_values import (
+    RETURNS_STATISTICS,
     ExpectedValue,
     ExpectedValueConfig,
+    Returns,
     ValuePolicy,
     ValuePolicyConfig,
-    chosen,
+    returns_loss,
 )
 from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.parts.policy import check_budget
@@ -28,11 +29,8 @@ from labrl.config.types import PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
-from labrl.learning.kernels.value_losses import returns_gradient
-from labrl.learning.learner import Columns, DerivedLoss
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import check_torso
-from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -56,18 +54,6 @@ class SarsaConfig(ValuePolicyConfig):
     """Discount factor: the weight of the next step's value, in [0, 1]."""
 
 
-@dataclass(frozen=True)
-class Minibatch(Columns):
-    """The steps of a rollout and their targets."""
-
-    observation: Tensor
-    """Observations in the layout that the network reads. [n, *obs]"""
-    action: Tensor
-    """[n]"""
-    target: Tensor
-    """Lambda-return G. [n]"""
-
-
 class Sarsa(Agent):
     """After each rollout takes steps of every Q(s, a) in it towards its lambda-return.
 
@@ -79,7 +65,7 @@ class Sarsa(Agent):
     Config = SarsaConfig
     NAME = "sarsa"
     TRAITS = Traits(masks=True, greedy=True, ranks=True, shares_weights=True)
-    METRICS = ("loss", "td_error", "q_mean", "grad_norm")
+    METRICS = (*RETURNS_STATISTICS, "grad_norm")
 
     def __init__(
         self, config: SarsaConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
@@ -94,7 +80,6 @@ class Sarsa(Agent):
         self._mask: NDArray[np.bool_] | None = None
         self._next_action: NDArray[np.int64] | None = None
         self._metrics = dict.fromkeys(self.METRICS, math.nan)
-        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
 
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:
@@ -145,28 +130,14 @@ class Sarsa(Agent):
             return 0
         learner, frame, rollout = self._policy.learner, self._clock.frame, self._rollout
         columns = rollout.rows("observation"), rollout.rows("action"), self._targets(rollout)
-        batch = Minibatch(*map(learner.tensor, columns))
+        batch = Returns(*map(learner.tensor, columns))
         for _ in range(self._config.epochs):
-            statistics = learner.gradient(self._loss, batch)
+            statistics = learner.gradient(returns_loss, batch)
             norm = learner.step(value_at(self._config.lr, frame))
         self._metrics = dict(zip(self.METRICS, [*statistics.tolist(), norm], strict=True))
         check_finite(frame, self._metrics)
         rollout.clear()
         return self._config.epochs
-
-    def _by_autograd(self, network: QNetwork, batch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute the mean of (G - Q(s, a))^2 / 2, and the means of METRICS."""
-        value = chosen(network(batch.observation).outputs, batch.action).squeeze(1)
-        error = batch.target - value
-        mean = 0.5 * error.square().mean()
-        return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
-
-    def _by_hand(self, kernel: Any, batch: Minibatch) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the network. Returns the means of METRICS."""
-        outputs = kernel.forward(batch.observation).outputs
-        statistics, gradient = returns_gradient(outputs, batch.action.numpy(), batch.target.numpy())
-        kernel.backward(gradient)
-        return statistics
 
     def _targets(self, rollout: Rollout) -> NDArray[np.float32]:
         """Compute the lambda-returns of all steps, and choose the action after the last one. [n]"""

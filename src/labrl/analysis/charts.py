@@ -50,7 +50,7 @@ class Line:
     """One curve, or one set of points."""
 
     key: str
-    """What hides it: lines with one key come and go together in all charts."""
+    """Lines with one key are hidden and shown together in all charts."""
     name: str
     style: Style
     views: Mapping[str, View]
@@ -62,7 +62,7 @@ class Line:
     group: str = ""
     """Key of a line that hides this one too."""
     labels: Sequence[str] = ()
-    """Of points, one for each."""
+    """Labels of the points, one for each."""
     mark: Literal["dot", "cross"] = "dot"
     step: bool = False
     """Whether the value holds until the next point."""

@@ -23,7 +23,7 @@ COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference's page, inches."""
 
 DPI = 300
-"""Of the PNG of a column's width; wide ones have two thirds of it."""
+"""Dots per inch of a PNG of a column's width; a wide one has two thirds of it."""
 
 PANELS = 3
 """Charts side by side in a figure of several."""
@@ -71,7 +71,7 @@ class Sheet:
     """One figure: a chart, or several as panels."""
 
     name: str
-    """Of the two files."""
+    """Stem of the names of its PNG and SVG."""
     charts: Sequence[Chart]
     axis: str
     """Name of the charts' axis that is drawn."""

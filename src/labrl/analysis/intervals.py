@@ -26,7 +26,7 @@ PAIR_METHOD = "stratified bootstrap, of 0 and 1 Newcombe's score"
 RUNS_FOR_IQM = 4
 """With fewer the interquartile mean leaves nothing out, and is called what it is: the mean."""
 MAX_POINTS = 200
-"""Of a common grid: more than a figure can show."""
+"""Points of a common grid: more than a figure can show."""
 REPLICATES = 10_000
 """Of the bootstrap of a number: the interval's ends then move by about a hundredth of its width."""
 PAIR_REPLICATES = 2_000

@@ -75,7 +75,7 @@ class Entry:
     max_frame: int | None
     """The budget of a session; of trials that differ in it, the largest."""
     final_return: float | None
-    """That of the only group, for a search of its winner on fresh seeds; None for several groups."""
+    """Final return of the only group, for a search of its winner on fresh seeds; None for several groups."""
     low: float | None
     """Lower end of its 95 % interval."""
     high: float | None

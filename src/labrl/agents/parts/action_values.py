@@ -36,8 +36,9 @@ from labrl.learning.kernels.value_losses import (
     DerivedValues,
     ExpectedReturns,
     QuantileReturns,
+    returns_gradient,
 )
-from labrl.learning.learner import make_learner
+from labrl.learning.learner import Columns, DerivedLoss, make_learner
 from labrl.networks.noisy import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces
@@ -198,6 +199,47 @@ def chosen(outputs: Tensor, action: Tensor) -> Tensor:
     """Return the outputs of one action each, [batch, n]. outputs: [batch, actions, n]; action: [batch]"""
     index = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
     return outputs.gather(1, index).squeeze(1)
+
+
+RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
+"""Means over a minibatch that `returns_loss` gives."""
+
+
+@dataclass(frozen=True)
+class Returns(Columns):
+    """Steps of a rollout and the returns that the values of their actions are to approach."""
+
+    observation: Tensor
+    """Observations in the layout that the network reads. [n, *obs]"""
+    action: Tensor
+    """[n]"""
+    target: Tensor
+    """Return G. [n]"""
+
+    def at(self, rows: Tensor) -> Returns:
+        """Return a minibatch. rows: which, [batch]"""
+        columns = self.observation, self.action, self.target
+        return Returns(*(column.index_select(0, rows) for column in columns))
+
+
+def _returns_by_autograd(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
+    """Compute the mean of (G - Q(s, a))^2 / 2, and RETURNS_STATISTICS."""
+    value = chosen(network(steps.observation).outputs, steps.action).squeeze(1)
+    error = steps.target - value
+    mean = 0.5 * error.square().mean()
+    return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
+
+
+def _returns_by_hand(kernel: Any, steps: Returns) -> NDArray:
+    """Compute the gradient of the same loss by a kernel of the network, and RETURNS_STATISTICS."""
+    outputs = kernel.forward(steps.observation).outputs
+    statistics, gradient = returns_gradient(outputs, steps.action.numpy(), steps.target.numpy())
+    kernel.backward(gradient)
+    return statistics
+
+
+returns_loss = DerivedLoss(_returns_by_autograd, _returns_by_hand)
+"""The loss of Sarsa and PQN: the mean of (G - Q(s, a))^2 / 2."""
 
 
 def td_target(next_value: Tensor, reward: Tensor, discount: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class ReplayActorCritic:
         self.judge = self.critics.in_precision(self.critics.frozen().eval())
         """The critics as the policy sees them: with a gradient through them, but none for their weights."""
         self.judge_kernel: Any = self.critics.kernel
-        """The same without autograd: the kernel of the critics, None where there is none."""
+        """Kernel of the critics, for the policy's loss without autograd; None where there is none."""
         self.targets: dict[str, TargetNetwork[Any]] = {}
         """Target networks by name, made by the agent."""
         self.experience = Experience(config, spaces, clock, streams, compute, stored_action)

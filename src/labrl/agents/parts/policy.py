@@ -344,6 +344,22 @@ def nearest_divisor(number: int, wanted: int, unit: int) -> int:
     return unit * min(divisors, key=lambda divisor: abs(unit * divisor - wanted))
 
 
+def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) -> None:
+    """Raise InputError unless minibatches divide the rollout.
+
+    env: the `env` group; unit: steps that a minibatch holds a multiple of.
+    """
+    rollout = horizon * env.num_envs
+    if rollout % batch_size:
+        raise InputError(
+            f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
+            f"{horizon} x env.num_envs={env.num_envs}), got {batch_size}. The nearest "
+            f"value that does is agent.batch_size={nearest_divisor(rollout, batch_size, unit)}.",
+            code="contradiction",
+            key="agent.batch_size",
+        )
+
+
 def check_budget(horizon: int, env: Any) -> None:
     """Raise InputError if training would end before the first update. env: the `env` group."""
     rollout = horizon * env.num_envs
