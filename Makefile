@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench learn results exact reference format clean
+.PHONY: help run test bench learn results exact reference docs format clean
 
 help: ## list what one can do
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -42,12 +42,15 @@ bench: $(VENV)/.installed-bench ## speed beside Stable-Baselines3 and the ceilin
 reference: $(VENV)/.installed-dev ## docs/reference/, every configuration key, from the code and configs/
 	$(BIN)/python docs/generate_reference.py
 
+docs: $(VENV)/.installed-dev ## site/index.html, the documentation as a site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 format: $(VENV)/.installed-dev ## format the code, and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the environment, builds and caches; never the runs
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -75,7 +78,7 @@ $(VENV)/.installed-run: pyproject.toml $(VENV)/.installed-torch
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
 	@echo 'Installing the tools of development'
-	@$(PIP) install -c $(PINS) -e '.[bench,box2d,dev,mujoco,offline,search,submitit]'
+	@$(PIP) install -c $(PINS) -e '.[bench,box2d,dev,docs,export,mujoco,offline,search,submitit]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-run

@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 Measured = dict[str, Any]
-"""What a measurement hands back: plain numbers by name."""
+"""The result of a measurement: plain numbers by name."""
 
 
 def environment() -> dict[str, str]:
@@ -35,7 +35,7 @@ def alone(module: str, **spec: Any) -> Measured:
 
 
 def answer(measure: Callable[..., Measured]) -> None:
-    """What such a module does when it is run: measure what was asked for, and print it as the last line."""
+    """Measure what was asked for and print it as the last line, when such a module is run."""
     print("\n" + json.dumps(measure(**json.loads(sys.argv[1]))))
 
 

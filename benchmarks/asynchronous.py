@@ -1,4 +1,4 @@
-"""What evaluation and acting beside training gain where a step of the environment takes 5 ms."""
+"""Measure the gain of evaluating and acting beside training where an environment step takes 5 ms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.labrl_side import train
 from benchmarks.report import Ratio, Report, Row
 
 SECONDS, LENGTH = 0.005, 200
-"""Of a step; steps of an episode."""
+"""Seconds of a step; steps of an episode."""
 PERIOD, PERIODS = 400, 5
 """Frames from one evaluation to the next, which plays an episode; how many periods, of which one warms up."""
 

@@ -16,7 +16,7 @@ from labrl.analysis.report.build import PLOTS, build_comparison
 from labrl.analysis.runs import Run
 
 PROTOCOL = "v5"
-"""Of the recipe `experiment=atari/<protocol>`."""
+"""Protocol of the recipe `experiment=atari/<protocol>`."""
 
 GAMES = ("pong", "breakout")
 
@@ -27,13 +27,13 @@ WORDS = {
     for game in GAMES
     for agent in AGENTS
 }
-"""What `labrl` is given to train each of them, by name."""
+"""Overrides that train each of them, by name."""
 
 PREFACE = f"""# Atari
 
-One session each, `experiment=atari/{PROTOCOL}` (sticky actions), for as many frames as there was time, not to
-the budget: `make results ARGS="pong_ppo --minutes 120"`. A frame is an agent's step, four of the emulator.
-*Return*: raw score, mean of the last 100 training episodes.
+One session each with `experiment=atari/{PROTOCOL}` (sticky actions), for as many frames as there was time
+for, fewer than the budget: `make results ARGS="pong_ppo --minutes 120"`. A frame is one step of the
+agent, four of the emulator. *Return* is the raw score, the mean over the last 100 training episodes.
 
 """
 
@@ -55,7 +55,7 @@ def section(runs: Mapping[str, Run], pictures: Path) -> str:
     ordered = [rows[name] for name in WORDS if name in rows]
     record.write(file, ordered)
     lines = [
-        "| game | agent | frames | of a budget of | return | best return | set besides the recipe |",
+        "| game | agent | frames | of a budget of | return | best return | further overrides |",
         "|---|---|---:|---:|---:|---:|---|",
     ]
     for row in ordered:

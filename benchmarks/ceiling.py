@@ -1,4 +1,4 @@
-"""What the machine allows: two ceilings of the frames per second of a problem.
+"""Two ceilings of the frames per second of a problem on this machine.
 
 Eager: environments, acting and learning, each alone and in the fastest form that PyTorch's eager mode has.
 `composition` adds them up to the time that one frame would take if nothing else cost anything: no storage, no
@@ -46,7 +46,7 @@ Variant = dict[str, int | str]
 """Number of environment threads, or torch threads, gradient workers and precision."""
 
 Outputs = Tensor | tuple[Tensor | None, ...]
-"""What a network gives."""
+"""Outputs of a network."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""What a checkpoint costs a running session, and how long a resume takes: PPO, DQN with a full memory."""
+"""Measure the cost of a checkpoint and of a resume: PPO, and DQN with a full replay buffer."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.session.callbacks.checkpoint import Checkpoint
+from labrl.session.interruption import Interruption
 from labrl.session.session import Session
 from labrl.step import Step
 from labrl.storage.run_folder import RunFolder, SessionFolder
@@ -66,18 +68,18 @@ def _measured(round_: int, **spec: Any) -> Measured:
 
 
 class Timed:
-    """In place of a checkpoint's `_save`: times it, and asks for the end when there were enough."""
+    """Replaces a checkpoint's `_save`: times it, and ends the session after enough of them."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, interruption: Interruption) -> None:
         self.seconds: list[float] = []
-        self._save = checkpoint._save
+        self._save, self._interruption = checkpoint._save, interruption
 
     def __call__(self, session: Any) -> None:
         began = time.perf_counter()
         self._save(session)
         self.seconds.append(time.perf_counter() - began)
         if len(self.seconds) > SAVES:
-            session.interruption.signal = 2
+            self._interruption.stop(signal.SIGINT)
 
 
 def measure(agent: str, capacity: int, frequency: int, seed: int) -> Measured:
@@ -102,7 +104,7 @@ def _timed(config: TrialConfig, folder: SessionFolder, capacity: int, with_memor
     if with_memory:
         _fill(session, capacity)
     checkpoint: Any = next(part for part in session.callbacks if isinstance(part, Checkpoint))
-    timed = checkpoint._save = Timed(checkpoint)
+    timed = checkpoint._save = Timed(checkpoint, session.interruption)
     session.run()
     newest = max(folder.checkpoints.glob("frame_*"))
     began = time.perf_counter()

@@ -1,4 +1,5 @@
-"""What torch.compile gains (`meta.compile`): acting and a gradient, of a small network and of Atari's."""
+"""Measure the gain of torch.compile (`meta.compile`) for acting and gradients, of a small network and
+Atari's."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from benchmarks.alone import Measured, alone, take_turns
 from benchmarks.report import Ratio, Report, Row
 
 SECONDS = 4.0
-"""Of each measurement, after the compiling."""
+"""Seconds of each measurement, after compilation."""
 
 NETWORKS = {"cartpole": ["fp32"], "pong": ["fp32", "bf16"]}
 """Problems whose networks are measured, and in which precision."""

@@ -1,4 +1,4 @@
-"""What logging, evaluating and checkpointing cost: `meta=fast_atari` beside a run that does none of them."""
+"""Measure the cost of logging, evaluating and checkpointing: `meta=fast_atari` beside a run without them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Problem(ABC):
     env: str
     """Name of the labrl environment."""
     gym_id: str = "CartPole-v1"
-    """What Gymnasium calls it, unless it is a game."""
+    """Id in Gymnasium, unless it is a game."""
     title: str
     network: str
     """Name, among the modules of labrl's agent, of the network that acts and learns."""
@@ -185,12 +185,12 @@ class ActorCriticProblem(Problem):
 
     @property
     def samples_per_frame(self) -> float:
-        """Of one network."""
+        """Samples that one network processes."""
         return self.batch_size * self.gradients
 
     @property
     def bootstraps_per_sample(self) -> float:
-        """Of one network."""
+        """Samples that one network processes."""
         return self.forwards / self.gradients
 
     def overrides(self) -> list[str]:

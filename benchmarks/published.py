@@ -40,7 +40,7 @@ class Cell:
 
     env_id: str
     agent: str
-    """As SLM Lab calls it."""
+    """Name in SLM Lab."""
     score: float
     frames: int
     num_envs: int
@@ -49,23 +49,23 @@ class Cell:
 
     @property
     def env(self) -> str:
-        """As labrl calls it."""
+        """Name in labrl."""
         return ENVS[self.env_id]
 
     @property
     def name(self) -> str:
-        """Of its run folder, and to name it by."""
+        """Name of the cell and of its run folder."""
         return f"{self.env}_{self.agent}"
 
     @property
     def words(self) -> list[str]:
-        """What `labrl` is given to train it."""
+        """Overrides that train it."""
         return [f"experiment=slm_lab/{self.env}", *AGENTS.get(self.agent, (f"agent={self.agent}",))]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What we have for a cell."""
+    """Our result for a cell."""
 
     cell: Cell
     verdict: str
@@ -75,7 +75,7 @@ class Result:
     final: Estimate | None = None
     """Interquartile mean of the final returns."""
     sessions: int = 0
-    """That have finished."""
+    """Number of finished sessions."""
 
 
 def number(value: float | None) -> str:
@@ -89,7 +89,7 @@ def number(value: float | None) -> str:
 
 
 def cells() -> list[Cell]:
-    """All published scores, in the order of the source."""
+    """Return all published scores, in the order of the source."""
     text = Path(__file__).with_name("slm_lab.csv").read_text(encoding="utf-8")
     return [
         Cell(
@@ -149,13 +149,13 @@ def as_markdown(results: Sequence[Result]) -> str:
 
 
 def summary(results: Iterable[Result]) -> str:
-    """How many cells are better, equal and so on, in a line."""
+    """Return how many cells are better, equal and so on, in one line."""
     verdicts = [result.verdict for result in results]
     return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
 
 
 def _setting(run: Run) -> tuple[Any, ...]:
-    """What a score depends on besides the agent, as a cell has it."""
+    """Return what a score depends on besides the agent, as a cell states it."""
     env, meta = run.config.get("env", {}), run.config.get("meta", {})
     return env.get("name"), env.get("num_envs"), env.get("max_frame"), meta.get("log_frequency")
 

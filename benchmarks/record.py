@@ -1,4 +1,4 @@
-"""What was measured, beside the page as CSV: the run itself may lie on another machine, or be gone."""
+"""Measured numbers as CSV beside the page, because the run itself may lie elsewhere or be deleted."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def source(run: Run, name: str, folder: Path) -> dict[str, str]:
 
 
 def commit(run: Run) -> str:
-    """Of labrl, with a plus where its files were changed; '' where nobody knows."""
+    """Return the commit of labrl, with a plus where files were changed; '' where unknown."""
     code = run.provenance.get("git", {}).get("labrl") or {}
     return f"{code.get('commit') or ''}{'+' if code.get('dirty') else ''}"
 
 
 def as_row(result: Result) -> dict[str, Any]:
-    """What `from_row` makes the same result of."""
+    """Return the row from which `from_row` makes the same result."""
     row: dict[str, Any] = {"name": result.cell.name, "verdict": result.verdict, "sessions": result.sessions}
     for name in _ESTIMATES:
         value, low, high = getattr(result, name) or (None, None, None)

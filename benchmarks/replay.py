@@ -48,7 +48,7 @@ SB3: dict[str, dict[str, Any]] = {
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """All memories, taking turns. quick: so small that the numbers mean nothing."""
+    """Measure all replay buffers in turns. quick: so small that the numbers mean nothing."""
     capacity = WHOLE // 500 if quick else WHOLE
     measures: dict[str, Callable[[int], Measured]] = {
         **{name: partial(_measured, side="labrl", capacity=capacity, **LABRL[name]) for name in LABRL},

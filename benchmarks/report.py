@@ -19,7 +19,7 @@ from labrl.storage.provenance import describe_machine
 PACKAGES = ("labrl", "torch", "stable-baselines3", "gymnasium", "ale-py", "numpy")
 
 RESAMPLES = 5000
-"""Of a bootstrap interval."""
+"""Resamples of a bootstrap interval."""
 
 RESULTS, TABLE, CHART = "results.json", "table.md", "chart"
 """Files of the folder that keeps results; the chart is there as PNG and SVG."""
@@ -35,7 +35,7 @@ class Row:
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """Median of the rounds."""
         return statistics.median(self.values)
 
     def markdown(self) -> str:
@@ -83,7 +83,7 @@ class Report:
     compared: tuple[Row, Row, Ratio] | None = None
     """labrl, Stable-Baselines3 at its best, and how many times as fast labrl is."""
     shares: list[Ratio] = field(default_factory=list)
-    """What labrl reaches of the eager and of the arithmetic ceiling."""
+    """Fractions of the eager and of the arithmetic ceiling that labrl reaches."""
 
     def markdown(self) -> str:
         """A table, and the ratios under it."""

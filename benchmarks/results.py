@@ -25,20 +25,20 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
 PREFACE = """# Results beside SLM Lab's
 
-Written by `make results`, which trains what is missing and goes on where it stopped; `docs/results/` keeps
-the figures of runs that lie elsewhere, with the commit and, as `configs/<cell>.yaml`, the whole
-configuration of each since that is recorded. A cell is one agent on one environment at the frames, the
-number of environments and the frequency of checkpoints with which SLM Lab publishes it
-(`experiment=slm_lab/<environment>`): 4 sessions, the preset of the agent and the environment. SLM Lab
-searched for the values of its cells. Ours of DDQN+PER on LunarLander are SLM Lab's. Presets that were once
-tuned by hand on their very cell have a [study](#studies) each: they have what was found, or keep their own.
-All others were chosen by hand with other budgets or, where the preset says so, not at all.
+A cell is one agent on one environment, at the frames, number of environments and checkpoint frequency
+with which SLM Lab publishes it (`experiment=slm_lab/<environment>`): 4 sessions with the preset of the
+agent and the environment. `make results` trains the missing cells and writes this page; `docs/results/`
+keeps the numbers of each cell with its commit and configuration.
 
-- *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint rows
-  of the return of the last 100 training episodes; in brackets the 95 % bootstrap interval.
-- *final return*: see [statistics](statistics.md).
-- *equal*: the published score lies in our interval, or is off by at most 1 % of what it has over the random
-  policy. Nothing is known of the spread of the published scores. Cells in which we fall short are bold.
+SLM Lab searched for the hyperparameters of its cells. Ours of DDQN+PER on LunarLander are SLM Lab's.
+Presets that were tuned by hand on their own cell have a [study](#studies); the others were chosen by hand
+with other budgets or not tuned.
+
+- *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint
+  rows of the return of the last 100 training episodes, with the 95 % bootstrap interval in brackets.
+- *final return*: see [statistics](explanation/statistics.md).
+- *equal*: the published score lies in our interval, or differs by at most 1 % of its distance from the
+  random policy. The spread of published scores is not known. Cells in which labrl is worse are bold.
 
 """
 
@@ -89,7 +89,7 @@ def command(words: Sequence[str], folder: Path) -> list[str]:
 
 
 def results(root: Path) -> list[Result]:
-    """What there is of every cell, below `root` or on record; puts it on record."""
+    """Return the result of every cell, below `root` or on record, and record it."""
     folder = PAGE.with_suffix("")
     rows = record.read(folder / "cells.csv")
     found, written = [], []
@@ -157,7 +157,7 @@ def _run_in(folder: Path) -> Run | None:
 
 
 def _status(folder: Path) -> str | None:
-    """Of the run or the experiment in `folder`; None where there is none."""
+    """Return the status of the run or experiment in `folder`; None without one."""
     if is_experiment(folder):
         return load_experiment(folder).status
     run = _run_in(folder)

@@ -1,4 +1,4 @@
-"""What a search costs beside its trials: 1,000 trials of 10 ms on four machines that share one storage.
+"""Measure the cost of a search beside its trials: 1,000 trials of 10 ms on four machines with one storage.
 
 The machines are processes of this one, each with one slot. A trial is a stub, so that all other time is
 that of the scheduler, the study and the storage: PostgreSQL where its programs are installed, else SQLite.

@@ -110,7 +110,7 @@ def measure(side: str, name: str, seed: int, budget: int) -> Measured:
 
 
 def solved(returns: Sequence[float], goal: float) -> bool:
-    """Whether as many episodes as decide have the goal as their mean."""
+    """Return whether as many episodes as decide have the goal as their mean."""
     return len(returns) == WINDOW and sum(returns) / WINDOW >= goal
 
 

@@ -1,4 +1,4 @@
-"""How long one waits: for the help, and for the first step of training."""
+"""Measure the time to the help and to the first step of training."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MATTERED = 3
 """Keys that the page names, those with the largest importance."""
 
 KEPT_ROWS = 10
-"""Of a trial's evaluations, for the record."""
+"""Recorded rows of a trial's evaluations."""
 
 _A2C = {
     "agent/optimizer": "choice(rmsprop, adam)",
@@ -47,10 +47,10 @@ _NORMALIZED = (
 )
 
 _FEW = {"meta.max_trial": "16", "search.confirm.top": "1"}
-"""For replay agents, whose frames take several times as long."""
+"""Settings for agents with a replay buffer, whose frames take several times as long."""
 
 _SHORT = {"env.max_frame": "3e4"} | _FEW
-"""For what succeeds within a tenth of the cell's frames."""
+"""Settings for agents that succeed within a tenth of the cell's frames."""
 
 _SOFT = {
     "agent.lr": "tag(log, interval(3e-4, 3e-3))",
@@ -78,32 +78,32 @@ SPACES: dict[str, dict[str, str]] = {
     "lunar_lander_continuous_a2c": _A2C | _LONG | _GAUSSIAN,
     "pendulum_a2c": _A2C | {"agent.gamma": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
 }
-"""What is searched and what is set for it, by the cell whose preset it is for."""
+"""Searched and fixed keys, by the cell of the preset."""
 
 HOW = {"meta.max_session": "1", "meta.max_trial": "30", "search.confirm.top": "2", "seed": "100"}
-"""What is set where a space says nothing else."""
+"""Settings where a space gives no others."""
 
 PREFACE = """# Studies
 
-Searches for the values of a preset, in the cell's environment but on seeds of their own:
-`make results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session; ASHA prunes the hopeless.
-The best trials run again on four fresh seeds, which neither the search nor the table above has seen, and so
-does the preset of that time (*before*). *Final return*: over the last tenth of the *frames*. *Mattered most*:
-share of what sets the best trials apart. A preset *keeps its own* where what was found is not better by more
-than its seeds are apart. For A2C on LunarLanderContinuous that took six more (`seed=500 meta.max_session=6`):
-there the found values come to −285, with two of six below −570, and those of the preset to −154.
-`results/studies/` keeps the command, the space, all trials and the fresh seeds.
+Each study searches for the values of a preset, in the environment of the cell but on other seeds: `make
+results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session, and ASHA prunes. The best
+trials run again on four fresh seeds, which neither the search nor the table above used, and so does the
+preset of that time (*before*). *Final return* is over the last tenth of the *frames*, and *mattered most*
+is the importance of a key. A preset *keeps its own* values where the study's are not better by more than
+the spread of the seeds. A2C on LunarLanderContinuous needed six more seeds (`seed=500
+meta.max_session=6`) to tell: the study's values reach −285, with two of six below −570, and those of the
+preset −154. `results/studies/` keeps command, space, trials and fresh seeds.
 
 """
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is kept of a finished search."""
+    """The record of a finished search."""
 
     cell: Cell
     info: dict[str, Any]
-    """As much of `experiment.json` as means something elsewhere."""
+    """The part of `experiment.json` that is meaningful elsewhere."""
 
     @property
     def search(self) -> SearchResult:
@@ -119,17 +119,17 @@ class Study:
 
     @property
     def frames(self) -> int:
-        """Of a trial that was not stopped."""
+        """Frames of a trial that was not stopped."""
         given = [float(word.partition("=")[2]) for word in self._words if word.startswith("env.max_frame=")]
         return int(given[-1]) if given else self.cell.frames
 
     @property
     def _words(self) -> list[str]:
-        """What `labrl` is given for the best trial."""
+        """Overrides of the best trial."""
         return shlex.split(self.info["search"]["best"]["command"])[1:]
 
     def is_preset(self) -> bool:
-        """Whether the preset has what was found, but for `ROUNDED`."""
+        """Return whether the preset has what was found, but for `ROUNDED`."""
         searched = [word for word in self._words if not word.startswith("env.max_frame=")]
         now, found = (to_plain(compose(words)) for words in (self.cell.words, searched))
         return _alike(now | {"meta": None}, found | {"meta": None})
@@ -141,7 +141,7 @@ def searchable() -> dict[str, Cell]:
 
 
 def words() -> dict[str, list[str]]:
-    """What `labrl` is given for each study, by its name."""
+    """Return the overrides of each study, by name."""
     return {
         name: [
             *("-m", "hydra/sweeper=optuna", *cell.words),
@@ -216,7 +216,7 @@ def _without(content: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two configurations are equal but for the last digits of numbers."""
+    """Return whether two configurations are equal but for the last digits of numbers."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, float) and isinstance(other, float):

@@ -151,6 +151,9 @@ class ToySession:
     def interrupted(self) -> bool:
         return self.interruption.requested and not self.clock.finished
 
+    def stop(self) -> None:
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         self.saved_at.append(self.clock.frame)
         return {

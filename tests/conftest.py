@@ -1,4 +1,4 @@
-"""What every test is spared: Weights & Biases by the login of whoever runs it, videos, and reports."""
+"""Switch off for every test: Weights & Biases under the user's login, videos and reports."""
 
 from __future__ import annotations
 

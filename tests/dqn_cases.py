@@ -38,7 +38,7 @@ SMALL = (
 
 @cache
 def config_of(agent: str, *words: str) -> TrialConfig:
-    """As `labrl agent=<agent> <words>` would run."""
+    """Return the configuration that `labrl agent=<agent> <words>` runs with."""
     smaller = [*SMALL]
     if agent in ("c51", "rainbow"):
         smaller += ["agent.value.v_min=-0.5", "agent.value.v_max=1.5", "agent.value.atoms=21"]
@@ -64,7 +64,7 @@ def build(
 
 
 def weights_of(network: nn.Module) -> Tensor:
-    """All parameters of a network, one after the other. [size]"""
+    """Return all parameters of a network in one vector. [size]"""
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
 

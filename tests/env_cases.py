@@ -1,4 +1,4 @@
-"""What the environment tests share: a toy environment, ways to name environments, and playing them."""
+"""Shared by the environment tests: a toy environment, ways to name environments, and playing them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from options import options
 
 from labrl.config.component import Component
+from labrl.config.validate import dataclass_of
 from labrl.envs.vector import VectorEnv
 from labrl.step import Step
 
@@ -60,19 +61,19 @@ def gymnasium_node(**settings: Any) -> dict[str, Any]:
 
 def gymnasium_env(id: str, **settings: Any) -> Component:
     """A registered environment."""
-    return Component.parse(gymnasium_node(name=id, id=id, **settings), "env")
+    return dataclass_of(Component, gymnasium_node(name=id, id=id, **settings), "env")
 
 
 def own_env(cls: type, settings: dict[str, Any] | None = None, **more: Any) -> Component:
     """An environment class of this module."""
     make = {"_target_": f"{cls.__module__}.{cls.__name__}", **(settings or {})}
-    return Component.parse(gymnasium_node(name="toy", make=make, **more), "env")
+    return dataclass_of(Component, gymnasium_node(name="toy", make=make, **more), "env")
 
 
 def atari(game: str, **settings: Any) -> Component:
     """A game of the ALE."""
     node = Component("labrl.envs.atari.AtariEnv", options("env", "env=pong")).plain()
-    return Component.parse({**node, "name": game, "game": game, **settings}, "env")
+    return dataclass_of(Component, {**node, "name": game, "game": game, **settings}, "env")
 
 
 def constant(*actions: int) -> Callable[[int], NDArray]:
@@ -100,7 +101,7 @@ def play(env: VectorEnv, actions: Callable[[int], NDArray], steps: int, first: i
 
 
 def assert_same_steps(left: list[Step], right: list[Step]) -> None:
-    """All that two runs yielded is equal, bit for bit."""
+    """Assert that everything that two runs yielded is equal, bit for bit."""
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         for name in ("observation", "next_observation", "reward", "terminated", "truncated", "episode_over"):

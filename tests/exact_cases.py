@@ -6,8 +6,6 @@ import csv
 import functools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from commands import start_labrl
 from omegaconf import OmegaConf
 
 from labrl.config.compose import compose
-from labrl.config.overrides import override, quoted
+from labrl.config.keys import override, quoted
 from labrl.observations import same
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.episodes import read_episode, recorded_names
@@ -69,7 +68,10 @@ SMALL: dict[str, list[str]] = {
         *("agent.learning_starts=60", "agent.batch_size=8", "agent.updates_per_frame=0.1"),
         *("agent.memory.capacity=160", "agent.memory.sequence_length=8", "agent.memory.burn_in=4"),
     ],
-    **{f"labrl.agents.{name}": REPLAY for name in ("sac.SAC", "crossq.CrossQ", "td3.TD3", "td3.DDPG")},
+    **{
+        f"labrl.agents.{name}": REPLAY
+        for name in ("sac.SAC", "crossq.CrossQ", "tqc.TQC", "td3.TD3", "td3.DDPG", "td3_bc.TD3BC", "iql.IQL")
+    },
     "labrl.agents.random.RandomAgent": [],
 }
 """Words by agent, or else by its class, that let it learn, and its memory wrap, within those budgets."""
@@ -113,14 +115,14 @@ def _leaves(node: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a signal comes: so long after the first checkpoint at or beyond a frame."""
+    """Time of a signal: seconds after the first checkpoint at or beyond a frame."""
 
     frame: int
     seconds: float
 
 
 def folder_word(folder: Path) -> str:
-    """What names the run folder, whatever characters it has."""
+    """Return the override that names the run folder, whatever characters it has."""
     return f"hydra.run.dir={quoted(str(folder))}"
 
 
@@ -129,13 +131,7 @@ def broken_off(folder: Path, words: list[str], number: signal.Signals, moment: M
 
     folder: where the run of `words` lies. Returns exit code and output.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "labrl", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = start_labrl(*words)
     try:
         while process.poll() is None and newest_checkpoint(folder) < moment.frame:
             time.sleep(0.002)
@@ -155,7 +151,7 @@ def newest_checkpoint(folder: Path, session: int = 0) -> int:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Where two run folders tell of different runs: rows, wall time and speed aside, and final states."""
+    """Return where two run folders differ in rows (wall time and speed aside) or final states."""
     found = []
     sessions = sorted({path.name for folder in (one, other) for path in folder.glob("session_*")})
     for session in sessions:
@@ -166,12 +162,12 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def recorded_differences(one: Path, other: Path) -> list[str]:
-    """Where two run folders have recorded different episodes."""
+    """Return where two run folders have recorded different episodes."""
     return unequal(*({path.name: episodes(path) for path in run.glob("session_*")} for run in (one, other)))
 
 
 def episodes(session: Path) -> dict[str, Any]:
-    """What a session recorded, but for the budget it had."""
+    """Return the recorded episodes of a session, without its budget."""
     folder = SessionFolder(session).episodes
     found = {name: read_episode(folder / f"{name}.npz").plain() for name in recorded_names(folder)}
     for plain in found.values():
@@ -185,7 +181,7 @@ def rows(table: Path) -> list[dict[str, str]]:
 
 
 def state(session: Path) -> dict[str, Any]:
-    """What the newest checkpoint holds of what decides a run, weights included."""
+    """Return the state in the newest checkpoint that decides a run, including weights."""
     checkpoint = CheckpointStore(session / "checkpoints", keep_last=1).latest()
     assert checkpoint is not None, f"{session} has no checkpoint"
     parts = ("clock", "streams", "episodes", "env", "transforms", "agent")

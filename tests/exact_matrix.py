@@ -34,8 +34,8 @@ from exact_cases import (
 )
 
 from labrl.cli import main as labrl_main
+from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
-from labrl.config.folder import config_folder
 from labrl.errors import InputError
 from labrl.trial.trial import check
 
@@ -118,7 +118,7 @@ WAYS: dict[str, Callable[[Case], str]] = {"kill": killed, "terminate": told, "ex
 
 
 def applies(words: Sequence[str]) -> bool:
-    """Whether the agent can play the environment."""
+    """Return whether the agent can play the environment."""
     try:
         check(resolve(compose(list(words))))
     except InputError:

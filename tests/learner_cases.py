@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from options import component
 from torch import Tensor, nn
@@ -20,6 +21,12 @@ ADAM = component("agent.optimizer", "agent=a2c agent/optimizer=adam")
 
 def compute(num_threads: int = 1, precision: torch.dtype = torch.float32) -> Compute:
     return Compute(CPU, precision, num_threads)
+
+
+@pytest.fixture
+def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split a minibatch in bfloat16 among workers; a processor with AMX would leave it to one."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
 
 
 def autocast() -> torch.autocast:

@@ -33,7 +33,7 @@ CHOICES = gym.spaces.MultiDiscrete([2, 3])
 
 @cache
 def config_of(agent: str, *words: str) -> TrialConfig:
-    """As `labrl agent=<agent> <words>` would run, without presets."""
+    """Return the configuration that `labrl agent=<agent> <words>` runs with, without presets."""
     return resolve(compose([f"agent={agent}", "preset=none", *words]))
 
 

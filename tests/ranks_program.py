@@ -1,4 +1,4 @@
-"""What tests/test_torchrun.py starts as two ranks: fails where they do not do what is promised."""
+"""A program that tests/test_torchrun.py starts as two ranks; it fails where they break a promise."""
 
 from __future__ import annotations
 

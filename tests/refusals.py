@@ -1,4 +1,4 @@
-"""How the tests look at an error: by its class, code and key, never by its sentence."""
+"""Checks of errors by class, code and key, never by wording."""
 
 from __future__ import annotations
 

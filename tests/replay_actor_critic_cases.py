@@ -21,14 +21,14 @@ from labrl.seeding import Streams
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 CHOICE = gym.spaces.Discrete(3)
-CONTINUOUS = ("sac", "crossq", "td3", "ddpg")
-KINDS = [*((agent, BOX) for agent in CONTINUOUS), ("sac", CHOICE), ("crossq", CHOICE)]
+CONTINUOUS = ("sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql")
+KINDS = [*((agent, BOX) for agent in CONTINUOUS), ("sac", CHOICE), ("crossq", CHOICE), ("iql", CHOICE)]
 """Every agent with every kind of action."""
 
 
 @cache
 def config_of(agent: str, *words: str) -> TrialConfig:
-    """As `labrl agent=<agent> <words>` would run, but small."""
+    """Return the configuration that `labrl agent=<agent> <words>` runs with, but small."""
     hidden = "hidden" if agent == "crossq" else "mlp.hidden"
     small = ["preset=none", f"agent.network.torso.{hidden}=[16,16]", "agent.memory.capacity=5000"]
     return resolve(

@@ -1,4 +1,4 @@
-"""What the replay tests share: a world of random steps, and a memory that keeps whole episodes."""
+"""Shared by the replay tests: a world of random steps, and a buffer that keeps whole episodes."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _build(cls: Any, option: str, space: gym.Space, num_envs: int, n_step: int, 
 
 
 def everything(memory: Replay) -> Sample:
-    """All that may be sampled, the newest first; needs newest_share=1."""
+    """Return all that may be sampled, the newest first; needs newest_share=1."""
     return memory.sample(len(memory), 0)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import html
+import json
+import re
 from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 import yaml
 from run_cases import config_with
 
+from labrl.analysis.report.build import build
 from labrl.storage.atomic import write_json
 from labrl.storage.run_folder import RunFolder
 
@@ -27,7 +32,7 @@ COLUMNS = (
     "lr",
     "weight_norm",
 )
-"""What PPO reports beside the clock and the returns."""
+"""Columns of PPO beside the clock and the returns."""
 
 
 def training(rows: int, to: float, noise: int, frames: int = 10_000_000) -> dict[str, np.ndarray]:
@@ -111,3 +116,61 @@ def write_experiment(path: Path, runs: Sequence[tuple[str, Mapping[str, Any]]], 
     content = {"format_version": 1, "kind": "grid", "status": "finished", "overrides": [], "trials": trials}
     write_json(path / "experiment.json", {**content, "command": ["labrl", "-m"], **facts})
     return path
+
+
+class ReportPage(HTMLParser):
+    """The text, the elements, the tables and the charts of a report."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.source = path.read_text()
+        self.feed(self.source)
+        data = re.search(r'<script type="application/json" id="charts">(.*?)</script>', self.source)
+        assert data is not None
+        self.charts: list[dict[str, Any]] = json.loads(data[1])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    @property
+    def sections(self) -> list[str]:
+        return re.findall(r'<section id="(.*?)">', self.source)
+
+    def chart(self, title: str) -> dict[str, Any]:
+        """The only chart of that title."""
+        (found,) = (chart for chart in self.charts if chart["title"] == title)
+        return found
+
+    def table(self, section: str, place: int = 0) -> list[list[str]]:
+        """The cells of a table of a section, as text; the first row is its head."""
+        body = re.search(rf'<section id="{section}">(.*?)</section>', self.source, re.DOTALL)
+        assert body is not None
+        table = re.findall(r"<table>(.*?)</table>", body[1], re.DOTALL)[place]
+        rows = re.findall(r"<tr[^>]*>(.*?)</tr>", table, re.DOTALL)
+        return [
+            [
+                html.unescape(re.sub("<[^>]*>", "", cell)).strip()
+                for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.DOTALL)
+            ]
+            for row in rows
+        ]
+
+
+def report_of(path: Path) -> ReportPage:
+    """The report of a folder, made in place."""
+    return ReportPage(build(path).path)

@@ -1,4 +1,4 @@
-"""What rliable says of a few arrays, to compare with: `python tests/rliable_numbers.py` writes the JSON anew.
+"""Numbers of rliable for a few arrays, to compare with: `python tests/rliable_numbers.py` writes the JSON.
 
 rliable brings pandas, SciPy, statsmodels and seaborn: 310 MB and seven seconds of imports, for a release that
 today's pandas 3 and arch 8 break. So its numbers are recorded. To write them again, in any environment:

@@ -116,7 +116,7 @@ def write_run(
 
 @functools.cache
 def _provenance() -> dict[str, Any]:
-    """Of this code and machine; asked once, because git takes its time."""
+    """Return the provenance of this code and machine; asked once, because git is slow."""
     with tempfile.TemporaryDirectory() as folder:
         return write_provenance(RunFolder.create(Path(folder) / "run"), CONFIG, Command(["seed=1"]))
 

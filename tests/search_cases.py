@@ -43,7 +43,7 @@ WORDS = [
     *("meta.report=false", "meta.videos=false"),
     *("agent.lr=tag(log, interval(1e-4, 1e-2))", "agent.epochs=range(1, 5)", "search.confirm=null"),
 ]
-"""Of a search whose trials take a second."""
+"""Command line of a search whose trials take a second."""
 
 
 def study(
@@ -70,7 +70,7 @@ def write_eval(folder: Path, frame: int, value: float, session: int = 0) -> None
 
 
 def worth(params: dict[str, Any]) -> float:
-    """What a trial of PLAN comes to."""
+    """Return the value of a trial of PLAN."""
     return params["x"] + "abc".index(params["y"]) - abs(params["z"] - 4)
 
 
@@ -85,7 +85,7 @@ def play(one: Study, assignment: Assignment, frames: tuple[int, ...] = (10, 20, 
 
 
 def history(one: Study) -> list[Any]:
-    """What a sampler and a pruner know of the study."""
+    """Return what a sampler and a pruner know of the study."""
     return [
         (trial.number, trial.params, trial.state.name, trial.values, trial.intermediate_values)
         for trial in one.trials()

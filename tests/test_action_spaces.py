@@ -14,8 +14,8 @@ from refusals import refused
 import labrl
 from labrl.agents.action_spaces import ACTS_IN, check_actions, fitting_agents
 from labrl.agents.random import uniform_actions
+from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
-from labrl.config.folder import config_folder
 from labrl.errors import InputError
 from labrl.networks.spaces import Spaces, has_bounds
 
@@ -102,9 +102,15 @@ def test_a_space_of_ones_own_counts_as_what_it_is_derived_from() -> None:
 @pytest.mark.parametrize(
     ("space", "unfit"),
     [
-        (gym.spaces.Box(0, np.inf, (2,), np.float32), {"sac", "crossq", "td3", "ddpg", "random"}),
-        (gym.spaces.Box(-LARGEST, LARGEST, (2,), np.float32), {"sac", "crossq", "td3", "ddpg", "random"}),
-        (gym.spaces.Box(-2, 2, (2,), np.int64), {"sac", "crossq", "td3", "ddpg"}),
+        (
+            gym.spaces.Box(0, np.inf, (2,), np.float32),
+            {"sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql", "random"},
+        ),
+        (
+            gym.spaces.Box(-LARGEST, LARGEST, (2,), np.float32),
+            {"sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql", "random"},
+        ),
+        (gym.spaces.Box(-2, 2, (2,), np.int64), {"sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql"}),
     ],
     ids=["half bounded", "bounds that are none", "whole numbers"],
 )

@@ -1,4 +1,4 @@
-"""On the same weights and the same minibatch, losses and gradients are those of Stable-Baselines3."""
+"""Losses and gradients on the same weights and minibatch equal those of Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def batch() -> Any:
 
 
 def layers_of(critics: Any) -> list[list[nn.Module]]:
-    """Of each critic, as linear layers of its own with the same weights and gradients."""
+    """Return each critic's linear layers, with the same weights and gradients."""
     found = []
     for i in range(len(critics.perceptrons.weights[0])):
         layers: list[nn.Module] = []
@@ -231,7 +231,7 @@ APART = {"pi": [16, 16], "vf": [16, 16]}
 
 
 def parts_of(network: Any, policy: Any) -> list[tuple[nn.Module, nn.Module]]:
-    """What is linear in labrl's network, beside what it is in theirs."""
+    """Return the linear layers of labrl's network beside those of theirs."""
     torsos = (network.policy_torso, network.value_torso)
     theirs = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
     heads = (network.policy_head, network.value_head)

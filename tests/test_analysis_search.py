@@ -1,4 +1,4 @@
-"""What a report says of a search follows from `experiment.json` alone."""
+"""The report of a search follows from `experiment.json` alone."""
 
 from __future__ import annotations
 

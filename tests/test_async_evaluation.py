@@ -147,7 +147,7 @@ def test_a_process_beside_training_gives_the_same_run(loop: RunFolder, tmp_path:
 
 
 class KillsEvaluator(Callback):
-    """As a system does that runs out of memory."""
+    """Kills the evaluator, as a system does that runs out of memory."""
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= 300:
@@ -202,7 +202,7 @@ def test_what_contradicts_it_is_refused(words: list[str], code: str) -> None:
 
 
 def test_the_evaluator_is_handed_little(tmp_path: Path) -> None:
-    """Of an agent with target network, optimizer and memory, the network that acts."""
+    """Only the acting network of an agent with target network, optimizer and replay buffer is sent."""
     words = [*QUIET, "agent=dqn", "env=cartpole", "env.max_frame=5000"]
     session = Session(resolve(compose(words)), 0, RunFolder.create(tmp_path / "run").session(0), 1)
     from labrl.session.acting import acting_state

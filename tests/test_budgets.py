@@ -18,7 +18,7 @@ from labrl.storage.tables import CsvTable
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
 SMALL = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=2", "env.num_envs=8"]
 UPDATES = 4
-"""Of one rollout of 128 frames."""
+"""Updates of one rollout of 128 frames."""
 
 
 @pytest.fixture(autouse=True)

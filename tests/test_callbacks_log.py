@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from callback_cases import Recorder, ToySession
 
+from labrl.clock import Clock
 from labrl.session.callbacks.log import LogTraining
 from labrl.storage.tables import CsvTable
 
@@ -49,20 +50,46 @@ def test_listeners_get_each_row(tmp_path: Path) -> None:
     assert [(table, row["frame"]) for table, row in recorder.rows] == [("train", 32), ("train", 60)]
 
 
-def test_resumed_rows_are_those_of_an_unbroken_run(tmp_path: Path) -> None:
-    whole = ToySession(tmp_path / "whole").run(LogTraining(30))
-    log = LogTraining(30)
-    broken = ToySession(tmp_path / "broken")
-    broken.callbacks = [log]
-    log.start(broken)
-    while broken.clock.frame < 80:
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("saved", [80, 100, 128, 132, 300])
+def test_resumed_rows_are_those_of_an_unbroken_run(early: bool, saved: int, tmp_path: Path) -> None:
+    def log() -> LogTraining:
+        return LogTraining(400, early=True) if early else LogTraining(30)
+
+    whole = ToySession(tmp_path / "whole", max_frame=900).run(log())
+    broken, first = ToySession(tmp_path / "broken", max_frame=900), log()
+    broken.callbacks = [first]
+    first.start(broken)
+    while broken.clock.frame < saved:
         broken.step()
     state = broken.state_dict()
-    while broken.clock.frame < 150:  # goes on, and is killed
+    while broken.clock.frame < saved + 70:  # goes on, and is killed
         broken.step()
-    again = LogTraining(30)
-    resumed = ToySession(tmp_path / "broken").load_state_dict(state, again).run(again)
+    again = log()
+    resumed = ToySession(tmp_path / "broken", max_frame=900).load_state_dict(state, again).run(again)
     assert rows(resumed.folder.train_csv) == rows(whole.folder.train_csv)
+
+
+@pytest.mark.parametrize("max_frame", [160, 500, 4096, 100_000])
+def test_early_rows_are_at_least_ten_in_every_run_and_do_not_follow_from_its_budget(max_frame: int) -> None:
+    """A run of 4,096 frames had one row, and its curves were dots."""
+
+    def frames(budget: int) -> list[int]:
+        clock, log = Clock(budget), LogTraining(10_000, early=True)
+        log.look_ahead(0)
+        found = []
+        while not clock.finished:
+            clock.tick(8)
+            if log.is_due(clock, 0.0):
+                found.append(clock.frame)
+                log.look_ahead(clock.frame)
+        return found
+
+    short, long = frames(max_frame), frames(2 * max_frame)
+    assert len(short) >= 10
+    assert short[:-1] == long[: len(short) - 1]
+    assert sum(frame > max_frame / 2 for frame in short) >= 5, "of the second half too"
+    assert {10_000 * k for k in range(1, max_frame // 10_000 + 1)} <= set(short)
 
 
 def test_a_run_that_starts_anew_in_the_folder_of_a_killed_one_doubles_no_rows(tmp_path: Path) -> None:

@@ -203,5 +203,5 @@ def test_a_disk_that_refuses_ends_no_training_and_is_asked_again(
     session = ToySession(tmp_path, max_frame=200).run(board, LogTraining(25, [board]))
     frames = [row["frame"] for row in CsvTable(session.folder.train_csv).read_rows()]
     assert [frame for frame, _ in scalars(session.folder.tensorboard)["train/return_mean"]] == frames
-    assert caplog.text.count("training goes on") == 1
+    assert caplog.text.count("training continues") == 1
     assert "No space left" in caplog.text

@@ -1,4 +1,4 @@
-"""What `labrl` prints without running anything: fast, complete, and without importing what is heavy."""
+"""`labrl` prints help and configurations fast, complete, and without heavy imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from labrl.cli import list_envs, main
-from labrl.config.folder import config_folder
+from labrl.config import config_folder
 from labrl.envs.games import games
 from labrl.errors import DONE, WRONG_INPUT
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER

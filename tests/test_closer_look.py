@@ -1,4 +1,4 @@
-"""What is looked at besides scalars: norms, histograms, the noise scale; and that looking changes nothing."""
+"""Norms, histograms and the noise scale are right, and measuring them changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from options import options
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
+from labrl.agents.action_spaces import ACTS_IN
 from labrl.cli import main
+from labrl.clock import Clock
+from labrl.config import config_folder
+from labrl.config.compose import compose, resolve
 from labrl.learning import noise_scale
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
@@ -22,8 +26,13 @@ from labrl.learning.learner import make_learner
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.networks.spaces import Spaces
-from labrl.session.callbacks.closer_look import action_values
+from labrl.seeding import Streams
+from labrl.session.callbacks.closer_look import action_values, weights
 
+AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
+RANGE = ("agent.value.v_min=-1", "agent.value.v_max=1")
+NEEDED = {"c51": RANGE, "rainbow": RANGE}
+"""Options that have no default."""
 CLOSE = ["meta.log=histograms", "meta.gradient_noise=true", "meta.tensorboard=true"]
 
 
@@ -168,3 +177,23 @@ def test_what_cannot_be_looked_at_is_refused(
     quiet = [word for word in QUIET if word != "meta.tensorboard=false"]
     assert main([*quiet, *words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agents_weights_and_biases_have_a_histogram(agent: str) -> None:
+    config = resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *NEEDED.get(agent, ())])).agent
+    kind = "Discrete" if "Discrete" in ACTS_IN[agent] else "Box"
+    action = gym.spaces.Discrete(3) if kind == "Discrete" else gym.spaces.Box(-1, 1, (2,), np.float32)
+    built = config.build(
+        spaces=Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), action, 2),
+        clock=Clock(1000),
+        streams=Streams(0),
+        compute=Compute.choose("cpu", "fp32", 1),
+    )
+    learned = {
+        f"{network}/{name}": weight.numel()
+        for network, module in built.modules().items()
+        for name, weight in module.named_parameters()
+    }
+    assert {name: values.size for name, values in weights(built).items()} == learned
+    assert any("bias" in name for name in learned) or agent == "random"

@@ -182,7 +182,7 @@ def lose_a_node(cluster: Any, process: Any, trials: list[Path]) -> None:
 
 
 def resumed(trials: list[Path]) -> int:
-    """How many of the trials went on from a checkpoint."""
+    """Return how many of the trials continued from a checkpoint."""
     infos = [json.loads((trial / "run.json").read_text()) for trial in trials]
     return sum(bool(info.get("resumes")) for info in infos)
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from labrl.config.compose import compose
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("coming-from-slm-lab.md", "coming-from-alf.md")
+PAGES = ("how-to/coming-from-slm-lab.md", "how-to/coming-from-alf.md")
 TRIALS = (
     ["env=pong"],
     ["agent=dqn", "env=pong", "agent/memory=prioritized"],
@@ -25,7 +25,7 @@ KEY = re.compile(r"(?:meta|agent|env|transforms)\.[a-z_]+(?:\.[a-z_]+)*")
 
 
 def spans(page: str) -> list[str]:
-    """What stands in backticks."""
+    """Return the texts in backticks."""
     return re.findall(r"`([^`]+)`", (DOCS / page).read_text())
 
 
@@ -60,4 +60,4 @@ def test_every_command_composes(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", (DOCS / page).read_text()):
-        assert (DOCS / target.partition("#")[0]).is_file(), target
+        assert ((DOCS / page).parent / target.partition("#")[0]).is_file(), target

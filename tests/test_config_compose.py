@@ -11,13 +11,11 @@ import yaml
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-from labrl.config.applied_presets import applied_presets
+from labrl.config import config_folder
 from labrl.config.component import Component
-from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.folder import config_folder
-from labrl.config.presets import GAME, choices_of, preset_names, rule
+from labrl.config.compose import applied_presets, compose, resolve, to_plain
+from labrl.config.presets import GAME, GeneratedSource, choices_of, preset_names, rule
 from labrl.config.schema import TrialConfig
-from labrl.config.sources import GeneratedSource
 from labrl.envs.games import games
 from labrl.errors import InputError
 from labrl.schedules import LinearSchedule
@@ -359,7 +357,7 @@ def test_dev_lets_learning_from_replay_start() -> None:
     )
 
 
-@pytest.mark.parametrize("agent", ["sac", "crossq", "td3", "ddpg"])
+@pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql"])
 def test_dev_lets_a_minibatch_come_together(agent: str) -> None:
     config = composed("meta=dev", f"agent={agent}", "env=pendulum", "agent.learning_starts=100")
     assert config.env.config.max_frame == config.agent.config.batch_size + 2 * 64

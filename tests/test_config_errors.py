@@ -1,4 +1,4 @@
-"""What a person mistypes is refused with the full key, what is allowed, and the nearest right spelling."""
+"""Mistyped input is refused with the full key, what is allowed, and the nearest right spelling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNKNOWN_KEYS = {
     "resum=latest": "Did you mean +resume=latest",
     "+env.num_envs=4": "write env.num_envs=4",
 }
-"""What is typed, and what the message shows instead."""
+"""Typed overrides and the suggestion in the message."""
 
 
 @pytest.mark.parametrize("word", UNKNOWN_KEYS)
@@ -89,7 +89,7 @@ def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
     with refused("unknown-key", "agent.horizon", "agent=a2c, agent=ppo, agent=pqn") as caught:
         compose(["agent=dqn", "agent.horizon=5"])
     assert "Did you mean" not in str(caught.value)
-    with refused("unknown-key", "agent.target_entropy", "agent=crossq, agent=sac"):
+    with refused("unknown-key", "agent.target_entropy", "agent=crossq, agent=sac, agent=tqc"):
         compose(["agent.target_entropy=1"])
 
 
@@ -161,14 +161,6 @@ def test_bad_syntax_shows_how_to_write_it(word: str) -> None:
 def test_what_takes_part_in_a_choice_cannot_be_taken_away(group: str, shown: str, agent: str) -> None:
     with refused("missing", group, f"~{group}", shown):
         compose([f"agent={agent}", f"~{group}"])
-
-
-def test_a_preset_in_a_folder_of_its_part_is_shown_its_place(tmp_path: Path) -> None:
-    lost = tmp_path / "preset" / "memory" / "prioritized_pong.yaml"
-    lost.parent.mkdir(parents=True)
-    lost.write_text("# @package _global_\nagent: {memory: {alpha: 0.4}}\n")
-    with refused("usage", lost, str(tmp_path / "preset" / "prioritized_pong.yaml")):
-        compose(["agent=dqn", "env=pong"], tmp_path)
 
 
 def test_options_that_build_on_each_other_are_refused(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ import yaml
 
 import labrl
 from labrl import schedules
+from labrl.config import config_folder
 from labrl.config.component import load_target
-from labrl.config.folder import config_folder
 from labrl.config.keys import dataclasses_in, hints
 from labrl.config.schema import TrialConfig
 
@@ -100,7 +100,7 @@ def test_every_field_is_read(name: str) -> None:
 
 
 def package_of(file: Path) -> str:
-    """Where the keys of a file stand; '' at the top."""
+    """Return the key under which the keys of a file stand; '' at the top."""
     header = re.match(r"# @package (\S+)", file.read_text())
     folders = file.relative_to(config_folder()).parent.parts
     return header[1].removeprefix("_global_") if header else ".".join(folders)
@@ -201,13 +201,13 @@ def in_yaml() -> dict[type, set[str]]:
 
 @pytest.mark.parametrize("name", sorted(configs()))
 def test_yaml_gives_every_field_or_leaves_all_of_them_to_be_typed(name: str) -> None:
-    """All are typed where the part is null in YAML, such as `meta.profile`."""
+    """Where a part is null in YAML, such as `meta.profile`, all of its fields are typed."""
     given, known = in_yaml()[configs()[name]], hints(configs()[name]).keys()
     assert given in (known, set()), f"{name}: no YAML file has {', '.join(sorted(known - given))}"
 
 
 RULE = config_folder() / "presets.yaml"
-"""Which presets apply: data of labrl's own, and no part of a configuration."""
+"""The file that says which presets apply; it is no part of a configuration."""
 FILES = sorted({node.file for node in nodes()} - {RULE})
 
 

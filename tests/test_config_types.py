@@ -20,6 +20,7 @@ from labrl.config.types import (
     Probability,
     Schedule,
 )
+from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.schedules import LinearSchedule
 
@@ -69,7 +70,7 @@ PLAIN = f"{__name__}.plain_part"
 
 
 def parsed(**settings: Any) -> PartConfig:
-    return Component.parse({"_target_": PART, "needed": 1, **settings}, "agent").config
+    return dataclass_of(Component, {"_target_": PART, "needed": 1, **settings}, "agent").config
 
 
 def refused(**settings: Any) -> InputError:
@@ -187,12 +188,12 @@ def test_all_mistakes_are_found_at_once() -> None:
 def test_unknown_key_names_the_nearest_or_all() -> None:
     assert (refused(raet=1).code, refused(raet=1).key) == ("unknown-key", "agent.raet")
     assert "agent.rate" in str(refused(raet=1))
-    assert "needed, count" in str(refused(zzzzzz=1))
+    assert "agent.needed, agent.count" in str(refused(zzzzzz=1))
 
 
 def test_missing_key_is_named() -> None:
     with pytest.raises(InputError) as error:
-        Component.parse({"_target_": PART}, "agent")
+        dataclass_of(Component, {"_target_": PART}, "agent")
     assert (error.value.code, error.value.key) == ("missing", "agent.needed")
 
 
@@ -255,12 +256,12 @@ class Unreadable:
 )
 def test_a_users_config_that_fails_is_wrong_input(name: str, size: int, code: str, key: str) -> None:
     with pytest.raises(InputError) as error:
-        Component.parse({"_target_": f"{__name__}.{name}", "size": size}, "agent")
+        dataclass_of(Component, {"_target_": f"{__name__}.{name}", "size": size}, "agent")
     assert (error.value.code, error.value.key) == (code, key)
 
 
 def test_component_with_config_is_built_from_it() -> None:
-    component = Component.parse({"_target_": PART, "needed": 2})
+    component = dataclass_of(Component, {"_target_": PART, "needed": 2})
     part = component.build(runtime="now")
     assert isinstance(part, Part)
     assert part.config.needed == 2
@@ -268,12 +269,12 @@ def test_component_with_config_is_built_from_it() -> None:
 
 
 def test_component_without_config_is_built_from_keyword_arguments() -> None:
-    assert Component.parse({"_target_": PLAIN, "width": 5}).build(runtime="now") == ("now", 5)
+    assert dataclass_of(Component, {"_target_": PLAIN, "width": 5}).build(runtime="now") == ("now", 5)
 
 
 def test_component_without_config_checks_keys_against_the_signature() -> None:
     with pytest.raises(InputError) as error:
-        Component.parse({"_target_": PLAIN, "widht": 5}, "env")
+        dataclass_of(Component, {"_target_": PLAIN, "widht": 5}, "env")
     assert (error.value.code, error.value.key) == ("unknown-key", "env.widht")
     assert "env.width?" in str(error.value)
 
@@ -290,19 +291,19 @@ def test_component_without_config_checks_keys_against_the_signature() -> None:
 )
 def test_target_that_does_not_exist_is_refused(target: Any, named: str) -> None:
     with pytest.raises(InputError) as error:
-        Component.parse({"_target_": target}, "agent")
+        dataclass_of(Component, {"_target_": target}, "agent")
     assert (error.value.code, error.value.key) == ("target", "agent._target_")
     assert named in str(error.value)
 
 
 def test_component_survives_the_way_to_another_process() -> None:
-    component = Component.parse({"_target_": PART, "needed": 2, "part": {"_target_": PLAIN}})
+    component = dataclass_of(Component, {"_target_": PART, "needed": 2, "part": {"_target_": PLAIN}})
     assert pickle.loads(pickle.dumps(component)) == component
 
 
 def test_a_component_keeps_its_full_key() -> None:
     node = {"_target_": PART, "needed": 2, "parts": {"a": {"_target_": PART, "needed": 1}}}
-    component = Component.parse({**node, "part": {"_target_": PLAIN}}, "agent")
+    component = dataclass_of(Component, {**node, "part": {"_target_": PLAIN}}, "agent")
     copy = pickle.loads(pickle.dumps(component))
     assert (copy.key, copy.config.part.key, copy.config.parts["a"].key) == (
         "agent",

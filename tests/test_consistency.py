@@ -10,14 +10,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labrl.config.consistency import (
+from labrl.config.keys import (
     ABSENT,
     Change,
+    Traits,
     changes,
     contradictions,
+    dataclasses_in,
+    hints,
+    override,
+    traits,
+    traits_in,
 )
-from labrl.config.keys import Traits, dataclasses_in, hints, traits, traits_of
-from labrl.config.overrides import override
 from labrl.config.schema import TrialConfig
 from labrl.trial.past import refusal
 
@@ -78,12 +82,15 @@ def test_numbers_are_compared_as_such_and_nothing_else_is(old: Any, new: Any, di
     assert bool(changes({"key": old}, {"key": new})) == differ
 
 
-def keys_of_a_trial(cls: type = TrialConfig, prefix: str = "") -> dict[str, Traits]:
+def keys_of_a_trial(
+    cls: type = TrialConfig, prefix: str = "", above: Traits | None = None
+) -> dict[str, Traits]:
     found = {}
     for name, hint in hints(cls).items():
-        found[prefix + name] = traits_of(prefix + name, TrialConfig)
+        own = traits_in(hint) or above or Traits()
+        found[prefix + name] = own
         for below in dataclasses_in(hint):
-            found |= keys_of_a_trial(below, f"{prefix}{name}.")
+            found |= keys_of_a_trial(below, f"{prefix}{name}.", own)
     return found
 
 

@@ -16,7 +16,7 @@ from labrl.storage.checkpoint import CheckpointStore
 FILES = ("manifest.json", "state.pt")
 FRAMES = (100, 200, 300)
 TRIES = 40
-"""Of each kind of damage."""
+"""Tries of each kind of damage."""
 
 
 def some_state(frame: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from labrl.trial.devices import available_cpus, threads_per_session
 
 
 def printed_by(program: str) -> str:
-    """What a Python program prints in a process of its own, whose allocator nothing has touched."""
+    """Return what a Python program prints in a fresh process."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 

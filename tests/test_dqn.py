@@ -287,7 +287,8 @@ def test_schedules_follow_the_clock() -> None:
     assert (metrics["lr"], metrics["exploration"]) == (0.75, 0.75)
 
 
-def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
+@pytest.mark.filterwarnings("error")
+def test_a_non_finite_loss_stops_with_term_and_frame_and_no_warning() -> None:
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.lr=1e30", "agent.value.loss=squared"), VECTOR)
     with pytest.raises(NonFiniteError) as caught:
         play(agent, clock, Noise(VECTOR, 4), 40)

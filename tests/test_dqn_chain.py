@@ -41,7 +41,7 @@ def learn(world: Any, agent_name: str, *words: str, steps: int) -> NDArray:
 
 @pytest.mark.parametrize("agent", FAMILY)
 def test_random_experience_is_enough_for_the_best_values(agent: str) -> None:
-    """Of single steps: the return over several is that of the policy that acted."""
+    """Single steps suffice; the return over several would be that of the acting policy."""
     found = learn(Chain, agent, *RANDOM, "agent.n_step=1", steps=500)
     np.testing.assert_allclose(found, Chain.best_values(), atol=0.05)
 

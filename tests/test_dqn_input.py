@@ -1,4 +1,5 @@
-"""What the DQN family cannot do is refused before anything is built, with the key and the way out."""
+"""Unsupported options of the DQN family are refused before anything is built, with the key and the way
+out."""
 
 from __future__ import annotations
 

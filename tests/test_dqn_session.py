@@ -90,7 +90,7 @@ def test_a_stopped_session_goes_on_as_if_nothing_had_happened(overrides: list[st
 
 
 class KilledAt(Callback):
-    """What a kill -9 leaves: frames after the last checkpoint, that no checkpoint knows of."""
+    """Leaves frames after the last checkpoint, as kill -9 does."""
 
     def __init__(self, frame: int) -> None:
         self.frame = frame

@@ -26,7 +26,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the runs."""
+    """Return the folder of the runs."""
     path = tmp_path_factory.mktemp("runs") / "runs"
     for name, words in RUNS.items():
         assert labrl.train([*words, "meta.videos=false", f"hydra.run.dir={path / name}"]).exit_code == 0
@@ -232,7 +232,7 @@ def test_a_window_shows_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def _hurried(self, config) -> None:
-    """As it is made, but played a hundred times as fast."""
+    """Make the environment, played a hundred times as fast."""
     import dataclasses
 
     from labrl.envs.gym import GymnasiumEnv

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from refusals import refused
 
 from labrl.config.component import Component
+from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.errors import EnvironmentFailedError
 
@@ -219,7 +220,7 @@ def test_the_environment_inside_wrappers_of_somebody_is_named(case: str) -> None
 
 
 class TakesNoSeed(Strays):
-    """As Gym's first environments were written."""
+    """An environment as in the first versions of Gym."""
 
     def __init__(self) -> None:
         self.observation_space = BOX
@@ -346,7 +347,7 @@ class Bare:
 
 
 def test_a_backend_derives_from_the_class_that_says_what_it_can_do() -> None:
-    component = Component.parse({"_target_": "test_env_checked.Bare"}, "env")
+    component = dataclass_of(Component, {"_target_": "test_env_checked.Bare"}, "env")
     for ask in (describe, gives_masks, lambda env: make_env(env, seed=0, num_threads=1, num_envs=1)):
         with refused("target", "env._target_", "test_env_checked.Bare", "Backend"):
             ask(component)

@@ -42,7 +42,7 @@ class Sketch(gym.Env[Any, Any]):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether our array, with fields where it has several inputs, equals theirs."""
+    """Return whether our array, with fields where it has several inputs, equals theirs."""
     if isinstance(other, dict):
         return list(one.dtype.names) == list(other) and all(same(one[name], other[name]) for name in other)
     return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())

@@ -23,7 +23,7 @@ from labrl.storage.tree import pack, unpack
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    """As a checkpoint keeps it: nothing but tensors and plain data can pass."""
+    """Save and load a state as a checkpoint does: only tensors and plain data can pass."""
     file = io.BytesIO()
     torch.save(pack(state), file)
     file.seek(0)

@@ -17,6 +17,7 @@ import labrl
 import labrl.envs.gym
 from labrl.cli import main, replay
 from labrl.config.component import Component
+from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import first_valid
 from labrl.errors import Code
@@ -34,8 +35,8 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 
 def made_by(make: dict[str, Any], **settings: Any) -> Component:
-    """What `make` makes."""
-    return Component.parse(gymnasium_node(name="toy", make=make, **{**AT_ONCE, **settings}), "env")
+    """Return what `make` makes."""
+    return dataclass_of(Component, gymnasium_node(name="toy", make=make, **{**AT_ONCE, **settings}), "env")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_the_example_of_the_documentation_plays_as_the_other_one(monkeypatch: py
     limited = {"max_episode_steps": 20}
     at_once = make_env(made_by({"_target_": "vector_corridor.VectorCorridor"}, **limited), 2, 1, num_envs=3)
     corridor = {"_target_": "corridor.Corridor"}
-    alone = Component.parse(gymnasium_node(name="c", make=corridor, **limited))
+    alone = dataclass_of(Component, gymnasium_node(name="c", make=corridor, **limited))
     other = make_env(alone, 2, 1, num_envs=3)
     np.testing.assert_array_equal(at_once.reset(), other.reset())
     assert_same_steps(play(at_once, sampled(at_once, 2), 80), play(other, sampled(other, 2), 80))

@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import Command, start_labrl
 from exact_cases import differences
 from test_trial_processes import needs_proc, wait_for
 
@@ -77,15 +76,9 @@ def frame(folder: Path) -> int:
 
 
 @contextmanager
-def started(*words: str) -> Iterator[subprocess.Popen[str]]:
+def started(*words: str) -> Iterator[Command]:
     """The command in a process group of its own, as a terminal starts it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "labrl", "-m", "hydra.sweep.dir=e", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = start_labrl("-m", "hydra.sweep.dir=e", *words)
     try:
         yield process
     finally:

@@ -10,8 +10,8 @@ from exact_cases import small, unequal
 
 from labrl.agents.agent import Observation
 from labrl.clock import Clock
+from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
-from labrl.config.folder import config_folder
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces

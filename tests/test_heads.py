@@ -34,7 +34,7 @@ def weights(module: nn.Module, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def outputs(module: nn.Module, features: Tensor, sizes: list[int], normed: bool, activate: Any) -> Tensor:
-    """Of fully connected layers with outputs of `sizes`, by hand."""
+    """Compute fully connected layers with outputs of `sizes` by hand."""
     for size in sizes:
         features = linear(features, *weights(module, (size, features.shape[1])))
         if size != sizes[-1]:

@@ -18,6 +18,7 @@ from test_restoring import changed_futures
 import labrl
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
+from labrl.config.validate import dataclass_of
 from labrl.envs.goals import GoalEnv
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
@@ -33,7 +34,7 @@ DISCOUNT = np.float32(0.9)
 
 def vector(task: str, num_envs: int = 3) -> VectorEnv:
     node = gymnasium_node(name=task, make={"_target_": f"goal_env.{task}"})
-    return make_env(Component.parse(node, "env"), seed=5, num_threads=1, num_envs=num_envs)
+    return make_env(dataclass_of(Component, node, "env"), seed=5, num_threads=1, num_envs=num_envs)
 
 
 def memory_of(env: VectorEnv, strategy: Any, capacity: int = 90, relabelled: float = 1.0) -> HindsightReplay:
@@ -57,7 +58,7 @@ def memory_of(env: VectorEnv, strategy: Any, capacity: int = 90, relabelled: flo
 
 
 def played(env: VectorEnv, memory: HindsightReplay, steps: int) -> list[dict[str, Any]]:
-    """What was done, by vector step: what each environment reached, and the number of its episode."""
+    """Return, by vector step, what each environment reached and the number of its episode."""
     rng, observation, story = np.random.default_rng(1), env.reset(), []
     episode = np.zeros(env.num_envs, np.int64)
     for _ in range(steps):

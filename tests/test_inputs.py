@@ -23,14 +23,12 @@ from labrl.agents.transforms import NormalizeObservation, NormalizeObservationCo
 from labrl.cli import main, replay
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
+from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, make_env
 from labrl.envs.screen import WatchedGymnasium
 from labrl.memory.replay import Replay
-from labrl.networks.building import build_torso, check_reads
-from labrl.networks.inputs import Inputs
-from labrl.networks.preprocessing import SideBySide
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import NatureCNN
+from labrl.networks.spaces import SideBySide, Spaces
+from labrl.networks.torso import Inputs, NatureCNN, build_torso, check_reads
 from labrl.observations import array_dtype, example, flat_space, not_finite
 from labrl.seeding import episode_seed
 from labrl.step import Step
@@ -52,7 +50,7 @@ VECTORS = spaces.Dict(
 def lamp(**settings: Any) -> Component:
     more = {name: settings.pop(name) for name in ("vectorization",) if name in settings}
     make = {"_target_": "inputs_env.Lamp", **settings}
-    return Component.parse(gymnasium_node(name="lamp", make=make, **more), "env")
+    return dataclass_of(Component, gymnasium_node(name="lamp", make=make, **more), "env")
 
 
 def words(agent: str, **settings: Any) -> list[str]:

@@ -77,11 +77,11 @@ class Regulator:
         return k
 
 
-@pytest.mark.parametrize("agent", ["sac", "crossq", "td3", "ddpg"])
+@pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg"])
 def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
-    """With quadratic values the best Gaussian policy has the mean of the best deterministic one."""
+    """The best Gaussian policy has, with quadratic values, the mean of the best deterministic one."""
     words = [*LEARNING, FALLING, f"agent.gamma={Regulator.DISCOUNT}"]
-    words += ["agent.temperature=0.1"] if agent in ("sac", "crossq") else ["agent.noise.std=0.3"]
+    words += ["agent.temperature=0.1"] if agent in ("sac", "crossq", "tqc") else ["agent.noise.std=0.3"]
     words += ["agent.policy_delay=1"] if agent == "crossq" else ["agent.target.tau=0.05"]
     player, clock, _ = build(config_of(agent, *words), ACTION, Regulator.SPACE, num_envs=8)
     play(player, clock, Regulator(8), 450)
@@ -91,7 +91,7 @@ def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
 
 
 def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entropy() -> None:
-    """Of actions u in (-1, 1) it is exp(-4 (u - 0.3)^2 / 0.08), a Gaussian of deviation 0.1 around 0.3."""
+    """The density of actions u in (-1, 1) is exp(-4 (u - 0.3)^2 / 0.08), deviation 0.1 around 0.3."""
     words = [*LEARNING, FALLING, "agent.temperature=0.08", "agent.target.tau=0.05"]
     player, clock, _ = build(config_of("sac", *words), ACTION, Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 450)
@@ -103,7 +103,7 @@ def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entrop
 
 @pytest.mark.parametrize("agent", ["sac", "crossq"])
 def test_a_fixed_temperature_gives_the_best_probabilities_of_choices(agent: str) -> None:
-    """Of choices that pay 0, 1 and 2 they are proportional to exp(r / temperature)."""
+    """The probabilities of choices that pay 0, 1 and 2 are proportional to exp(r / temperature)."""
     words = [*LEARNING, FALLING, "agent.temperature=0.8", "agent.target_entropy=null"]
     words += ["agent.target.tau=0.05"] if agent == "sac" else ["agent.policy_delay=1"]
     player, clock, _ = build(config_of(agent, *words), gym.spaces.Discrete(3), Bandit.SPACE, num_envs=8)

@@ -20,7 +20,7 @@ from labrl.errors import FAILED, WRONG_INPUT
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 
-PAGE = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "compare-runs.md").read_text()
 
 
 Run = tuple[float, dict[str, Any]]

@@ -21,9 +21,10 @@ import labrl
 from labrl.agents.action_spaces import ACTS_IN, MASKLESS
 from labrl.agents.agent import Observation
 from labrl.agents.parts.action_values import ExpectedValue
-from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, uniform_valid
+from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, Values, uniform_valid
 from labrl.agents.random import uniform_actions
 from labrl.config.component import Component
+from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
 from labrl.errors import Code, EnvironmentFailedError
@@ -50,7 +51,7 @@ OPTIONS = ("action_mask", "vectorization", "fresh_env_per_episode")
 def doors(**settings: Any) -> Component:
     more = {name: settings.pop(name) for name in OPTIONS if name in settings}
     make = {"_target_": "masked_env.Doors", **settings}
-    return Component.parse(gymnasium_node(name="doors", make=make, **more), "env")
+    return dataclass_of(Component, gymnasium_node(name="doors", make=make, **more), "env")
 
 
 def words(agent: str, folder: Path, **settings: Any) -> list[str]:
@@ -152,7 +153,7 @@ class Told(Doors):
 
 def told(**how: Any) -> Component:
     make = {"_target_": "test_masks.Told", **how}
-    return Component.parse(gymnasium_node(name="told", make=make), "env")
+    return dataclass_of(Component, gymnasium_node(name="told", make=make), "env")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ class Wrong(Doors):
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
-    """In training and evaluation; the environment fails at an invalid one."""
+    """Checked in training and evaluation; the environment fails at an invalid action."""
     given = words(agent, tmp_path / "run", style="dict" if agent in ("a2c", "dqn") else "info")
     result = run(*given, "meta.rigorous_eval=2", "meta.eval_frequency=200")
     assert result.exit_code == 0
@@ -360,7 +361,7 @@ def test_exploration_keeps_to_the_valid_actions() -> None:
     explore = EpsilonGreedy(EpsilonGreedyConfig(epsilon=0.7))
     rng = np.random.default_rng(0)
     for _ in range(50):
-        chosen = explore.choose(lambda: values, (2, 3), 0, rng, mask)
+        chosen = explore.choose(Values(lambda: values, (2, 3), mask), 0, rng)
         assert mask[[0, 1], chosen].all()
 
 

@@ -11,8 +11,8 @@ import yaml
 from exact_cases import rows, state, unequal
 
 import labrl
+from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
-from labrl.config.folder import config_folder
 from labrl.config.presets import preset_names
 from labrl.envs.make import describe
 
@@ -35,7 +35,7 @@ def test_these_are_all_tasks_of_gymnasium() -> None:
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_presets_and_recipe_of_a_task_compose(task: str) -> None:
-    for agent in ("ppo", "sac", "td3", "crossq"):
+    for agent in ("ppo", "sac", "tqc", "td3", "crossq"):
         names = [file.stem for file in (config_folder() / "preset").glob(f"{agent}_*.yaml")]
         assert f"{agent}_mujoco" in set(preset_names(agent, task)) & set(names)
         resolve(compose([f"agent={agent}", f"env={task}"]))

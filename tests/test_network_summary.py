@@ -1,4 +1,4 @@
-"""What was trained can be read without a program."""
+"""`networks.txt` shows what was trained."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.building import build_torso
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
+from labrl.networks.torso import build_torso
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 MATRIX = gym.spaces.Box(-1, 1, (3, 2), np.float64)
@@ -48,7 +48,7 @@ TORSOS: dict[str, tuple[str, dict[str, Any], gym.Space[Any]]] = {
 }
 
 ALL: dict[str, Callable[[], tuple[Any, dict[str, Any], gym.Space[Any]]]] = {}
-"""By name: makes a network, its optional arguments, and the space of its observations."""
+"""Functions by name that make a network, its optional arguments, and its observation space."""
 
 
 def add_torso(name: str) -> None:
@@ -123,7 +123,7 @@ def made(name: str) -> tuple[Any, tuple[Tensor, ...], dict[str, Any]]:
 
 
 def tensors(outputs: Any) -> list[Tensor]:
-    """All tensors that a network gives."""
+    """Return all tensors that a network returns."""
     return [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
 
 

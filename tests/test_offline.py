@@ -23,6 +23,7 @@ from test_restoring import changed_futures, session_in
 import labrl
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
+from labrl.config.validate import dataclass_of
 from labrl.errors import Code
 from labrl.memory.offline import OfflineData, Piece, PieceReplay, Wanted
 from labrl.networks.distributions import BoxActions
@@ -350,7 +351,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
     node = {"_target_": "labrl.offline.minari.OfflineMinari", "dataset": "labrl/tiny-v0"}
     node |= {"share": 0.5, "online_every": 1, "max_transitions": None}
     wanted = Wanted(env.observation_space, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
-    offline = Component.parse(node).build(wanted=wanted, generator=np.random.default_rng(0))
+    offline = dataclass_of(Component, node).build(wanted=wanted, generator=np.random.default_rng(0))
     assert len(offline) == 60
     sample = offline.mixed(uniform(SPACE, 1), 200, 0, 0, joined=False)
     known = {seen.tobytes(): (action, reward, following) for seen, action, reward, following in story}
@@ -361,8 +362,8 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(sample.next_observation[row], following)
         assert sample.discount[row] == pytest.approx(0.9)  # cut by the time limit, never terminated
     with refused("not-found", "agent.offline.dataset", "labrl/tiny-v1", "labrl/tiny-v0"):
-        Component.parse({**node, "dataset": "labrl/tiny-v1"}).build(wanted=wanted, generator=None)
-    windows = Component.parse(node).build(
+        dataclass_of(Component, {**node, "dataset": "labrl/tiny-v1"}).build(wanted=wanted, generator=None)
+    windows = dataclass_of(Component, node).build(
         wanted=wanted._replace(n_step=3), generator=np.random.default_rng(0)
     )
     last = {after.tobytes() for after in (story[19][3], story[39][3], story[59][3])}
@@ -372,7 +373,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
     assert {seen.tobytes() for seen in sample.next_observation} >= last
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
     with refused("contradiction", "agent.offline.dataset", "Box"):
-        Component.parse(node).build(wanted=other, generator=None)
+        dataclass_of(Component, node).build(wanted=other, generator=None)
 
 
 def test_what_is_played_has_to_look_like_what_was_stored(collected: Path) -> None:

@@ -50,7 +50,8 @@ def assert_follows(
     make: Callable[[list[nn.Parameter]], Optimizer],
     reference: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
 ) -> None:
-    """With the rate of each step, a cut at 0.5, and put away and restored after each."""
+    """Assert equal steps, with the rate of each step, clipping at 0.5, and saving and restoring after
+    each."""
     ours, theirs = pieces(), pieces()
     optimizer, wanted = make(ours), reference(theirs)
     for step, lr in enumerate(LEARNING_RATES):

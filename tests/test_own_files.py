@@ -62,7 +62,7 @@ def test_a_file_on_which_another_builds_is_checked_too(tmp_path: Path) -> None:
 def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     error = refused(["env=mine"], own(tmp_path, "env", b"name: \xff\n"))
     assert (error.code, error.key) == ("syntax", str(tmp_path / "env" / "mine.yaml"))
-    assert "byte 6" in str(error)
+    assert "position 6" in str(error)
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from torch import nn
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
+from labrl.config.validate import dataclass_of
 from labrl.errors import Code
 from labrl.learning.compute import Compute
 from labrl.learning.initialization import build_networks
-from labrl.networks.building import build_torso
 from labrl.networks.spaces import Spaces
+from labrl.networks.torso import build_torso
 from labrl.seeding import Streams
 
 TORSO = "agent.network.torso"
@@ -97,7 +98,7 @@ class NoModule:
 
 
 def own(**settings: object) -> Any:
-    torso = Component.parse({"_target_": "test_own_torso.Own", **settings}, TORSO)
+    torso = dataclass_of(Component, {"_target_": "test_own_torso.Own", **settings}, TORSO)
     return build_torso(torso, spaces.Box(-1, 1, (3,), np.float64))
 
 
@@ -125,26 +126,26 @@ def test_features_that_no_layer_can_follow_are_refused(settings: dict, named: li
     [("torch.nn.Flatten", "observation_space"), ("test_own_torso.NoModule", "torch.nn.Module")],
 )
 def test_what_is_no_torso_is_refused_by_its_name(target: str, named: str) -> None:
-    torso = Component.parse({"_target_": target}, TORSO)
+    torso = dataclass_of(Component, {"_target_": target}, TORSO)
     with refused("target", TORSO, target, named):
         build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
 
 
 @pytest.mark.parametrize(("kind", "named"), [("Wide", "torch.float64"), ("Broken", "KeyError: 'left'")])
 def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, named: str) -> None:
-    torso = Component.parse({"_target_": f"test_own_torso.{kind}", "shape": [-1, 6]}, TORSO)
+    torso = dataclass_of(Component, {"_target_": f"test_own_torso.{kind}", "shape": [-1, 6]}, TORSO)
     with refused("target", TORSO, kind, named):
         build_torso(torso, SEEN)
 
 
 def test_an_argument_that_nobody_gives_is_told() -> None:
-    torso = Component.parse({"_target_": "test_own_torso.Own"}, TORSO)
+    torso = dataclass_of(Component, {"_target_": "test_own_torso.Own"}, TORSO)
     with refused(None, TORSO, "test_own_torso.Own", "'shape'"):
         build_torso(torso, SEEN)
 
 
 def test_weights_that_wait_for_the_first_observation_have_seen_one() -> None:
-    torso = build_torso(Component.parse({"_target_": "test_own_torso.Lazy"}, TORSO), SEEN)
+    torso = build_torso(dataclass_of(Component, {"_target_": "test_own_torso.Lazy"}, TORSO), SEEN)
     assert [list(weight.shape) for weight in torso.parameters()] == [[6, 3], [6]]
 
 
@@ -202,7 +203,7 @@ def test_a_forward_pass_that_leaves_something_behind_is_refused(
 
 def test_what_a_forward_pass_would_have_kept_is_not_there_after_the_first_look() -> None:
     counting, drawing = (
-        Component.parse({"_target_": "test_own_torso.Habitual", "habit": habit}, TORSO)
+        dataclass_of(Component, {"_target_": "test_own_torso.Habitual", "habit": habit}, TORSO)
         for habit in ("counts", "draws")
     )
     torso = build_torso(counting, SEEN)

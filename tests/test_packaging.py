@@ -1,4 +1,4 @@
-"""What a newcomer gets: a wheel that runs outside the checkout, and a Makefile that says what one can do."""
+"""The wheel runs outside the checkout, and the Makefile lists its targets."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from report_cases import write_long_run
+from report_cases import report_of, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.charts import Axis, Chart, Line, View
@@ -22,15 +22,14 @@ from labrl.analysis.figures import (
     ShortNumbers,
     moving_average,
     save_sheets,
-    short_number,
     shorten,
 )
 from labrl.analysis.report.build import build, build_comparison
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import find_runs, load_run
-from labrl.analysis.series import Curve, middle, return_curve, time_unit
+from labrl.analysis.series import TimeAxes, middle, time_unit
 from labrl.analysis.statistics import trial_statistics
-from labrl.config.folder import config_folder
+from labrl.config import config_folder
 from labrl.storage.run_folder import RunFolder
 
 
@@ -52,24 +51,29 @@ def test_an_agent_has_one_style_everywhere_and_no_two_share_it() -> None:
     assert agent_style("random").colour == GREY
     assert agent_style("mine") == agent_style("mine")
     assert group_styles(["sac", "ppo"]) == [agent_style("sac"), agent_style("ppo")]
-
-
-def test_groups_of_one_agent_are_told_apart_and_keep_its_hue_beside_others() -> None:
-    alone = group_styles(["ppo"] * 20)
-    assert alone[0] == agent_style("ppo")
-    assert len(set(alone)) == 20
-    assert len(set(group_styles(["ppo"] * 60))) == 60
-    both = group_styles(["ppo", "dqn", "ppo", "ppo", "ppo", "ppo", "dqn"])
-    assert len(set(both)) == 7
-
-
-def test_agents_of_one_hue_and_groups_of_several_agents_are_told_apart() -> None:
-    """Three groups by `agent.lr` got the same blue."""
-    one_hue = ["reinforce", "ppo", "sarsa", "ppo", "ppo", "ppo", "reinforce", "reinforce"]
-    for agents in (one_hue, ["several", "ppo", "several", "dqn"], [f"mine {k}" for k in range(8)]):
-        assert len({style.colour for style in group_styles(agents)}) == len(agents), "marks have no dash"
     assert group_styles(["reinforce", "ppo"])[1] == agent_style("ppo"), "whatever the order"
-    assert group_styles(["several", "ppo"])[0].colour not in (GREY, agent_style("ppo").colour)
+
+
+@pytest.mark.parametrize(
+    "agents",
+    [
+        ["ppo"] * 20,
+        ["ppo"] * 60,
+        ["ppo", "dqn", "ppo", "ppo", "ppo", "ppo", "dqn"],
+        ["reinforce", "ppo", "sarsa", "ppo", "ppo", "ppo", "reinforce", "reinforce"],
+        ["several", "ppo", "several", "dqn"],
+        [f"mine {k}" for k in range(8)],
+    ],
+    ids=len,
+)
+def test_groups_are_told_apart_whatever_their_agents(agents: list[str]) -> None:
+    """Three groups by `agent.lr` got the same blue."""
+    styles = group_styles(agents)
+    assert len(set(styles)) == len(agents)
+    if len(set(agents)) > 1:
+        assert len({style.colour for style in styles}) == len(agents), "marks have no dash"
+    else:
+        assert styles[0] == agent_style("ppo")
 
 
 def test_colours_stand_out_on_white_and_on_black_paper() -> None:
@@ -142,20 +146,14 @@ def test_curves_have_the_rows_of_both_tables(tmp_path: Path) -> None:
     write_session(RunFolder.open(path), 0, rising(10, rows=10))
     (path / "session_0" / "train.csv").write_text("frame,return_mean,wall\n1000,10,10\n")
     run = load_run(path)
-    assert return_curve(run.sessions[0], "frame", False).x.tolist() == list(range(100, 1001, 100))
+    assert TimeAxes([run]).returns(run.sessions[0], False)["frame"].x.tolist() == list(range(100, 1001, 100))
     separate = write_run(tmp_path / "apart", [rising(10)], config=config_with(meta__rigorous_eval=2))
     (separate / "session_0" / "eval.csv").write_text("frame,return_mean,wall\n500,70,5\n")
-    (session,) = load_run(separate).sessions
-    assert return_curve(session, "frame", True).y.tolist() == [70]
-    assert 70 not in column_of_training(separate)
-
-
-def column_of_training(path: Path) -> list[float]:
-    """The frames of the chart of training returns, where evaluations are played apart."""
-    run = load_run(path)
-    sheets = trial_report(run, trial_statistics(run))[1]
-    (line, *_) = next(sheet for sheet in sheets if sheet.name == "return_frame").charts[0].lines
-    return line.views["frame"].y.tolist()
+    page = report_of(separate)
+    returns = [
+        page.chart(title)["lines"][0]["views"]["frame"]["y"] for title in ("Return", "Return of evaluations")
+    ]
+    assert returns == [list(range(1, 11)), [70]], "scores of the two kinds stand in a chart each"
 
 
 def test_a_curve_of_one_value_is_a_mark_in_the_middle(tmp_path: Path) -> None:
@@ -187,23 +185,24 @@ def test_names_that_are_cut_stay_different() -> None:
     assert shorten(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
 
 
-def test_the_middle_of_curves_begins_and_ends_where_half_of_them_do() -> None:
+@pytest.mark.parametrize(
+    ("spans", "ends"),
+    [
+        ([(1, 11), (4, 11), (5, 11), (6, 11)], (4, 10)),
+        ([(1, 11), (1, 11), (1, 6)], (1, 10)),
+        ([(1, 11), (1, 6), (1, 6)], (1, 5)),
+    ],
+)
+def test_the_middle_of_curves_begins_and_ends_where_half_of_them_do(
+    spans: list[tuple[int, int]], ends: tuple[int, int]
+) -> None:
     """A group's curve began where one seed began."""
-    curves = [Curve(np.arange(first, 11.0), np.arange(first, 11.0)) for first in (1, 4, 5, 6)]
-    together = middle(curves)
+    together = middle([View(range(*span), range(*span)) for span in spans])
     assert together is not None
-    assert (together.x[0], together.x[-1]) == (4, 10)
-    apart = middle([Curve(np.arange(1.0, 4), np.ones(3)), Curve(np.arange(7.0, 10), np.ones(3))])
+    assert (together.x[0], together.x[-1]) == (together.y[0], together.y[-1]) == ends
+    apart = middle([View([1, 2, 3], [1, 1, 1]), View([7, 8, 9], [1, 1, 1])])
     assert apart is not None
     assert np.isfinite(apart.y).all()
-    long, short = np.arange(1.0, 11), np.arange(1.0, 6)
-    curves = [Curve(long, long), Curve(long, long + 2), Curve(short, short)]
-    together = middle(curves)
-    assert together is not None
-    assert (together.x[0], together.x[-1], together.y[-1]) == (1, 10, pytest.approx(11))
-    few = middle([curves[0], Curve(short, short), Curve(short, short + 1)])
-    assert few is not None
-    assert few.x[-1] == 5
 
 
 def test_a_moving_average_looks_back_only_and_passes_over_gaps() -> None:
@@ -218,13 +217,9 @@ def test_wall_time_is_told_in_a_unit_that_suits_it(seconds: float, unit: str) ->
     assert time_unit(seconds)[0] == unit
 
 
-@pytest.mark.parametrize(("value", "text"), [(2e6, "2M"), (2500, "2.5k"), (0.05, "0.05"), (-20, "-20")])
-def test_ticks_are_short(value: float, text: str) -> None:
-    assert short_number(value) == text
-
-
 def test_ticks_have_the_digits_that_tell_them_apart() -> None:
     labels = ShortNumbers().format_ticks
+    assert labels([2e6, 2500, 0.05, -20]) == ["2M", "2.5k", "0.05", "-20"]
     assert labels([1.7912, 1.7914, 1.7916]) == ["1.7912", "1.7914", "1.7916"]
     assert labels([1_000_010, 1_000_020]) == ["1.00001M", "1.00002M"]
     assert ShortNumbers(log=True).format_ticks([-4, -3, 0]) == ["0.0001", "0.001", "1"]
@@ -245,7 +240,7 @@ def test_figures_need_no_display_and_leave_a_users_settings_alone(tmp_path: Path
 
 
 def test_a_report_and_its_plots_show_the_same_series(tmp_path: Path) -> None:
-    """Of many groups the best have a colour of their own, the others are grey, in both."""
+    """The best of many groups have a colour of their own and the others are grey, in both."""
     for index in range(12):
         rows = [rising(10 + index * 7 % 12)]
         write_run(tmp_path / f"{index:02}", rows, config=config_with(agent__lr=1e-5 * (index + 1)))

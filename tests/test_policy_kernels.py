@@ -251,7 +251,7 @@ UNKNOWN = {
     "recurrent": ("recurrent_ppo",),
     "NoisyLinear": ("dqn", "agent.network.noisy=0.5", "agent/exploration=noise"),
 }
-"""What stands in the log, by agents whose network has no kernel."""
+"""Reason in the log, by agents whose network has no kernel."""
 
 
 @pytest.mark.parametrize("named", UNKNOWN)

@@ -1,4 +1,4 @@
-"""What a close look at a run leaves behind: a profile of some frames, the state in which it failed."""
+"""A profile of some frames and the state of a failure are saved."""
 
 from __future__ import annotations
 

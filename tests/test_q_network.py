@@ -11,7 +11,7 @@ import pytest
 import torch
 from options import component, options
 
-from labrl.networks.noisy import NoisyLinear, factor_noise
+from labrl.networks.layers import NoisyLinear, factor_noise
 from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
 

@@ -50,7 +50,7 @@ def stepped(net: Recurrent, seen: Tensor, state: Tensor, start: np.ndarray) -> t
 
 
 def unrolled(net: Recurrent, seen: Tensor, state: Tensor, start: np.ndarray) -> tuple[Tensor, Tensor]:
-    """All at once: features [sequences, length, n], and the state after the last steps."""
+    """Return features, [sequences, length, n], and the state after the last steps, computed at once."""
     pieces = Pieces.of(start)
     features, after = net(seen.flatten(0, 1), pieces.states(state), pieces.lengths)
     last = [*(pieces.first[1:] - 1), len(pieces.lengths) - 1]

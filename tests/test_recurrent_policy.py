@@ -24,7 +24,7 @@ IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
 
 
 def stepwise(network: Any, world: Recorded) -> dict[str, torch.Tensor]:
-    """What the network says of a recorded rollout, one observation after the other.
+    """Return the outputs of the network for a recorded rollout, one observation after the other.
 
     parameters and value of each step, the state before it, and the value of what it led to, 0 after a
     termination. [t, num_envs, ...] each.

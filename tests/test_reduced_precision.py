@@ -1,4 +1,4 @@
-"""What bfloat16 spares changes no number: narrow weights, packed weights, outputs kept from acting."""
+"""Shortcuts of bfloat16 change no number: narrow weights, packed weights, outputs kept from acting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import Noise
-from learner_cases import ADAM, CHANGES, Doubled, Rows, autocast, compute, gradients, mean_loss, reference
+from learner_cases import (
+    ADAM,
+    CHANGES,
+    Doubled,
+    Rows,
+    autocast,
+    compute,
+    gradients,
+    mean_loss,
+    reference,
+    without_amx,  # noqa: F401
+)
 from on_policy_cases import assert_same_future, build, play
 from options import options
 from torch import Tensor, nn
@@ -33,6 +44,7 @@ from labrl.networks.layers import Output
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import NatureCNN, NatureCNNConfig
 
+pytestmark = pytest.mark.usefixtures("without_amx")
 BF16 = compute(2, torch.bfloat16)
 SPACE = gym.spaces.Box(0, 255, (4, 44, 36), np.uint8)
 ROWS = Rows(torch.from_numpy(np.random.default_rng(0).integers(0, 256, (36, 44, 36, 4), np.uint8)))
@@ -76,7 +88,7 @@ def by_torch(network: nn.Module) -> Tensor:
 
 
 def packed_of(network: nn.Module) -> FastNatureCNN:
-    """What stands in for the torso of a copy of a network."""
+    """Return the replacement for the torso of a copy of a network."""
     found = install_packed([copy.deepcopy(network)])
     if not found:
         pytest.skip("this build of torch has no oneDNN")

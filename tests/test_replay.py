@@ -1,4 +1,4 @@
-"""What is sampled from a replay memory is what was seen, and never reaches over an episode's end."""
+"""Samples of a replay buffer equal what was seen, and never reach over an episode's end."""
 
 from __future__ import annotations
 

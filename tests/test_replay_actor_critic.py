@@ -38,7 +38,7 @@ IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 
 
 class World(Noise):
-    """As for DQN, with actions of any shape."""
+    """A world as for DQN, with actions of any shape."""
 
     def step(self, action: np.ndarray) -> Any:
         return super().step(action.reshape(len(action), -1).sum(1))
@@ -261,7 +261,7 @@ def test_metrics_have_the_same_keys_before_and_after_learning_and_change_nothing
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_actions_fill_the_box_and_stay_inside(name: str) -> None:
-    """At random, exploring and at their best; what is learned from lies in (-1, 1)."""
+    """Random, exploring and best actions are checked; stored actions lie in (-1, 1)."""
     agent, clock, _ = build(config_of(name))
     disturb(agent)
     with torch.no_grad():
@@ -317,6 +317,36 @@ def test_two_threads_inside_large_products_repeat_to_the_bit_and_leave_the_numbe
     assert torch.equal(*weights[:2])
 
 
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [("sac", BOX), ("sac", CHOICE), ("td3", BOX), ("td3_bc", BOX), ("tqc", BOX)],
+)
+def test_two_threads_on_halves_find_the_gradient_of_one_and_repeat_to_the_bit(
+    name: str, action: gym.Space
+) -> None:
+    """Large products by kernels: each thread takes one half of the minibatch, of an odd size too.
+
+    The loss of TD3+BC needs the whole minibatch, which then stays on one thread.
+    """
+    words = ["agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=512"]
+    words += ["agent.policy_delay=1"] if name.startswith("td3") else []
+    gradients: list[list[Tensor]] = []
+    for num_threads in (1, 2, 2):
+        agent, _, _ = build(config_of(name, *words), action, num_threads=num_threads)
+        disturb(agent)
+        errors = agent.update(made_up(action, 511))
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
+        assert bool(threads) == (num_threads > 1 and agent.TRAITS.halves)
+        nets = agent.modules()
+        weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]
+        # Small numbers of a gradient are sums that cancel.
+        gradients.append([errors, *(weight.grad / weight.grad.abs().max() for weight in weights)])
+        agent.close()
+    for one, other, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        assert torch.equal(other, again)
+
+
 def test_critics_side_by_side_are_the_perceptrons_that_they_are_made_of() -> None:
     """Each has its own weights; layer normalization, and torsos of one's own, are computed one by one."""
     config = config_of("sac").agent.config.network
@@ -341,7 +371,17 @@ def test_critics_side_by_side_are_the_perceptrons_that_they_are_made_of() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "action"), [("sac", CHOICE), ("sac", BOX), ("td3", BOX), ("crossq", CHOICE), ("crossq", BOX)]
+    ("name", "action"),
+    [
+        ("sac", CHOICE),
+        ("sac", BOX),
+        ("td3", BOX),
+        ("crossq", CHOICE),
+        ("crossq", BOX),
+        ("tqc", BOX),
+        ("iql", BOX),
+        ("iql", CHOICE),
+    ],
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_images_are_learned_from(name: str, action: gym.Space, precision: str) -> None:
@@ -352,7 +392,7 @@ def test_images_are_learned_from(name: str, action: gym.Space, precision: str) -
     agent.close()
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "crossq"])
+@pytest.mark.parametrize("name", ["sac", "tqc", "td3", "crossq", "iql"])
 def test_choices_as_observations_are_learned_from(name: str) -> None:
     class Doors(World):
         def _look(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What off-policy actor-critics cannot do is refused early, with the key and the way out."""
+"""Unsupported options of off-policy actor-critics are refused early, with the key and the way out."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def critic(torso: str) -> str:
 
 @pytest.mark.parametrize("agent", ["td3", "ddpg"])
 def test_continuous_agents_name_those_for_choices(agent: str) -> None:
-    others = [f"agent={other}" for other in ("ppo", "dqn", "sac", "crossq")]
+    others = [f"agent={other}" for other in ("ppo", "dqn", "sac", "crossq", "iql")]
     with refused("unsupported", "agent", f"agent={agent}", "Box", "Discrete(4)", *others):
         check(agent, CHOICE)
 
 
-@pytest.mark.parametrize("agent", ["sac", "crossq", "td3", "ddpg"])
+@pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql"])
 def test_a_box_without_bounds_or_of_whole_numbers_is_refused(agent: str) -> None:
     for space in (gym.spaces.Box(-np.inf, 1, (2,), np.float32), gym.spaces.Box(0, 9, (2,), np.int64)):
         with refused("unsupported", "agent", agent, str(space), "agent=ppo"):

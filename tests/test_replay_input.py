@@ -15,6 +15,7 @@ from replay_cases import STACK, VECTOR, World, everything, load, prioritized, sa
 
 from labrl import workspace
 from labrl.config.component import Component
+from labrl.config.validate import dataclass_of
 from labrl.errors import Code
 from labrl.memory.replay import Replay
 from labrl.workspace import memory_available
@@ -56,7 +57,7 @@ def test_a_wrong_setting_is_told_by_its_key(
 ) -> None:
     node = component("agent.memory", "agent=dqn agent/memory=prioritized").plain()
     with refused(code, f"agent.memory.{key}", *named):
-        Component.parse({**node, **setting}, "agent.memory")
+        dataclass_of(Component, {**node, **setting}, "agent.memory")
 
 
 def test_too_little_memory_is_found_before_training() -> None:

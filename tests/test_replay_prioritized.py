@@ -15,7 +15,8 @@ ALPHA, EPS = 0.5, 0.01
 
 
 def relative_priorities(memory: PrioritizedReplay) -> np.ndarray:
-    """Of all transitions, the newest first, against the smallest; the memory's beta must be 1."""
+    """Return the priorities of all transitions, the newest first, relative to the smallest; beta must be
+    1."""
     return 1 / everything(memory).weight
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from report_cases import ReportPage
 from run_cases import rising, write_run
 
-from labrl.analysis.charts import Chart
 from labrl.analysis.report.build import build
-from labrl.analysis.report.page import Block, Charts, Command, Note, Report, Section, Table, render
-from labrl.analysis.report.search import search_sections
 from labrl.analysis.search import SearchResult, read_search, verdict
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
@@ -57,84 +55,105 @@ def info(objective: list[str] | None = None, **facts: Any) -> dict[str, Any]:
     return {"kind": "search", "search": search | {"pruner": {"kind": "asha"}, **facts}, "trials": trials()}
 
 
-def result(objective: list[str] | None = None, **facts: Any) -> SearchResult:
-    search = read_search(info(objective, **facts))
+def result(**facts: Any) -> SearchResult:
+    search = read_search(info(**facts))
     assert search is not None
     return search
 
 
-def candidate(trial: int | None, mean: float) -> dict[str, Any]:
+def candidate(trial: int | None, *values: float) -> dict[str, Any]:
     searched = None if trial is None else [20.0]
-    return {"trial": trial, "mean": mean, "searched": searched, "folders": ["gone"], "values": [[mean]]}
+    mean = float(np.mean(values))
+    return {
+        "trial": trial,
+        "mean": mean,
+        "searched": searched,
+        "folders": ["gone"],
+        "values": [[v] for v in values],
+    }
 
 
-def blocks(search: SearchResult, name: str) -> list[Block]:
-    sections = search_sections(search, Path("/runs/e"))
-    return next(list(section.blocks) for section in sections if section.name == name)
+def page_of(folder: Path, facts: dict[str, Any]) -> ReportPage:
+    """The report of a search whose first trial has a run folder."""
+    write_run(folder / "0", [rising(1.0)])
+    facts["trials"][0]["folder"] = "0"
+    write_json(folder / EXPERIMENT_MARKER, {"status": "finished", **facts})
+    return ReportPage(build(folder).path)
 
 
-def charts(search: SearchResult, name: str) -> list[Chart]:
-    return [chart for block in blocks(search, name) if isinstance(block, Charts) for chart in block.charts]
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> ReportPage:
+    return page_of(tmp_path_factory.mktemp("search"), info())
 
 
 def test_a_grid_is_no_search() -> None:
     assert read_search({"kind": "grid", "trials": []}) is None
 
 
-def test_the_history_has_a_point_for_every_trial_that_ended() -> None:
+def test_the_history_has_a_point_for_every_trial_that_ended(page: ReportPage) -> None:
     """Pruned trials that had not come to a value had none."""
-    (chart,) = charts(result(), "history")
-    counts = {line.key: len(line.views["trial"].x) for line in chart.lines}
+    chart = page.chart("Value of each trial")
+    views = {line["key"]: line["views"]["trial"] for line in chart["lines"]}
+    counts = {key: len(view["x"]) for key, view in views.items()}
     assert counts == {"search-complete": 10, "search-pruned": 5, "search-fail": 5, "search-best": 11}
-    pruned, failed, best = chart.lines[1:]
-    assert pruned.views["trial"].y[:2].tolist() == [1.5, 1.5], "what they reported last"
-    assert "out of <luck>" in failed.labels[0]
-    assert best.step, "the best so far is what it was until a better trial comes"
-    assert best.views["trial"].x[-1] == 19, "to the last trial"
-    assert chart.axes["trial"].whole, "there is no trial 0.5"
+    assert views["search-pruned"]["y"][:2] == [1.5, 1.5], "what they reported last"
+    _, _, failed, best = chart["lines"]
+    assert "out of <luck>" in failed["labels"][0]
+    assert best["step"], "the best so far is what it was until a better trial comes"
+    assert views["search-best"]["x"][-1] == 19, "to the last trial"
+    assert chart["axes"]["trial"]["whole"], "there is no trial 0.5"
 
 
-def test_hyperparameters_have_importance_parallel_coordinates_and_slices() -> None:
-    (table,) = [one for one in blocks(result(), "hyperparameters") if isinstance(one, Table)]
-    assert {row[0].value for row in table.rows} == set(SPACE)
-    parallel, *slices = charts(result(), "hyperparameters")
-    assert parallel.axes["key"].ticks == ["lr", "kind", "epochs"]
-    assert len(parallel.lines) == 15
-    assert {line.role for line in parallel.lines} == {"center", "reference"}, "no button hides the grey ones"
-    lr, kind, epochs = (chart.axes["place"] for chart in slices)
-    assert (lr.log, list(kind.ticks), epochs.whole) == (True, ["a", "<b>"], True)
-    assert [len(line.views["place"].x) for line in slices[0].lines] == [10, 5]
+def test_hyperparameters_have_importance_parallel_coordinates_and_slices(page: ReportPage) -> None:
+    assert {row[0] for row in page.table("hyperparameters")[1:]} == set(SPACE)
+    parallel = next(chart for chart in page.charts if "key" in chart["axes"])
+    assert parallel["axes"]["key"]["ticks"] == ["lr", "kind", "epochs"]
+    assert len(parallel["lines"]) == 15
+    assert {line["role"] for line in parallel["lines"]} == {"center", "reference"}, "none behind a button"
+    slices = [chart for chart in page.charts if "place" in chart["axes"]]
+    lr, kind, epochs = (chart["axes"]["place"] for chart in slices)
+    assert (lr["log"], kind["ticks"], epochs["whole"]) == (True, ["a", "<b>"], True)
+    assert [len(line["views"]["place"]["x"]) for line in slices[0]["lines"]] == [10, 5]
 
 
-def test_several_objectives_have_a_front_and_no_best() -> None:
+def test_every_trial_stands_in_a_table_the_best_first_and_its_error_is_text(page: ReportPage) -> None:
+    head, *rows = page.table("search-trials")
+    assert head == ["trial", "state", "final_return", *SPACE]
+    assert [row[0] for row in rows][:2] == ["17", "16"]
+    assert len(rows) == 20
+    assert "out of &lt;luck&gt;" in page.source
+    assert "<luck>" not in page.source
+
+
+def test_several_objectives_have_a_front_and_no_best(tmp_path: Path) -> None:
     two = info(["final_return", "wall"])
     two["trials"] = [{**one, "values": one["values"] and [*one["values"], 1.0]} for one in two["trials"]]
     search = read_search(two)
     assert search is not None
-    assert len(charts(search, "history")) == 2
     (sentence,) = verdict(search)
     assert "final_return, wall" in sentence
+    page = page_of(tmp_path, two)
+    assert len([chart for chart in page.charts if "second" in chart["axes"]]) == 1
 
 
 @pytest.mark.parametrize(("default", "overlaps"), [([60.0, 160.0, 200.0], True), ([10.0, 20.0, 30.0], False)])
 def test_a_better_mean_whose_interval_overlaps_the_defaults_is_said_to_be_undecided(
     default: list[float], overlaps: bool
 ) -> None:
-    won = {**candidate(3, 165.0), "values": [[150.0], [165.0], [180.0]]}
-    usual = {**candidate(None, sum(default) / 3), "values": [[value] for value in default]}
-    text = " ".join(verdict(result(confirm={"winner": 3, "held": True, "candidates": [won, usual]})))
+    chosen = [candidate(3, 150.0, 165.0, 180.0), candidate(None, *default)]
+    text = " ".join(verdict(result(confirm={"winner": 3, "held": True, "candidates": chosen})))
     assert ("search.confirm.sessions" in text) == overlaps, "which tells what to raise"
 
 
-def test_it_says_whether_the_winner_held_and_gives_the_command() -> None:
+def test_it_says_whether_the_winner_held_and_gives_the_command(tmp_path: Path) -> None:
     chosen = [candidate(17, 5.0), candidate(3, 9.0), candidate(None, 10.0)]
     confirm = {"winner": 3, "held": False, "candidates": chosen}
-    found = blocks(result(confirm=confirm, best={"command": "labrl agent.lr=1"}), "best")
-    text = next(one.text for one in found if isinstance(one, Note))
-    assert re.findall(r"\b(?:9|10|5)\b", text) == ["9", "10", "5"]
-    assert next(one.text for one in found if isinstance(one, Command)) == "labrl agent.lr=1"
-    (table,) = [one for one in found if isinstance(one, Table)]
-    assert table.marked == {1}
+    page = page_of(tmp_path, info(confirm=confirm, best={"command": "labrl agent.lr=1"}))
+    (best,) = re.findall(r'<section id="best">(.*?)</section>', page.source, re.DOTALL)
+    assert re.findall(r"\b(?:9|10|5)\b", best.partition("</p>")[0]) == ["9", "10", "5"]
+    assert "<pre>labrl agent.lr=1</pre>" in best
+    assert [row[0] for row in page.table("best")[1:]] == ["trial 17", "trial 3", "the default"]
+    assert re.findall(r'<tr class="marked"><td[^>]*>(.*?)</td>', best) == ["trial 3"]
 
 
 def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_lucky(tmp_path: Path) -> None:
@@ -142,10 +161,9 @@ def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_luck
     for name, to, seeds in (("0", 109.4, 1), ("1", 90.0, 1), ("confirm_trial_0_0", 101.3, 3)):
         write_run(tmp_path / name, [rising(to)] * seeds)
     write_run(tmp_path / "confirm_default_0", [rising(95.0)])
-    searched = {"trial": 0, "searched": [109.4], "mean": 101.3, "values": [[100.3], [101.3], [102.3]]}
-    default = {"trial": None, "searched": None, "mean": 95.0, "values": [[94.0], [95.0], [96.0]]}
-    chosen = [{**searched, "folders": ["confirm_trial_0_0"]}, {**default, "folders": ["confirm_default_0"]}]
-    facts = info(confirm={"winner": 0, "held": True, "candidates": chosen})["search"]
+    searched = {**candidate(0, 100.3, 101.3, 102.3), "searched": [109.4], "folders": ["confirm_trial_0_0"]}
+    default = {**candidate(None, 94.0, 95.0, 96.0), "folders": ["confirm_default_0"]}
+    facts = info(confirm={"winner": 0, "held": True, "candidates": [searched, default]})["search"]
     entry = {"status": "finished", "state": "complete", "params": {}}
     ended = [{**entry, "number": n, "folder": str(n), "values": [v]} for n, v in enumerate((109.4, 90.0))]
     write_json(tmp_path / EXPERIMENT_MARKER, {"kind": "search", "search": facts, "trials": ended})
@@ -153,24 +171,19 @@ def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_luck
     assert built.verdict.index("101.3") < built.verdict.index("95 on") < built.verdict.index("109.4")
     assert built.statistics["search"]["frames"] == {"search": 2000, "confirmation": 4000}
     best, other = built.statistics["search"]["confirmed"]
-    assert (best["trial"], best["mean"], best["seeds"], best["searched"]) == (0, 101.3, 3, 109.4)
+    assert (best["trial"], best["mean"], best["seeds"], best["searched"]) == (
+        0,
+        pytest.approx(101.3),
+        3,
+        109.4,
+    )
     assert best["low"] < 101.3 < best["high"]
     assert (other["trial"], other["mean"]) == (None, 95.0)
     assert json.loads((tmp_path / "statistics.json").read_text())["search"] == built.statistics["search"]
+    fresh = ReportPage(built.path).chart("Return on fresh seeds")
+    assert [line["name"] for line in fresh["lines"]] == ["trial 0", "the default"]
 
 
-def test_a_search_that_was_not_confirmed_calls_its_best_value_lucky() -> None:
-    (note,) = [one for one in blocks(result(), "best") if isinstance(one, Note)]
-    assert re.search(r"\b15 trials\b", note.text), "of so many it is the best"
-
-
-def test_a_report_with_these_sections_renders_and_escapes(tmp_path: Path) -> None:
-    two = info(["final_return", "wall"])
-    for trial in two["trials"]:
-        trial["values"] = trial["values"] and [*trial["values"], 1.0]
-    search = read_search(two)
-    assert search is not None
-    sections: list[Section] = search_sections(search, tmp_path)
-    page = render(Report("Search", "", "finished", "", [], [], sections), tmp_path)
-    assert "out of &lt;luck&gt;" in page
-    assert "<luck>" not in page
+def test_a_search_that_was_not_confirmed_calls_its_best_value_lucky(page: ReportPage) -> None:
+    (best,) = re.findall(r'<section id="best">(.*?)</section>', page.source, re.DOTALL)
+    assert re.search(r"\b15 trials\b", best), "of so many it is the best"

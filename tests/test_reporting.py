@@ -67,7 +67,7 @@ def test_an_experiment_gets_one_unless_no_trial_wants_it(
 
 
 class Process:
-    """What `subprocess.Popen` gives, with an end of one's choice."""
+    """Replaces `subprocess.Popen`, with a chosen end."""
 
     def __init__(self, returncode: int = 0, error: BaseException | None = None, said: str = "") -> None:
         self.returncode, self.error, self.said, self.killed = returncode, error, said, False

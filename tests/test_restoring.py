@@ -25,8 +25,8 @@ from test_callbacks_tensorboard import scalars
 import labrl.agents
 import labrl.agents.transforms
 import labrl.session.callbacks
+from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
-from labrl.config.folder import config_folder
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.session.callbacks import Callback
@@ -45,7 +45,7 @@ OPTIONS = {
 SHORT = ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
 SHORT += ["meta.rigorous_eval=1"]
 STOP = 164
-"""In the middle of a rollout, and of a run."""
+"""Frame in the middle of a rollout, and of a run."""
 
 
 class Watch(Callback):
@@ -91,7 +91,7 @@ def gone_on(folder: Path, config: TrialConfig, forget: str | None = None) -> Non
 
 
 def future(folder: Path) -> dict[str, Any]:
-    """All that can be seen of a run, times aside."""
+    """Return all that can be seen of a run, times aside."""
     session = folder / "session_0"
     best = CheckpointStore(session / "checkpoints", 1).best()
     points = scalars(session / "tensorboard") if (session / "tensorboard").exists() else {}
@@ -108,7 +108,7 @@ def future(folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def unbroken_future(words: tuple[str, ...]) -> dict[str, Any]:
-    """Of the run of `words` from beginning to end; several tests compare with the same."""
+    """Return the future of an unbroken run of `words`; several tests compare with the same."""
     with tempfile.TemporaryDirectory() as folder:
         session_in(Path(folder) / "run", resolve(compose(list(words)))).run()
         return future(Path(folder) / "run")
@@ -117,7 +117,7 @@ def unbroken_future(words: tuple[str, ...]) -> dict[str, Any]:
 def changed_futures(
     folder: Path, words: list[str], frame: int = STOP, forget: str | None = None
 ) -> list[str]:
-    """What differs between the unbroken run of `words` and one that was broken off at `frame`."""
+    """Return what differs between the unbroken run of `words` and one that was interrupted at `frame`."""
     config = resolve(compose(words))
     broken_off(folder / "run", config, frame)
     gone_on(folder / "run", config, forget)
@@ -160,7 +160,7 @@ def chosen(agent: str) -> set[str]:
 
 
 SOURCES = {"agent/offline=run", "agent/offline=minari"}
-"""What needs a run or a dataset: test_offline.py."""
+"""Options that need a run or a dataset: test_offline.py tests them."""
 
 
 @pytest.mark.parametrize("option", sorted(OPTIONS.difference(SOURCES, *map(chosen, AGENTS))))
@@ -169,7 +169,7 @@ def test_every_other_part_of_an_agent_goes_on_exactly(option: str, tmp_path: Pat
 
 
 WITH = {"agent/optimizer=torch": ["agent.optimizer.name=AdamW"]}
-"""What else is to be said for an option."""
+"""Further overrides that an option needs."""
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def test_extended_it_equals_the_run_that_had_the_larger_budget_from_the_beginnin
 
 
 def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
-    """With this seed the score at frame 2,000, the first end, is above those at multiples of 900."""
+    """The score at frame 2,000, the first end, is above those at multiples of 900 with this seed."""
     words = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]
     words += ["meta.rigorous_eval=1", "meta.eval_frequency=900", "meta.record_episodes=each"]
     words = [word for word in words if word != "seed=5"] + ["seed=0"]
@@ -147,7 +147,7 @@ def test_interrupted_again_and_again_it_ends_as_the_unbroken_one(unbroken: Path,
 
 
 def test_killed_before_the_first_checkpoint_it_starts_from_the_beginning(unbroken: Path) -> None:
-    """What a kill leaves then: the configuration, perhaps rows, and no state."""
+    """The kill leaves the configuration, perhaps rows, and no state."""
     assert main([*PPO, TENSORBOARD, "env.max_frame=400", "hydra.run.dir=run"]) == 0
     for checkpoint in Path("run/session_0/checkpoints").iterdir():
         for file in checkpoint.iterdir():

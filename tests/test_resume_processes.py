@@ -32,7 +32,7 @@ def content(folder: Path) -> dict[Path, bytes]:
 def test_only_what_is_missing_is_run_and_all_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two sessions one had finished when a kill came; later a third one is added."""
+    """One of two sessions has finished when a kill comes; later a third one is added."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main([*QUICK, "meta.max_session=2", f"hydra.run.dir={whole}"]) == 0
     shutil.copytree(whole, run)

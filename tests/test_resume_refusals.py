@@ -1,4 +1,4 @@
-"""What would make a past that never was is refused with the way out, and leaves the run as it is."""
+"""Edits that contradict the past are refused with the way out, and leave the run unchanged."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ def play(rollout: Rollout, steps: int, seed: int = 0, begin: int = 0) -> list[di
         rollout.add_choice(*row.values(), state)
         over = terminated | truncated
         step = Step(seen, final, row["value"], terminated, truncated, over, next_mask=row["mask"])
-        rollout.add_cuts(step, final, after)
-        rollout.add_outcome(step.reward, terminated, over)
+        rollout.add_outcome(step, state=after)
         cut = truncated & ~terminated
         told.append({**row, "state": state, "over": over, "cut": final[cut], "cut_state": after[cut]})
     return told

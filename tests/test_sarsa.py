@@ -83,7 +83,7 @@ def test_targets_are_lambda_returns_with_the_actions_that_were_taken(
     "words", [("agent.expected=true", "agent.trace_decay=0"), ("agent.trace_decay=0.9",)], ids=str
 )
 def test_values_become_those_of_the_policy_that_acts(words: tuple[str, ...]) -> None:
-    """Of chance alone: known in closed form, and far from the best ones."""
+    """The values of the random policy are known in closed form, and far from the best ones."""
     decaying = "agent.lr={kind: linear, start: 1e-2, end: 1e-4, horizon: 7000}"
     words = (
         *words,

@@ -162,7 +162,7 @@ PIECES = "{kind: piecewise, points: [[0, 1e-3], [1000, 0]]}"
 
 
 def composed(*words: str, config_dir: Path | None = None) -> Any:
-    """What `labrl <words>` records as agent.lr. The budget is 100000 frames."""
+    """Return what `labrl <words>` records as agent.lr. The budget is 100000 frames."""
     plain = to_plain(compose(["env.max_frame=100000", *words], config_dir))
     resolve(plain)
     return plain["agent"]["lr"]

@@ -182,7 +182,7 @@ def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Pat
     assert to_plain(compose(["experiment=best", "agent.lr=1"], tmp_path))["agent"]["lr"] == 1
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "search.md").read_text().replace("\\\n", " ")
+PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "search.md").read_text().replace("\\\n", " ")
 COMMANDS = re.findall(r"^    (labrl -m hydra/sweeper=optuna .*)$", PAGE, re.MULTILINE)
 
 

@@ -16,27 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command, start_labrl
 from search_cases import WORDS
 
 from labrl.cli import main
 
-COMMAND = [sys.executable, "-m", "labrl", "-m", "hydra/sweeper=optuna", *WORDS]
+COMMAND = ["-m", "hydra/sweeper=optuna", *WORDS]
 
 
-def start(home: Path, *words: str) -> subprocess.Popen[str]:
+def start(home: Path, *words: str) -> Command:
     """A search in the folder `home`, in a process group of its own."""
-    return subprocess.Popen(
-        [*COMMAND, f"hydra.sweep.dir={home}", *words],
-        cwd=home.parent,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    return start_labrl(*COMMAND, f"hydra.sweep.dir={home}", *words, cwd=home.parent)
 
 
-def ended(process: subprocess.Popen[str]) -> str:
-    """What it printed; it has to have come to a good end."""
+def ended(process: Command) -> str:
+    """Return what a process printed; it must have succeeded."""
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     return output
@@ -57,7 +51,7 @@ def evaluations(home: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in files)
 
 
-def kill_after(process: subprocess.Popen[str], home: Path, rows: int, whole_group: bool) -> None:
+def kill_after(process: Command, home: Path, rows: int, whole_group: bool) -> None:
     """kill -9, the command alone or its workers too, once `rows` more evaluations are there."""
     until = evaluations(home) + rows
     while evaluations(home) < until and process.poll() is None:
@@ -69,7 +63,7 @@ def kill_after(process: subprocess.Popen[str], home: Path, rows: int, whole_grou
 
 def kill_and_compare(folder: Path, kills: int, total: int) -> None:
     words = (f"meta.max_trial={total}", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.n_startup_trials=2")
-    whole = [*COMMAND[3:], *words, f"hydra.sweep.dir={folder / 'whole'}", "hydra/launcher=basic"]
+    whole = [*COMMAND, *words, f"hydra.sweep.dir={folder / 'whole'}", "hydra/launcher=basic"]
     assert main(whole) == 0
     broken = folder / "broken"
     chance = random.Random(kills)
@@ -125,7 +119,7 @@ def test_two_machines_give_each_of_many_short_trials_once(tmp_path: Path, kind: 
 
 
 def postgresql_programs() -> Path | None:
-    """Where Debian or the path has them."""
+    """Return the folder of PostgreSQL's programs, as on Debian or on the path."""
     found = shutil.which("initdb")
     places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     return next((place for place in reversed(places) if (place / "initdb").exists()), None)

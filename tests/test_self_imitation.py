@@ -124,7 +124,7 @@ class Lock:
 
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
 def test_a_rare_success_is_repeated_which_the_agent_without_it_forgets(name: str) -> None:
-    """By chance the lock opens once in 729 episodes; the best policy opens it in each."""
+    """The lock opens by chance once in 729 episodes; the best policy opens it in each."""
     words = ("agent.horizon=16", "agent.lr=3e-3", "agent.gamma=0.95", "agent.entropy_coef=0.01", SMALL)
     own = ("agent.batch_size=64", "agent.epochs=1") if name == "ppo" else ("agent/optimizer=adam",)
     imitation = ("agent.self_imitation.batch_size=64", "agent.self_imitation.updates=4")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from options import options
 from refusals import refused
-from replay_cases import ACTIONS, DISCOUNT, STACK, VECTOR, NaiveReplay, World
+from replay_cases import ACTIONS, DISCOUNT, STACK, VECTOR, NaiveReplay, World, saved
 
 from labrl.memory.sequences import SequenceReplay, SequenceReplayConfig, SequenceSample
 from labrl.workspace import Workspace
@@ -143,7 +143,7 @@ def test_a_restored_memory_gives_the_same_samples_from_then_on(mapped: bool, tmp
     memory, world = sequences(STACK, **options), World(STACK, ENVS, seed=4)
     naive = NaiveReplay(STACK, ENVS, 60, 3)
     over = fill(memory, world, naive, 47)
-    state, futures = memory.state_dict(), []
+    state, futures = saved(memory)[0], []
     further = list(world.steps(9))
     for before, action, step in further:
         naive.add(before, action, step)

@@ -37,7 +37,7 @@ WATCHED = {"wall", "fps"}
 
 
 class EndsBadlyError(Exception):
-    """What a callback raises at the end of a session."""
+    """Raised by a callback at the end of a session."""
 
 
 def config_of(overrides: list[str]) -> TrialConfig:

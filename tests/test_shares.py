@@ -15,7 +15,7 @@ from labrl.trial.devices import NUM_CPUS, available_cpus, machine_cpus, threads_
 
 
 def shares(machine: Machine, need: Need) -> list[Share]:
-    """All that a machine can give to trials of one kind."""
+    """Return all slots that a machine can give to trials of one kind."""
     given = []
     while share := machine.take(need):
         given.append(share)

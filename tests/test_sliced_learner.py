@@ -21,6 +21,7 @@ from learner_cases import (
     mean_loss,
     reference,
     updated,
+    without_amx,  # noqa: F401
 )
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -29,13 +30,14 @@ from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner, make_learner
 from labrl.networks.spaces import Spaces
 
+pytestmark = pytest.mark.usefixtures("without_amx")
 SPACES = Spaces(gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), gym.spaces.Discrete(2), 4)
 ROWS = Rows(
     torch.randn(31, 3, 6, 6, generator=torch.Generator().manual_seed(1)),
     torch.randn(31, 2, generator=torch.Generator().manual_seed(2)),
 )
 SEEN: list[tuple[int, str, bool, int]] = []
-"""For each call of a network: rows, name of the thread, whether it is in training mode, torch's threads."""
+"""Calls of a network: rows, name of the thread, whether it is in training mode, torch's threads."""
 BF16 = compute(2, torch.bfloat16)
 
 

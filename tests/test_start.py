@@ -14,7 +14,7 @@ import pytest
 
 import labrl.cli
 import labrl.start
-from labrl.config.folder import config_folder
+from labrl.config import config_folder
 from labrl.errors import INTERRUPTED
 
 SCRIPTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
@@ -88,7 +88,7 @@ def test_a_signal_before_the_first_frame_leaves_a_run_that_can_be_resumed(tmp_pa
 
 
 def test_each_command_hands_back_the_exit_code_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = ("main", "list_envs", "send_to_wandb", "list_runs", "replay", "report")
+    functions = ("main", "list_envs", "send_to_wandb", "list_runs", "replay", "report", "export_policy")
     for code, function in enumerate(functions):
         monkeypatch.setattr(labrl.cli, function, lambda code=code: code)
     before = signal.getsignal(signal.SIGINT)
@@ -193,12 +193,12 @@ def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
 
 OUTLINED = """
 import json, sys
-from labrl.config.compose import check_values, compose, to_plain
+from labrl.config.compose import check_values, compose
 for words in json.loads(sys.argv[1]):
-    check_values(to_plain(compose(words)), {})
+    check_values(compose(words))
     assert "torch" not in sys.modules, words
 sgd = ["agent/optimizer=torch", "agent.optimizer.name=SGD", "+agent.optimizer.options.momentum=0.9"]
-check_values(to_plain(compose(sgd)), {})
+check_values(compose(sgd))
 """
 
 

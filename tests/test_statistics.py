@@ -1,4 +1,4 @@
-"""What a trial, a group and a comparison are said to be, whatever their sessions went through."""
+"""Statistics of trials, groups and comparisons, whatever happened to their sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(config: dict[str, Any], mean: float) -> None:
-    """As if the random policy had been measured in the environment of `config`."""
+    """Write a measurement of the random policy in the environment of `config`."""
     path = baseline_path(config["env"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"mean": mean, "std": 1.0, "episodes": 100}))
@@ -298,7 +298,7 @@ def test_both_files_are_written_into_a_run_folder_and_into_one_of_several(tmp_pa
 
 
 def test_the_page_defines_every_measure() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "explanation" / "statistics.md").read_text()
     missing = [name for name in (*MEASURES, "consistency") if name != "fps" and f"`{name}`" not in page]
     assert missing == []
 

@@ -168,7 +168,7 @@ def test_what_one_damaged_file_has_lost_another_one_tells(tmp_path: Path, conten
         path.write_text(text)
     for path in before:
         damage(path)
-    run.session(0)
+    run.session(0).log.touch()
     for read, name in ((read_command, "overrides.yaml"), (recorded_config, "config.yaml")):
         with damaged(run.path / name) as error:
             read(run)

@@ -78,14 +78,6 @@ def test_a_new_key_becomes_a_column_and_loses_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_a_new_key_is_an_error_where_the_table_is_strict(tmp_path: Path) -> None:
-    table = CsvTable(tmp_path / "t.csv", strict=True)
-    table.append({"frame": 1})
-    with pytest.raises(KeyError, match="kl"):
-        table.append({"frame": 2, "kl": 0.1})
-    assert table.read_rows() == [{"frame": 1}]
-
-
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=20).map(sorted), st.integers(0, 110))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_is_cut_back_to_a_frame(tmp_path: Path, frames: list[int], cut: int) -> None:

@@ -13,7 +13,7 @@ SIZES = st.one_of(st.integers(1, 40), st.integers(WIDTH**2 - 2, WIDTH**2 + 2), s
 
 
 def numbers(size: int, seed: int, zeros: float = 0.3) -> np.ndarray:
-    """Of very different size, many of them 0."""
+    """Return numbers of very different size, many of them 0."""
     rng = np.random.default_rng(seed)
     values = rng.random(size) ** 8 * 10.0 ** rng.integers(-6, 4, size)
     values[rng.random(size) < zeros] = 0

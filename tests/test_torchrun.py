@@ -61,7 +61,7 @@ def saved_once(run: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def remembered(folder: Path) -> list[Any]:
-    """What the newest checkpoint holds of the ranks from 1."""
+    """Return the state of the ranks from 1 in the newest checkpoint."""
     checkpoint = CheckpointStore(folder / "session_0" / "checkpoints", keep_last=1).latest()
     assert checkpoint is not None
     return checkpoint.state["ranks"]
@@ -136,7 +136,7 @@ def test_a_process_of_its_own_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa", "pqn", "dqn", "td3", "sac"])
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa", "pqn", "dqn", "td3", "sac", "tqc"])
 def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp_path: Path) -> None:
     env = "pendulum" if agent == "td3" else "cartpole"
     words = [*small(agent, env), "meta.report=false", "env.num_envs=4"]

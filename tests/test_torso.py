@@ -15,14 +15,13 @@ from refusals import refused
 from torch import nn
 
 from labrl.config.component import Component
+from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe
 from labrl.networks.batch_renorm import RenormalizedCNN
-from labrl.networks.building import build_torso, check_torso, identity
 from labrl.networks.impala import ImpalaCNN, Residual
 from labrl.networks.layers import Activation, Initialization
-from labrl.networks.preprocessing import SideBySide
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import MLP, MLPConfig, NatureCNN
+from labrl.networks.spaces import SideBySide, Spaces
+from labrl.networks.torso import MLP, MLPConfig, NatureCNN, build_torso, check_torso
 from labrl.observations import array_dtype
 
 TORSO = "agent.network.torso"
@@ -112,7 +111,7 @@ def test_bytes_are_read_as_shares_of_the_range_of_their_space(
     usual = cls(config, spaces.Box(0, 255, shape, np.uint8))
     shares = np.where(low == high, 0, ends * 255).astype(np.uint8)
     found, expected = (
-        module.eval()(torch.as_tensor(getattr(module, "layout", identity)(each)))
+        module.eval()(torch.as_tensor(getattr(module, "layout", np.asarray)(each)))
         for module, each in ((network, seen), (usual, shares))
     )
     torch.testing.assert_close(found, expected)
@@ -266,7 +265,7 @@ def test_layers_can_be_normalized() -> None:
 def test_a_residual_network_without_sections_is_refused() -> None:
     node = component(TORSO, "agent/network=impala_cnn").plain()
     with refused("range", f"{TORSO}.channels"):
-        Component.parse({**node, "channels": []}, TORSO)
+        dataclass_of(Component, {**node, "channels": []}, TORSO)
 
 
 def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command, start_labrl
 
 from labrl.processes import SIGNALS
 
@@ -22,20 +21,13 @@ ENDLESS += ["meta.report=false", "meta.videos=false"]
 
 
 @contextmanager
-def labrl(folder: Path, *words: str, path: Path = Path()) -> Iterator[subprocess.Popen[str]]:
+def labrl(folder: Path, *words: str, path: Path = Path()) -> Iterator[Command]:
     """The command in a process group of its own, as a terminal starts it; path: of modules of one's own."""
     for number in SIGNALS:
         if signal.getsignal(number) == signal.SIG_IGN:  # by nohup, or a script's `&`, which labrl heeds
             signal.signal(number, signal.SIG_DFL)
-    command = [sys.executable, "-m", "labrl", f"hydra.run.dir={folder}", *words]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])},
-    )
+    found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
+    process = start_labrl(f"hydra.run.dir={folder}", *words, env={**os.environ, "PYTHONPATH": found})
     try:
         yield process
     finally:
@@ -44,7 +36,7 @@ def labrl(folder: Path, *words: str, path: Path = Path()) -> Iterator[subprocess
         process.wait()
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], Any], process: Command) -> None:
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
@@ -57,7 +49,7 @@ def frame(folder: Path, index: int) -> int:
         return 0
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
+def children(process: Command) -> list[int]:
     """Sessions of the trial, in order; all are children of the process that they are forked from."""
 
     def of(pid: int) -> list[int]:

@@ -33,8 +33,13 @@ from labrl.agents.parts.action_values import (
 from labrl.agents.sac import soft_policy, soft_value
 from labrl.agents.sac import squared_errors as half_squared_errors
 from labrl.agents.td3 import squared_errors
+from labrl.agents.tqc import quantile_losses
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.actor_critics import critics_gradient, tanh_gradient
+from labrl.learning.kernels.actor_critics import (
+    critics_gradient,
+    quantile_critics_gradient,
+    tanh_gradient,
+)
 from labrl.learning.kernels.value_losses import best, returns_gradient, td_gradient
 
 ROWS, ACTIONS, SEEDS = st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**16)
@@ -154,6 +159,28 @@ def test_the_loss_of_critics(rows: int, critics: int, actions: int, half: bool, 
 
 
 @settings(max_examples=40, deadline=None)
+@given(ROWS, st.integers(1, 3), st.integers(1, 5), st.sampled_from([0.3, 1.0, 30.0]), SEEDS)
+def test_the_loss_of_quantile_critics(
+    rows: int, critics: int, quantiles: int, scale: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.float32(scale) * rng.standard_normal((critics, rows, quantiles), np.float32)
+    target = np.sort(np.float32(scale) * rng.standard_normal((rows, 7), np.float32))
+    target[0] = values[0, 0, 0]  # samples that a quantile meets exactly
+    weight = np.where(rng.random(rows) < 0.3, 0, rng.random(rows)).astype(np.float32)
+    statistics, gradient = quantile_critics_gradient(values, target, weight)
+    outputs = double(values)
+    losses = quantile_losses(outputs, double(target).detach(), double(weight).detach())
+    losses.mean().backward()
+    assert outputs.grad is not None
+    assert_near(gradient, outputs.grad, scale=1 / rows)
+    error = (outputs.mean(2) - torch.from_numpy(target).mean(1)).abs().mean(0)
+    assert_near(
+        statistics, torch.cat([torch.stack([losses, error]), outputs.mean(2)]), scale=scale * rows**0.5
+    )
+
+
+@settings(max_examples=40, deadline=None)
 @given(ROWS, st.integers(1, 3), st.integers(1, 3), st.floats(0, 2), st.sampled_from([1.0, 12.0]), SEEDS)
 def test_the_loss_of_a_soft_policy_over_a_box(
     rows: int, size: int, critics: int, temperature: float, wide: float, seed: int
@@ -241,7 +268,10 @@ def weights(agent: Any) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(("name", "action"), [("sac", BOX), ("td3", BOX), ("ddpg", BOX), ("sac", CHOICE)])
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [("sac", BOX), ("tqc", BOX), ("td3", BOX), ("td3_bc", BOX), ("ddpg", BOX), ("sac", CHOICE)],
+)
 def test_weights_of_an_actor_critic_after_100_updates_are_those_of_autograd(
     name: str, action: gym.Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:

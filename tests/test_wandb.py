@@ -53,7 +53,7 @@ class Trial:
         (self.session.checkpoints / f"frame_{frame:012d}").mkdir(parents=True)
 
     def go_back(self, frame: int) -> None:
-        """As a resume from the checkpoint at `frame` does."""
+        """Go back as a resume from the checkpoint at `frame` does."""
         for path in (self.session.train_csv, self.session.eval_csv):
             CsvTable(path).truncate_after(frame)
 
@@ -68,18 +68,18 @@ class Trial:
 
     @property
     def steps(self) -> list[list[int]]:
-        """Of each of W&B's logs."""
+        """Return the steps of each of W&B's logs."""
         return [told(log).steps for log in logs(self.session.path)]
 
 
 def killed(session: WandbSession) -> None:
-    """As a kill leaves it: with what it had sent, and without a word on how it ended."""
+    """Leave the session as a kill does: with what was sent, and without a status."""
     session._wandb.finish(exit_code=1)
     wandb.teardown()
 
 
 def finished(session: WandbSession, report: Path | None = None) -> None:
-    """As its process ends it: only now the log has been written to its end."""
+    """End the session as its process does, which completes the log."""
     session.finish(report)
     wandb.teardown()
 

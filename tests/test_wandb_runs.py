@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import start_labrl
 from exact_cases import differences
 from refusals import refused
 from wandb_cases import API_KEY, Server, logs, shown, tables, told
@@ -36,11 +37,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_wandb(tmp_path: Path) -> None:
     run, without = tmp_path / "run", tmp_path / "without"
     words = [*ENDLESS, *QUIET]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "labrl", *words, "wandb=offline", f"hydra.run.dir={run}"],
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = start_labrl(*words, "wandb=offline", f"hydra.run.dir={run}", output=False)
     try:
         until = time.monotonic() + 600
         while not (reached := shown_so_far(run)) > 0:

@@ -106,7 +106,7 @@ WRONG = {
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Mistake, ...]]:
-    """What `labrl <line>`, which is wrong, gives as its mistakes."""
+    """Return the mistakes of `labrl <line>`, which is wrong."""
     monkeypatch.chdir(tmp_path)
     errors: list[LabrlError] = []
     refused = labrl.experiment.job.refused
@@ -259,6 +259,8 @@ def test_every_answer_is_a_key_of_some_configuration() -> None:
         "rainbow pong",
         "a2c cartpole",
         "c51 cartpole",
+        "tqc pendulum",
+        "iql pendulum",
     ]
     words = [[f"agent={agent}", f"env={env}"] for agent, env in map(str.split, pairs)]
     words.append(["agent/network=mlp"])

@@ -1,4 +1,4 @@
-"""What W&B was told: by a reader of its transaction logs, and by a server that stands in for theirs."""
+"""Data that W&B received, by a reader of its transaction logs and by a local server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ API_KEY = "k" * 40
 
 
 def crc32(content: bytes) -> int:
-    """Of a record as W&B masks it: of its kind and its bytes."""
+    """Return the checksum of a record as W&B masks it, over its kind and its bytes."""
     return zlib.crc32(content)
 
 
@@ -49,7 +49,7 @@ def records(log: Path) -> Iterator[Any]:
 
 @dataclass
 class Told:
-    """What one log says."""
+    """The content of one log."""
 
     run: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -97,7 +97,7 @@ def logs(session: Path) -> list[Path]:
 
 
 def tables(session: Path) -> list[tuple[int, dict[str, float]]]:
-    """What both tables hold, by frame, as W&B is to show it."""
+    """Return both tables by frame, as W&B must show them."""
     from exact_cases import rows
 
     merged: dict[int, dict[str, float]] = {}
@@ -156,7 +156,7 @@ class Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes W&B's client speak to this server."""
+        """Return the environment variables that point W&B's client to this server."""
         url = f"http://127.0.0.1:{self._http.server_port}"
         return {"WANDB_BASE_URL": url, "WANDB_API_KEY": API_KEY}
 

@@ -1,16 +1,15 @@
 """REINFORCE with a learned baseline (Sutton & Barto, 2018, section 13.4): an agent of one's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from labrl.agents.agent import Agent, Observation, Traits
-from labrl.agents.parts.policy import Policy, PolicyConfig, evaluated
+from labrl.agents.agent import Observation
+from labrl.agents.parts.policy import Policy, PolicyAgent, PolicyConfig, evaluated
 from labrl.config.types import PositiveInt
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.schedules import value_at
@@ -25,11 +24,10 @@ class BaselineReinforceConfig(PolicyConfig):
     """Whole episodes in one update, >= 1."""
 
 
-class BaselineReinforce(Agent):
+class BaselineReinforce(PolicyAgent):
     """Follows the mean of (G - V(s)) grad log pi(a|s) over whole episodes, and fits V to their returns G."""
 
     Config = BaselineReinforceConfig
-    TRAITS = Traits(masks=True)
 
     def __init__(self, config: BaselineReinforceConfig, *, spaces: Any, clock: Any, **runtime: Any) -> None:
         self.config, self.clock = config, clock
@@ -59,19 +57,3 @@ class BaselineReinforce(Agent):
         policy = -(minibatch.advantage * log_prob).mean()
         error = 0.5 * (minibatch.value_target - value).square().mean()
         return policy + error, torch.stack([policy, error]).detach()
-
-    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        return self.policy.evaluation_action(observation, generator)
-
-    def metrics(self) -> dict[str, float]:
-        return self.policy.metrics()
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {"actor_critic": self.policy.network}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self.policy.state_dict(), "rollout": self.rollout.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.policy.load_state_dict(state)
-        self.rollout.load_state_dict(state["rollout"])

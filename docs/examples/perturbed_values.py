@@ -12,13 +12,6 @@ class PerturbedValues(Exploration):
     def __init__(self, std: float) -> None:
         self._std = std
 
-    def choose(
-        self,
-        values: Values,
-        shape: tuple[int, int],
-        frame: int,
-        generator: np.random.Generator,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.int64]:
+    def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Choose for each environment. [num_envs]"""
-        return (values() + self._std * generator.normal(size=shape)).argmax(1)
+        return (values.compute() + self._std * generator.normal(size=values.shape)).argmax(1)

@@ -7,17 +7,37 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from labrl.analysis.runs import Run
+    from labrl.trial.loading import Evaluation, LoadedPolicy
     from labrl.trial.result import TrialError, TrialResult
 
-__all__ = ["TrialError", "TrialResult", "train"]
+__all__ = [
+    "Evaluation",
+    "LoadedPolicy",
+    "Run",
+    "TrialError",
+    "TrialResult",
+    "load",
+    "runs",
+    "train",
+]
+
+_HOMES = {
+    "Evaluation": "labrl.trial.loading",
+    "LoadedPolicy": "labrl.trial.loading",
+    "Run": "labrl.analysis.runs",
+    "TrialError": "labrl.trial.result",
+    "TrialResult": "labrl.trial.result",
+}
+"""The module of each class."""
 
 
 def __getattr__(name: str) -> object:
     """Import the classes of `__all__` when they are first used."""
-    if name in ("TrialError", "TrialResult"):
-        from labrl.trial import result
+    if name in _HOMES:
+        import importlib
 
-        return vars(result)[name]
+        return vars(importlib.import_module(_HOMES[name]))[name]
     raise AttributeError(f"module 'labrl' has no attribute {name!r}")
 
 
@@ -27,12 +47,12 @@ def train(
     *,
     raise_on_failure: bool = False,
 ) -> TrialResult:
-    """Run one trial, as `labrl <overrides>` does, and return what it handed back.
+    """Run one trial, as `labrl <overrides>` does, and return its result.
 
         result = labrl.train(["env=cartpole", "agent=ppo", "seed=7"])
         result.folder, result.exit_code
 
-    `+resume=...` and `+rerun=...` go back to a run as they do there. config_dir: a folder with
+    `+resume=...`, `+rerun=...` and `+fork=...` go back to a run as they do there. config_dir: a folder with
     configuration groups of your own, as --config-dir. raise_on_failure: raise a `labrl.TrialError`, which has
     the result as `result`, where a session fails or is interrupted; otherwise what failed is printed, and
     stands in `result.error`. Raises `labrl.errors.InputError` for wrong input, before anything is
@@ -55,7 +75,7 @@ def train(
             code="usage",
             key="labrl.train",
         )
-    from labrl.trial.resume import Again
+    from labrl.trial.resume import asked_for
     from labrl.trial.showing import enjoy_request
     from labrl.trial.torchrun import refuse_torchrun
 
@@ -67,12 +87,12 @@ def train(
             code="usage",
             key="+enjoy",
         )
-    again = Again.asked_for(words, config_dir=config_dir)
+    again = asked_for(words, config_dir)
     if again is not None:
         words, config_dir = again.words, config_dir or again.config_dir
     cfg = compose(words, config_dir, with_hydra=True)
     plain = to_plain(cfg)
-    config = resolve(plain, cfg)
+    config = resolve(cfg)
     # Imported late: help and completion must not wait for torch.
     from labrl.trial.fork_server import start_session_server
 
@@ -93,3 +113,49 @@ def train(
         raise TrialError(result)
     print_failures(result)
     return result
+
+
+def load(
+    run: str | os.PathLike[str], session: int | None = 0, checkpoint: str | int = "best"
+) -> LoadedPolicy:
+    """Load the policy of a run, to act with, to evaluate and to inspect.
+
+        policy = labrl.load("runs/mine")
+        env = policy.env()
+        observation, info = env.reset(seed=0)
+        action = policy.act(observation, greedy=True)
+        policy.evaluate(episodes=10).return_mean
+
+    run: a run folder, wherever it lies now, or `latest`; session: number of the session, None for the one
+    with the highest evaluation score; checkpoint: best, latest or a frame. A network or environment of your
+    own must be importable, or defined in the script or notebook. Raises `labrl.errors.InputError` where there
+    is no such run, session or checkpoint, or the checkpoint does not fit the configuration.
+    """
+    from labrl.processes import let_threads_sleep, name_user_and_home
+
+    let_threads_sleep()
+    name_user_and_home()
+    from labrl.trial.loading import load as load_policy
+
+    return load_policy(run, session, checkpoint)
+
+
+def runs(
+    places: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "runs", *filters: str
+) -> list[Run]:
+    """Return the runs in some folders, the oldest first, with their records.
+
+        for run in labrl.runs("runs", "env=pong", "status=finished"):
+            print(run.name, run.config["agent"]["lr"], run.table("eval"))
+
+    places: a run folder, a folder with runs below it, a glob, or several of these; filters: as `labrl-runs`
+    takes them. Raises `labrl.errors.InputError` where there is no run, or a filter can agree with none.
+    """
+    import os
+    from pathlib import Path
+
+    from labrl.analysis.filters import agreeing
+    from labrl.analysis.runs import find_runs
+
+    found = find_runs([places] if isinstance(places, str | os.PathLike) else places)
+    return agreeing(found, filters, Path())

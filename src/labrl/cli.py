@@ -72,7 +72,7 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
 
 
 def _check_here() -> None:
-    """Raises InputError where the working folder has been deleted."""
+    """Raise InputError where the working folder has been deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def _check_here() -> None:
 
 
 def _full_error() -> bool:
-    """Whether tracebacks are asked for."""
+    """Return whether tracebacks are asked for."""
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
@@ -92,15 +92,16 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from hydra._internal.utils import get_args
     from hydra.errors import HydraException
 
+    from labrl.config import config_folder
     from labrl.config.compose import explain, prepare
-    from labrl.config.folder import config_folder
-    from labrl.config.kinds import kinds_replace
+    from labrl.config.extensions import kinds_replace
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
     from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
     from labrl.script import begin
     from labrl.trial.completion import completions
+    from labrl.trial.fork import Fork
     from labrl.trial.past import is_hydras
-    from labrl.trial.resume import Again
+    from labrl.trial.resume import Again, asked_for
     from labrl.trial.showing import enjoy_request
 
     begin("labrl.cli.main")
@@ -126,12 +127,12 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
         with signals_raise():
             return enjoy(asked)
-    again: Again | ExperimentAgain | None = None
+    again: Again | Fork | ExperimentAgain | None = None
     if not words.help:
         if words.multirun:
             again = ExperimentAgain.asked_for(words.overrides)
         else:
-            again = Again.asked_for(words.overrides, config_dir=words.config_dir)
+            again = asked_for(words.overrides, words.config_dir)
     if again is not None:
         arguments = [word for word in arguments if word not in words.overrides] + again.words
         if again.config_dir and not words.config_dir:
@@ -175,7 +176,7 @@ def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
 
 def _print_presets(words: Namespace) -> int:
     """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
-    from labrl.config.applied_presets import applied_presets
+    from labrl.config.compose import applied_presets
     from labrl.trial.completion import TAKE_A_RUN
 
     past = [word.partition("=")[0] for word in words.overrides if word.startswith(TAKE_A_RUN)]
@@ -318,7 +319,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_statuses(filters: Sequence[str]) -> None:
-    """Raises InputError for a filter by a status that no run can have."""
+    """Raise InputError for a filter by a status that no run can have."""
     from fnmatch import fnmatch
     from typing import get_args
 
@@ -365,6 +366,47 @@ def replay(argv: Sequence[str] | None = None) -> int:
 
         with signals_raise():
             return replay_episode(request)
+
+    return _ended(parser.prog, command)
+
+
+def export_policy(argv: Sequence[str] | None = None) -> int:
+    """`labrl-export <run folder>`: the policy as a file that plays without labrl. Returns the exit code."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="labrl-export",
+        description="Write the policy of a run as a file that plays without labrl, with all that is done to "
+        "observations inside, and a JSON file that describes it. The file is checked against the policy.",
+    )
+    parser.add_argument("run", help="run folder, or latest")
+    parser.add_argument(
+        "--format", default="onnx", metavar="onnx|torch", help="an ONNX model, or a program of torch.export"
+    )
+    parser.add_argument(
+        "--session", type=int, metavar="N", help="number of the session; by default the best one"
+    )
+    parser.add_argument("--checkpoint", default="best", metavar="best|latest|FRAME", help="(default: best)")
+    head = parser.add_mutually_exclusive_group()
+    head.add_argument("--greedy", action="store_true", help="the best actions (default)")
+    head.add_argument("--sampled", action="store_true", help="actions drawn by the policy")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write; by default one in exports/ of the run folder"
+    )
+
+    def command() -> int:
+        words = parser.parse_args(argv)
+        from labrl.trial.export import export
+
+        with signals_raise():
+            done = export(words.run, words.format, words.session, words.checkpoint, words.sampled, words.out)
+        checked = done.facts["checked"]
+        print(
+            f"{os.path.relpath(done.path)}: {done.facts['head']} actions of session {done.facts['session']} "
+            f"at frame {done.facts['frame']:,}; largest difference from the policy on "
+            f"{checked['observations']} observations: {checked['largest_difference']:.1g} ({checked['by']})"
+        )
+        return DONE
 
     return _ended(parser.prog, command)
 

@@ -1,4 +1,4 @@
-"""What everything in a session is timed by."""
+"""The clock that times everything in a session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Clock:
     """Counts frames, episodes, optimizer updates and seconds of training.
 
     A frame is one agent step of one environment: a vector step of `num_envs` environments adds
-    `num_envs` frames. `wall` is seconds spent in training; it goes on where it was after a resume.
+    `num_envs` frames. `wall` is seconds spent in training; it continues after a resume.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Clock:
         self._last_tick_is_next = True
 
     def due(self, frequency: int) -> bool:
-        """Whether the last tick crossed a multiple of `frequency` frames, or ended the budget.
+        """Return whether the last tick crossed a multiple of `frequency` frames, or ended the budget.
 
         True exactly once for each multiple, whatever the number of frames in a tick, except that
         one tick across several multiples is due once. After the last tick everything is due.
@@ -78,9 +78,9 @@ class Clock:
         return self.crossed(frequency) or self.finished
 
     def crossed(self, frequency: int) -> bool:
-        """Whether the last tick crossed a multiple of `frequency` frames, wherever the budget ends.
+        """Return whether the last tick crossed a multiple of `frequency` frames, wherever the budget ends.
 
-        What changes what is learned asks this and not `due`: a run that goes on with a larger budget
+        What changes what is learned asks this and not `due`: a run that is extended to a larger budget
         must have had the same past as one that had it from the beginning.
         """
         return self.frame // frequency > self._previous_frame // frequency
@@ -118,7 +118,7 @@ class PhaseTimers:
         self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0}
         """Seconds by phase since the session began, those before a resume included."""
         self.now = time.perf_counter()
-        """When the last phase ended, by `time.perf_counter`."""
+        """The time at which the last phase ended, `time.perf_counter`."""
 
     def restart(self) -> None:
         """Time from now on; what passed since the last lap belongs to no phase."""

@@ -1,4 +1,4 @@
-"""Errors that are told to the person at the keyboard, and the exit codes of the commands.
+"""Errors that are shown to the user, and the exit codes of the commands.
 
 The command line prints the message of a `LabrlError` without a traceback. A program that calls labrl, and the
 tests, look at its class, its `code` and its `key`, never at the sentence.
@@ -33,12 +33,12 @@ Code = Literal[
     "environment",  # an environment failed while it was made or played
     "lost-process",  # a process that the run needs has died or hangs
 ]
-"""What kind of error it is. Each class below says which of them it has."""
+"""Kind of an error. Each class below says which kinds it has."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing that is wrong with the input."""
+    """One mistake in the input."""
 
     code: Code
     key: str | None
@@ -52,7 +52,7 @@ class LabrlError(Exception):
     codes: ClassVar[tuple[Code, ...]] = get_args(Code)
     """The codes that errors of this class can have; the first is the usual one."""
     exit_code: ClassVar[int] = FAILED
-    """What a command ends with that this error has stopped."""
+    """Exit code of a command that this error has stopped."""
 
     def __init__(self, message: str, *, code: Code | None = None, key: str | None = None) -> None:
         """message: what is wrong, with the key or file, what is allowed, and what to type.
@@ -63,11 +63,8 @@ class LabrlError(Exception):
         super().__init__(message)
         self.code: Code = code or self.codes[0]
         self.key = key
-
-    @property
-    def mistakes(self) -> tuple[Mistake, ...]:
+        self.mistakes: tuple[Mistake, ...] = (Mistake(self.code, key, message),)
         """Everything that is wrong; more than one where several values of a configuration are."""
-        return (Mistake(self.code, self.key, str(self)),)
 
 
 class InputError(LabrlError):
@@ -80,18 +77,11 @@ class InputError(LabrlError):
 
     @classmethod
     def of(cls, mistakes: Iterable[Mistake]) -> InputError:
-        """One error for several mistakes; its code and key are those of the first."""
+        """Return one error for several mistakes, with the code and the key of the first."""
         found = tuple(mistakes)
         error = cls("\n".join(one.message for one in found), code=found[0].code, key=found[0].key)
-        error._mistakes = found
+        error.mistakes = found
         return error
-
-    _mistakes: tuple[Mistake, ...] = ()
-
-    @property
-    def mistakes(self) -> tuple[Mistake, ...]:
-        """Everything that is wrong, a mistake for each wrong value."""
-        return self._mistakes or super().mistakes
 
 
 class DamagedFileError(LabrlError):

@@ -22,16 +22,16 @@ ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 
 
 class Goals(Protocol):
-    """What an environment would have given for goals that it did not have."""
+    """Rewards that an environment would have given for other goals."""
 
     def check(self) -> None:
-        """Raises InputError where it cannot say."""
+        """Raise InputError where it cannot say."""
 
     def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
-        """What reaching `achieved` gives where `desired` is the goal. [n, *goal] each -> [n]"""
+        """Return the reward of reaching `achieved` where `desired` is the goal. [n, *goal] each -> [n]"""
 
     def terminated(self, achieved: NDArray, desired: NDArray) -> NDArray[np.bool_] | None:
-        """Whether it ends the episode, [n]; None where the environment has no word on that."""
+        """Return whether it ends the episode, [n]; None where the environment has no word on that."""
 
 
 def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
@@ -59,7 +59,7 @@ def _unsupported(what: str) -> InputError:
 
 
 def array_dtype(space: gym.Space[Any]) -> np.dtype:
-    """Of an element of a space without nests: of a Dict, a field for each input in its order."""
+    """Return the dtype of an element of a flat space; of a Dict, with a field for each input in order."""
     if not isinstance(space, gym.spaces.Dict):
         return np.dtype(space.dtype)
     return np.dtype([(name, inner.dtype, inner.shape or ()) for name, inner in space.spaces.items()])
@@ -76,9 +76,24 @@ def places(space: gym.Space[Any]) -> list[tuple[str, tuple[Any, ...]]]:
 def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
     """A batch of `count` observations as Gymnasium nests them, as an array with fields. [count]"""
     array = np.empty(count, dtype)
-    for name, part in _parts(observation, ""):
+    for name, part in parts(observation):
         array[name] = part
     return array
+
+
+def parts(observation: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each input of an observation, or of a batch, as Gymnasium nests them, with its name.
+
+    name: of the observation itself, '' outside all others.
+    """
+    if isinstance(observation, Mapping):
+        for key, inner in observation.items():
+            yield from parts(inner, _below(name, key))
+    elif isinstance(observation, tuple):
+        for index, inner in enumerate(observation):
+            yield from parts(inner, _below(name, index))
+    else:
+        yield name, observation
 
 
 def copied(observation: Any) -> Any:
@@ -104,7 +119,7 @@ def not_finite(batch: NDArray) -> tuple[int, float] | None:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two observations, or nests of them, are equal bit for bit (NaN equals NaN)."""
+    """Return whether two observations, or nests of them, are equal bit for bit (NaN equals NaN)."""
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, tuple | list):
@@ -141,17 +156,6 @@ def _inputs(
             yield from _inputs(inner, _below(name, index), (*path, index))
     else:
         yield name, path, space
-
-
-def _parts(observation: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(observation, Mapping):
-        for key, inner in observation.items():
-            yield from _parts(inner, _below(name, key))
-    elif isinstance(observation, tuple):
-        for index, inner in enumerate(observation):
-            yield from _parts(inner, _below(name, index))
-    else:
-        yield name, observation
 
 
 def _below(name: str, key: Any) -> str:

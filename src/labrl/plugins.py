@@ -100,7 +100,7 @@ class OptunaSweeper(TrialSweeper):
 
         try:
             plain = to_plain(self.config)
-            check_values(plain, self.config)
+            check_values(self.config)
             check_ready_keys(plain, self.config.hydra.runtime.choices, arguments)
         except InputError as error:
             # The space may add what is missing, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.

@@ -61,7 +61,7 @@ def name_user_and_home() -> None:
 
 
 class Stopped(KeyboardInterrupt):
-    """What Ctrl-C raises, for the other SIGNALS."""
+    """Raised for the other SIGNALS, like KeyboardInterrupt for Ctrl-C."""
 
     exit_code = exit_code_of(None)
 
@@ -91,7 +91,7 @@ def signals_leave(told: str = "") -> Iterator[None]:
 
 
 before_leaving: list[Callable[[], None]] = []
-"""What is called before `signals_leave` ends the process."""
+"""Functions that are called before `signals_leave` ends the process."""
 
 
 @contextlib.contextmanager
@@ -119,7 +119,7 @@ def signals_raise() -> Iterator[None]:
         nonlocal came
         came = False
         signal.signal(signal.SIGALRM, before)
-        signal.raise_signal(number)  # for whoever handles it by now
+        signal.raise_signal(number)  # for its present handler
 
     with _handling(handle):
         yield
@@ -200,7 +200,7 @@ def signals_wait_in_children() -> Iterator[None]:
 def start_fork_server(modules: Sequence[str]) -> bool:
     """Start the process that the processes of multiprocessing's context `forkserver` are forked from.
 
-    It imports `modules`, once for all of them, while this process goes on. It does nothing else, so that
+    It imports `modules`, once for all of them, while this process continues. It does nothing else, so that
     there are no threads that a forked process would lack, and no state of a run. Returns whether it runs.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
@@ -275,7 +275,7 @@ def stop_with_the_parent() -> None:
 
 
 def stop_when_orphaned() -> None:
-    """As `stop_with_the_parent`, for a process that a program other than labrl has started."""
+    """Do the same as `stop_with_the_parent` for a process that a program other than labrl has started."""
     parent = os.getppid()
 
     def watch() -> None:

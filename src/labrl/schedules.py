@@ -22,7 +22,7 @@ Frames = Annotated[int, Ge(0)]
 
 @dataclass(kw_only=True, frozen=True)
 class _Shaped:
-    """From `start` along a shape until `horizon`, after a warm-up if one is wanted."""
+    """A schedule from `start` along a shape until `horizon`, after an optional warm-up."""
 
     start: float
     """Value at the first frame, or after the warm-up."""
@@ -51,7 +51,7 @@ class LinearSchedule(_Shaped):
     """Value at `horizon` and after."""
 
     def shape(self, done: int, way: int) -> float:
-        """On the line."""
+        """Return the value on the line."""
         return self.start + (self.end - self.start) * (done / way)
 
 
@@ -64,7 +64,7 @@ class CosineSchedule(_Shaped):
     """Value at `horizon` and after."""
 
     def shape(self, done: int, way: int) -> float:
-        """On the cosine."""
+        """Return the value on the cosine."""
         return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * (done / way)))
 
 
@@ -94,7 +94,7 @@ class StepSchedule(_Shaped):
 
     kind: Literal["step"]
     factor: float
-    """What the value is multiplied by at each step."""
+    """Factor by which the value is multiplied at each step."""
     steps: Annotated[int, Ge(1)]
     """Number of steps, >= 1."""
 
@@ -111,7 +111,7 @@ class StepSchedule(_Shaped):
             )
 
     def shape(self, done: int, way: int) -> float:
-        """As many factors as steps are behind."""
+        """Return the product of the factors of the steps so far."""
         return self.start * self.factor ** (self.steps * done // way)
 
 

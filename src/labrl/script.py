@@ -7,6 +7,7 @@ of them, and one from standard input or a notebook has no file to import.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -69,7 +70,7 @@ def uses(name: str) -> None:
 
 
 class Carried:
-    """What a new process needs of the script. Hand it over before anything that refers to the script.
+    """The parts of the script that a new process needs. Pass it before anything that refers to the script.
 
     Unpickling it sets the environment variables: a process that is forked from a server has those of its
     start. It defines the classes and functions of `__main__` that the configuration names, which go by value,
@@ -115,8 +116,9 @@ def _registered(dumps: Dumps) -> bytes:
     gymnasium = sys.modules.get("gymnasium")
     specs = {}
     for name, spec in {} if gymnasium is None else gymnasium.registry.items():
-        home = getattr(spec.entry_point, "__module__", spec.entry_point)
-        if not str(home).startswith("gymnasium."):
+        module = inspect.getmodule(spec.entry_point)  # None of the name of one
+        home = str(spec.entry_point) if module is None else module.__name__
+        if not home.startswith("gymnasium."):
             with contextlib.suppress(Exception):  # then that environment is unknown there
                 specs[name] = dumps(spec)
     return pickle.dumps(specs)
@@ -131,7 +133,7 @@ def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes)
     _used.update(found)
     for name, value in found.items():
         main[name] = value
-        for function in (value, *vars(value).values()) if hasattr(value, "__dict__") else ():
+        for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):
             # what it refers to, by its own name, so that instances can be sent back
             for other, used in function.__globals__.items() if isinstance(function, FunctionType) else ():
                 if not other.startswith("__"):

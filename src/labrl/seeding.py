@@ -74,7 +74,7 @@ class Streams:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set every saved stream back, in place, so that parts that hold one go on with it."""
+        """Set every saved stream back, in place, so that parts that hold one continue with it."""
         self.seed = int(state["seed"])
         for name, saved in state["numpy"].items():
             self.numpy(name).bit_generator.state = saved

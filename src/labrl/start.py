@@ -29,7 +29,9 @@ def _command(name: str, function: str) -> Callable[[], int]:
                 return int(vars(labrl.cli)[function]())
         except KeyboardInterrupt as stop:
             print(f"{name}: interrupted", file=sys.stderr)
-            return getattr(stop, "exit_code", 130)  # labrl.errors.INTERRUPTED, too early to load
+            from labrl.processes import Stopped
+
+            return stop.exit_code if isinstance(stop, Stopped) else 130  # labrl.errors.INTERRUPTED
         finally:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: no traceback of Python's own end
 
@@ -42,3 +44,4 @@ wandb = _command("labrl-wandb", "send_to_wandb")
 runs = _command("labrl-runs", "list_runs")
 replay = _command("labrl-replay", "replay")
 report = _command("labrl-report", "report")
+export = _command("labrl-export", "export_policy")

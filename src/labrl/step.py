@@ -1,11 +1,16 @@
-"""What one vector step yields: the one type that environments hand to agents and statistics."""
+"""The result of one vector step, which environments pass to agents and statistics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+Masks = NDArray[np.bool_] | None
+"""Valid actions in each of several observations, [n, flags]; None where all always are."""
+States = NDArray[np.float32] | None
+"""The recurrent state before each of several observations, [n, state_size]; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +20,9 @@ class Episode:
     env: int
     """Index of the environment that played it."""
     index: int
-    """How many episodes that environment had played before."""
+    """Number of episodes that this environment played before."""
     seed: int
-    """What the environment was reset with."""
+    """Seed with which the environment was reset."""
     episode_return: float
     """Undiscounted sum of the raw rewards."""
     length: int
@@ -26,35 +31,35 @@ class Episode:
     """Whether a time limit, not the task, ended it."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Step:
     """The outcome of one vector step. Arrays have `num_envs` rows and are not written to later."""
 
     observation: NDArray
-    """What to act on next: the first observation of the new episode where one has ended. [num_envs, *obs]"""
+    """Observations to act on next: the first of the new episode where one has ended. [num_envs, *obs]"""
     next_observation: NDArray
-    """What the action led to: the true final observation where an episode has ended. The same
-    array as `observation` when none has. [num_envs, *obs]"""
+    """Observations after the action: the true final one where an episode has ended. The same
+    array as `observation` if none has. [num_envs, *obs]"""
     reward: NDArray[np.float32]
     """Raw reward of the environment, until a transform makes the learner's view. [num_envs]"""
     terminated: NDArray[np.bool_]
-    """No value beyond this step: the task ended, or (as a training signal) a life was lost. [num_envs]"""
+    """Whether there is no value beyond this step: the task ended, or (in training) a life was lost.
+    [num_envs]"""
     truncated: NDArray[np.bool_]
-    """The episode was cut by a time limit: its last state keeps its value. [num_envs]"""
+    """Whether a time limit cut the episode: its last state keeps its value. [num_envs]"""
     episode_over: NDArray[np.bool_]
-    """The environment was reset; False at a lost life. [num_envs]"""
+    """Whether the environment was reset; False at a lost life. [num_envs]"""
     episodes: list[Episode] = field(default_factory=list)
     """The whole episodes that ended in this step."""
     mask: NDArray[np.bool_] | None = None
-    """Which actions are valid in `observation`, None where all always are. [num_envs, actions]"""
+    """Valid actions in `observation`; None where all always are. [num_envs, actions]"""
     next_mask: NDArray[np.bool_] | None = None
-    """The same for `next_observation`; where the task has ended it means nothing. [num_envs, actions]"""
+    """Valid actions in `next_observation`; meaningless where the task has ended. [num_envs, actions]"""
     void: bool = False
-    """Nothing was played: a resume cuts all episodes short at `next_observation`. A replay memory lets them
-    end with what it holds; a rollout, soon forgotten, takes it for a step without reward."""
+    """Whether nothing was played: a resume cuts all episodes short at `next_observation`. A replay buffer
+    ends them with what it holds; a rollout treats it as a step without reward."""
 
     def copied(self) -> Step:
         """Return a copy with arrays of its own; fields that shared an array share its copy."""
-        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
-        copies = {id(array): array.copy() for array in arrays.values() if isinstance(array, np.ndarray)}
-        return Step(**{name: copies.get(id(array), array) for name, array in arrays.items()})
+        copies = {id(array): array.copy() for array in vars(self).values() if isinstance(array, np.ndarray)}
+        return Step(**{name: copies.get(id(array), array) for name, array in vars(self).items()})

@@ -1,4 +1,4 @@
-"""Where the large arrays of a session lie, in memory or in files, and whether there is room for them."""
+"""Place of the large arrays of a session, in memory or in files, with checks that there is room."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Room(Protocol):
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where large arrays may lie, and for how long their old content must survive."""
+    """Place of large arrays, and for how long their old content must survive."""
 
     folder: Path | None = None
-    """For memory-mapped arrays; None: everything in memory."""
+    """Folder for memory-mapped arrays; None: everything in memory."""
     frames_kept: int = 0
     """Frames that may be added after the oldest checkpoint that must stay resumable, >= 0."""
     sharers: int = 1

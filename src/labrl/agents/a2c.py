@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.agent import Observation
 from labrl.agents.parts.policy import (
     Policy,
+    PolicyAgent,
     PolicyConfig,
-    check_budget,
     check_policy,
     evaluated,
     normalized,
+    policy_gradient_by_hand,
 )
 from labrl.agents.parts.ranks import refuse_episodes, refuse_self_imitation
 from labrl.clock import Clock
@@ -27,10 +27,9 @@ from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveIn
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
-from labrl.learning.kernels.policy_losses import distributions, policy_gradient
 from labrl.learning.learner import DerivedLoss
 from labrl.learning.optimizers import Optimizer, Separate
-from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_room
+from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
@@ -66,7 +65,7 @@ def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:
     return torch.dot(log_prob, advantage) / len(advantage)
 
 
-class A2C(Agent):
+class A2C(PolicyAgent):
     """Makes one update on each rollout, which is then forgotten.
 
     The advantage of a step is R - V(s), with R the discounted rewards until the rollout ends and the value of
@@ -77,7 +76,7 @@ class A2C(Agent):
 
     Config = A2CConfig
     NAME = "A2C"
-    TRAITS = Traits(masks=True, greedy=True, policy_numbers=True, ranks=True, shares_weights=True)
+    TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Means over the rows of an update."""
 
@@ -85,7 +84,7 @@ class A2C(Agent):
         self, config: A2CConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self._config, self._clock, self._ranks = config, clock, compute.ranks
-        self._policy = Policy(
+        self.policy = Policy(
             config,
             spaces,
             clock,
@@ -95,14 +94,14 @@ class A2C(Agent):
             self.STATISTICS,
             new_optimizer=None if config.value_lr is None else self._two_optimizers,
         )
-        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
-        self._rollout: Rollout
-        recurrent = self._policy.network.state_size
+        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
+        self.rollout: Rollout
+        recurrent = self.policy.network.state_size
         if config.horizon is None:
             assert config.episodes is not None, "check_config refuses neither"
-            self._rollout = Episodes(config.episodes, spaces.num_envs)
+            self.rollout = Episodes(config.episodes, spaces.num_envs)
         else:
-            self._rollout = Rollout(
+            self.rollout = Rollout(
                 config.horizon,
                 spaces.num_envs,
                 sequence_length=config.horizon if recurrent else 1,
@@ -113,7 +112,7 @@ class A2C(Agent):
         self._keeps = (
             config.horizon is not None
             and not recurrent
-            and self._policy.learner.keep_outputs(config.horizon * spaces.num_envs)
+            and self.policy.learner.keep_outputs(config.horizon * spaces.num_envs)
         )
 
     @classmethod
@@ -162,33 +161,35 @@ class A2C(Agent):
 
     def act(self, observation: Observation) -> NDArray:
         """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
-        choice = self._policy.act(observation, self._rows_of(self._rollout.t) if self._keeps else None)
-        self._rollout.add_choice(*choice)
-        return self._policy.distribution.to_env(choice.action)
+        choice = self.policy.act(observation, self._rows_of(self.rollout.t) if self._keeps else None)
+        self.rollout.add_choice(*choice)
+        return self.policy.distribution.to_env(choice.action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
-        self._policy.observe(step, self._rollout)
+        self.policy.observe(step, self.rollout)
 
     def learn(self) -> int:
         """Make one update on a full rollout. Returns the number of optimizer updates."""
-        if not self._rollout.full:
+        if not self.rollout.full:
             return 0
-        config, policy, frame = self._config, self._policy, self._clock.frame
-        batch = policy.batch(self._rollout, config.gamma, config.gae_lambda)
+        config, policy, frame = self._config, self.policy, self._clock.frame
+        batch = policy.batch(self.rollout, config.gamma, config.gae_lambda)
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage, self._ranks))
         self._entropy_coef = value_at(config.entropy_coef, frame)
         rows = slice(0, len(batch)) if self._keeps else None
-        statistics = policy.learner.gradient(self._loss, batch, samples=batch.sequence_length, rows=rows)
+        statistics = policy.learner.gradient(
+            self._derived_loss, batch, samples=batch.sequence_length, rows=rows
+        )
         policy.record(statistics, policy.descend(value_at(config.lr, frame)))
-        self._rollout.clear()
+        self.rollout.clear()
         return 1 if policy.imitation is None else 1 + policy.imitation.learn()
 
-    def _by_autograd(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
-        log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_prob, entropies = self.policy.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -policy_objective(log_prob, minibatch.advantage)
         value_error = 0.5 * (minibatch.value_target - value).square().mean()
         entropy = entropies.mean()
@@ -197,19 +198,10 @@ class A2C(Agent):
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
-    def _by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
+    def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
-        parameters, value, _ = kernel.forward(minibatch.observation)
-        statistics, gradients = policy_gradient(
-            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
-            value,
-            minibatch.advantage.numpy(),
-            minibatch.value_target.numpy(),
-            value_coef=self._config.value_coef,
-            entropy_coef=self._entropy_coef,
-        )
-        kernel.backward(*gradients)
-        return statistics
+        value_coef, entropy_coef = self._config.value_coef, self._entropy_coef
+        return policy_gradient_by_hand(self.policy, kernel, minibatch, value_coef, entropy_coef)
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
         """Make an optimizer of the policy and one of the values, each with its own learning rate and
@@ -225,44 +217,10 @@ class A2C(Agent):
         )
 
     def _rows_of(self, t: int) -> slice:
-        return slice(t * self._rollout.num_envs, (t + 1) * self._rollout.num_envs)
-
-    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
-        return self._policy.evaluation_action(observation, generator)
-
-    def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
-        return self._policy.greedy_action(observation)
-
-    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
-        return self._policy.numbers(observation)
-
-    @property
-    def weights(self) -> FlatParameters:
-        """All that is learned, for sessions that train it together (`meta.distributed`)."""
-        return self._policy.learner.flat
-
-    def metrics(self) -> dict[str, float]:
-        """Return means over the last update, and coefficients at this frame."""
-        return self._policy.metrics()
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return the one network of policy and values."""
-        return {"actor_critic": self._policy.network}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
-        return {**self._policy.state_dict(), "rollout": self._rollout.state_dict()}
+        return slice(t * self.rollout.num_envs, (t + 1) * self.rollout.num_envs)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, in the middle of a rollout too."""
-        self._policy.load_state_dict(state)
-        self._rollout.load_state_dict(state["rollout"])
-        for t in range(self._rollout.t if self._keeps else 0):
-            self._policy.learner.forward(self._rollout["observation"][t], None, rows=self._rows_of(t))
-
-    def close(self) -> None:
-        """End the worker threads."""
-        self._policy.close()
+        super().load_state_dict(state)
+        for t in range(self.rollout.t if self._keeps else 0):
+            self.policy.learner.forward(self.rollout["observation"][t], None, rows=self._rows_of(t))

@@ -1,4 +1,4 @@
-"""Which agent acts in which kind of action space, and the errors that name the agents that fit."""
+"""Kinds of action spaces by agent, and the errors that name the agents that fit."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ ACTS_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*DQN_FAMILY, "recurrent_dqn"), ("Discrete",)),
     "sac": ("Discrete", "Box"),
     "crossq": ("Discrete", "Box"),
+    "tqc": ("Box",),
     "td3": ("Box",),
     "ddpg": ("Box",),
+    "td3_bc": ("Box",),
+    "iql": ("Discrete", "Box"),
     "random": ANY,
 }
 """The kinds of action spaces that each `agent=` acts in, by the names of Gymnasium's classes."""
 
-_RESCALE = ("sac", "crossq", "td3", "ddpg")
+_RESCALE = ("sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql")
 """Agents whose actions lie in (-1, 1) and are stretched to the bounds of a box of real numbers."""
 
-MASKLESS = ("sac", "crossq")
+MASKLESS = ("sac", "crossq", "iql")
 """Agents that choose among actions and support no masks of the valid ones."""
 
 _SAID_FIRST = ("ppo", "dqn", "sac", "td3")

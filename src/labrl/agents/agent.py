@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.errors import InputError
-from labrl.step import Step
+from labrl.step import Masks, Step
 
 if TYPE_CHECKING:
     from labrl.learning.flat import FlatParameters
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Observation:
-    """The learner's view of the observations to act on, and what else is known of them."""
+    """The learner's view of the observations to act on, with masks and starts of episodes."""
 
     array: NDArray
     """[num_envs, *obs]"""
-    mask: NDArray[np.bool_] | None = None
-    """Which actions are valid, [num_envs, flags]; None where all always are."""
+    mask: Masks = None
+    """Valid actions, [num_envs, flags]; None where all always are."""
     start: NDArray[np.bool_] | None = None
-    """Which are the first of their episodes, [num_envs]. Given in evaluation, where an agent that remembers
-    forgets by it; None in training, where `Agent.observe` says which episodes are over."""
+    """Whether observations are the first of their episodes, [num_envs]. Given in evaluation, where recurrent
+    states are reset by it; None in training, where `Agent.observe` says which episodes are over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +45,55 @@ class Traits:
     """
 
     masks: bool = False
-    """Whether it chooses among the valid actions alone, where an environment says which these are."""
+    """Whether it chooses only valid actions, where an environment provides masks."""
     greedy: bool = False
     """Whether its policy has a best action: `greedy_action`."""
     policy_numbers: bool = False
-    """Whether it can say what its actions are drawn by: `policy_numbers`."""
+    """Whether it reports the numbers that its actions are drawn by: `policy_numbers`."""
+    exports: bool = False
+    """Whether its policy can be had as one module: `actor`."""
     ranks: bool = False
     """Whether several ranks of torchrun can train it together: `for_rank`."""
     learns_from_copies: bool = False
-    """Whether it learns from what a copy with older weights has done (it is off-policy): `decision` and
+    """Whether it learns from the actions of a copy with older weights (it is off-policy): `decision` and
     `adopt`."""
     shares_weights: bool = False
     """Whether the sessions of a trial can train its `weights` together."""
     halves: bool = True
-    """Whether a gradient of half a minibatch means what one of the whole does."""
+    """Whether the mean gradient of two halves of a minibatch is that of the whole."""
+
+
+class Actor(nn.Module):
+    """A policy from what a network reads to actions: tensors alone, so that it can be exported."""
+
+    network: Any
+    """Network that chooses actions."""
+    state_size = 0
+    """Numbers of a recurrent state, 0 without one."""
+
+    def layout(self, observation: Any) -> Tensor:
+        """Return what the network reads. observation: a tensor [batch, *obs], or a dict of such."""
+        read: Tensor = self.network.layout(observation)
+        return read.float() if read.dtype == torch.float64 else read
+
+    def forward(
+        self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return actions, as the environment takes them, what they were chosen by, and the next state.
+
+        inputs: in the network's layout, [batch, ...]; mask: valid actions, [batch, flags], None for all;
+        state: [batch, state_size], None without one. Returns [batch, *action], [batch, numbers] and
+        [batch, state_size].
+        """
+        raise NotImplementedError
 
 
 class Pauses(Protocol):
-    """Says in which frames environments are not played: an agent only learns in these."""
+    """Frames in which environments are not played and the agent only learns."""
 
     @property
     def collecting(self) -> bool:
-        """Whether environments are to be played now."""
+        """Whether environments are played now."""
 
     @property
     def frames_played(self) -> int:
@@ -73,7 +101,7 @@ class Pauses(Protocol):
 
 
 class Agent(ABC):
-    """Acts, observes what came of it, and learns when it is time.
+    """Acts, observes the outcome, and learns when it is time.
 
     Built as `Target(config, spaces=Spaces, clock=Clock, streams=Streams, compute=Compute)`. It knows no
     environment, no session and no file. A class without an attribute `Config` gets its options as keyword
@@ -84,7 +112,7 @@ class Agent(ABC):
     """Name of the agent in messages; empty: the path of its class."""
     TRAITS: ClassVar[Traits] = Traits()
     pauses: Pauses | None = None
-    """When environments are not played, though frames pass; None: they always are."""
+    """Frames in which environments are not played; None: they always are."""
 
     @classmethod  # noqa: B027 - may be left out
     def check_config(cls, config: Any, env: Any) -> None:
@@ -105,14 +133,14 @@ class Agent(ABC):
 
     @abstractmethod
     def observe(self, step: Step) -> None:
-        """Take in the learner's view of what the last actions led to."""
+        """Receive the learner's view of the outcome of the last actions."""
 
     @abstractmethod
     def learn(self) -> int:
         """Update if it is time. Return the number of optimizer updates made.
 
-        The clock has not counted this step yet: what is timed by frames asks for `clock.frame` and those of a
-        vector step, as `Experience.due` does.
+        The clock has not counted this step yet: code that is timed by frames adds those of a vector step to
+        `clock.frame`, as `Experience.due` does.
         """
 
     @abstractmethod
@@ -120,11 +148,20 @@ class Agent(ABC):
         """Return actions of the policy under evaluation, sampled with `generator`. [num_envs, ...]"""
 
     def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the actions that the policy thinks best; draw nothing. [num_envs, ...]"""
+        """Return the policy's best actions, without random numbers. [num_envs, ...]"""
         raise NotImplementedError
 
     def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        """Return the numbers that actions are drawn by: probabilities, or means and deviations. [num_envs,
+        ...] each"""
+        raise NotImplementedError
+
+    def actor(self, sampled: bool) -> Actor:
+        """Return what chooses actions as one module, whose weights are the agent's own.
+
+        sampled: whether actions are drawn; otherwise they are those of `greedy_action`. Raise InputError
+        where the policy has nothing to draw.
+        """
         raise NotImplementedError
 
     def decision(self) -> dict[str, NDArray]:
@@ -132,18 +169,18 @@ class Agent(ABC):
         raise NotImplementedError
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Take a copy's decision at `observation` for one's own; `observe` says then what came of it."""
+        """Adopt a copy's decision at `observation` as its own; `observe` then gives the outcome."""
         raise NotImplementedError
 
     @property
     def weights(self) -> FlatParameters:
-        """All that is learned, for sessions that train it together (`meta.distributed`)."""
+        """All weights, for sessions that train them together (`meta.distributed`)."""
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
         """Return the columns of a training row about learning: the same keys each time, nan where unknown.
 
-        Asking changes nothing: the end of a budget has a row that a longer run has not.
+        It must change nothing: the end of a budget has a row that a longer run does not have.
         """
         return {}
 
@@ -151,23 +188,39 @@ class Agent(ABC):
         """Return the networks by name, for summaries and norms."""
         return {}
 
+    def followers(self) -> dict[str, str]:
+        """Name those of `modules` that only follow another one, such as target networks, with that one.
+
+        They get its weights where these are set from outside.
+        """
+        return {}
+
     def acting_modules(self) -> dict[str, nn.Module]:
         """Return those of `modules` by which it chooses actions.
 
-        A copy of the agent in another process acts by them, by the clock and by transforms, and by nothing
-        else.
+        A copy of the agent in another process acts by these, the clock and the transforms alone.
         """
         return self.modules()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the agent remembers, apart from its random streams."""
+        """Return the whole state of the agent, except its random streams."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - may be left out
-        """Go on with a saved state."""
+        """Continue from a saved state."""
 
     def close(self) -> None:  # noqa: B027 - may be left out
-        """End what runs in the background."""
+        """End threads and processes in the background."""
+
+
+def refuse_sampled(agent: str) -> None:
+    """Raise InputError: the policy of `agent` draws nothing in evaluation."""
+    raise InputError(
+        f"--sampled: agent {agent} draws no actions in evaluation, so its policy is greedy. Leave --sampled "
+        "out",
+        code="unsupported",
+        key="--sampled",
+    )
 
 
 def agent_class(component: Component) -> type[Agent]:
@@ -206,7 +259,7 @@ def for_rank(component: Component, ranks: int) -> Component:
     if not kind.TRAITS.ranks:
         raise InputError(
             f"agent: {component.target} cannot learn on several ranks of torchrun. Use agent=ppo, a2c, "
-            "sarsa, pqn, dqn, sac, td3 or ddpg, or start labrl without torchrun.",
+            "sarsa, pqn, dqn, sac, tqc, iql, td3 or ddpg, or start labrl without torchrun.",
             code="unsupported",
             key="agent",
         )
@@ -216,7 +269,7 @@ def for_rank(component: Component, ranks: int) -> Component:
 def _no_agent(component: Component, why: str) -> InputError:
     return InputError(
         f"agent._target_={component.target} must name a class derived from labrl.agents.agent.Agent: {why}. "
-        "docs/extending.md shows one.",
+        "docs/how-to/extend.md shows one.",
         code="target",
         key="agent._target_",
     )

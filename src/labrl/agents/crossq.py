@@ -12,7 +12,7 @@ from typing import Never
 import torch
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import critic_rows
+from labrl.agents.parts.actor_critic import critic_rows, taken
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
 from labrl.clock import Clock
@@ -87,7 +87,7 @@ class CrossQ(SAC):
             choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
         both = torch.cat([batch.observation, batch.next_observation])
         values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
-        values = soft.taken(values, batch.action)
+        values = taken(values, batch.action)
         with torch.no_grad():
             value = soft_value(soft.smaller(following, choice), entropy, self._temperature.value)
             target = torch.addcmul(batch.reward, batch.discount, value)

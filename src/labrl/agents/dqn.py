@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
-from labrl.agents.agent import Agent, NonFiniteError, Observation, Traits
+from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits
 from labrl.agents.parts.action_values import (
     ActionValues,
     ValuePolicy,
@@ -45,10 +45,10 @@ from labrl.learning.compute import Compute
 from labrl.learning.kernels.value_losses import best, td_gradient
 from labrl.learning.learner import DerivedLoss, as_array
 from labrl.memory.sequences import SequenceSample
-from labrl.networks.building import check_torso, traits_of
 from labrl.networks.q_network import QNetwork
 from labrl.networks.recurrent import Pieces, forgotten
 from labrl.networks.spaces import Spaces
+from labrl.networks.torso import check_torso, traits_of
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.step import Step
@@ -59,9 +59,9 @@ class DQNConfig(ExperienceConfig, ValuePolicyConfig):
     """Options of the DQN family."""
 
     value: Component
-    """What the network's outputs are: expected returns, distributions or quantiles."""
+    """Meaning of the network's outputs: expected returns, distributions or quantiles."""
     target: Component
-    """How the target network follows the online network."""
+    """Update of the target network."""
     double: bool
     """Whether the online network picks the next action that the target network values."""
 
@@ -104,7 +104,7 @@ class DQN(Agent):
 
     Config = DQNConfig
     NAME = "dqn"
-    TRAITS = Traits(masks=True, greedy=True, ranks=True, learns_from_copies=True)
+    TRAITS = Traits(masks=True, greedy=True, exports=True, ranks=True, learns_from_copies=True)
     ROWS = ("loss", "td_error", "q_mean")
     """Statistics of each transition of a minibatch; priorities follow td_error."""
     AVERAGING = 0.01
@@ -119,7 +119,7 @@ class DQN(Agent):
         acting_value: ActionValues = config.value.build(device=torch.device("cpu"))
         self._policy = ValuePolicy(config, acting_value, spaces, clock, streams, compute)
         self._derived = derived_values(self._value)
-        self._target = TargetNetwork(self._policy.learner, config.target.build())
+        self._target: TargetNetwork[Any] = config.target.build(learner=self._policy.learner)
         self._recurrent = self._policy.network.state_size > 0
         self._experience = Experience(
             config,
@@ -160,16 +160,7 @@ class DQN(Agent):
     def for_rank(cls, config: DQNConfig, ranks: int) -> DQNConfig:
         """Return the options of one of several ranks. Raise InputError where they have no equal part."""
         learned = config.memory.config.learned if config.memory.load().TRAITS.sequences else 1
-        if learned > 1 and config.batch_size % (learned * ranks):
-            unit = learned * ranks
-            raise InputError(
-                "agent.batch_size counts the steps of all ranks together and must be a multiple of "
-                f"{unit} ({ranks} ranks x {learned} steps learned from each sequence), got "
-                f"{config.batch_size}. Set agent.batch_size={-(-config.batch_size // unit) * unit}.",
-                code="range",
-                key="agent.batch_size",
-            )
-        return experience_for_rank(config, ranks)
+        return experience_for_rank(config, ranks, sequence_length=learned)
 
     def act(self, observation: Observation) -> NDArray:
         """Choose exploring actions for the environments, among the valid ones. [num_envs]"""
@@ -208,8 +199,8 @@ class DQN(Agent):
             by_sequences = partial(self._sequence_loss, self._policy.noise(2))
             self._rows = learner.gradient(by_sequences, sample, samples=sample.at.shape[1])
         else:
-            by_hand = None if self._derived is None else self._by_hand
-            loss = DerivedLoss(partial(self._loss, self._policy.noise(3)), by_hand)
+            by_hand = None if self._derived is None else self._loss_by_hand
+            loss = DerivedLoss(partial(self.loss, self._policy.noise(3)), by_hand)
             self._rows = learner.gradient(loss, Transitions.of(sample, learner, layout=None))
         norm = learner.step(value_at(self._config.lr, frame))
         if not math.isfinite(norm):
@@ -226,7 +217,7 @@ class DQN(Agent):
         self._experience.update_priorities(sample.index, error)
         self._target.updated()
 
-    def _loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
+    def loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the loss of transitions. noise: for each of three uses of a network, [3, num_noise]"""
         online, delayed, choosing = (None, None, None) if noise is None else noise
         tensor, layout = self._policy.learner.tensor, self._policy.network.layout
@@ -239,7 +230,7 @@ class DQN(Agent):
         reward, discount, weight = batch.reward, batch.discount, batch.weight
         return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
 
-    def _by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
+    def _loss_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of a network without noise. Returns the ROWS."""
         assert self._derived is not None
         layout = self._policy.network.layout
@@ -300,6 +291,10 @@ class DQN(Agent):
         )
         return policy.to_env(values.argmax(1))
 
+    def actor(self, sampled: bool) -> Actor:
+        """Return the best actions as one module. Raise InputError for drawn ones."""
+        return self._policy.actor(self.NAME, sampled)
+
     def decision(self) -> dict[str, NDArray]:
         """Return the last actions, counted from 0, and the recurrent state before them."""
         return {"action": self._action, **({"state": self._before} if self._recurrent else {})}
@@ -325,6 +320,10 @@ class DQN(Agent):
     def modules(self) -> dict[str, nn.Module]:
         """Return the network that learns and its target network."""
         return {"q_network": self._policy.network, "target": self._target.network}
+
+    def followers(self) -> dict[str, str]:
+        """Name the target network."""
+        return {"target": "q_network"}
 
     def acting_modules(self) -> dict[str, nn.Module]:
         """Return the network that learns."""

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.agent import Observation
 from labrl.agents.parts.policy import (
     Policy,
+    PolicyAgent,
     PolicyConfig,
-    check_budget,
-    check_minibatches,
     check_policy,
     evaluated,
-    nearest_divisor,
 )
 from labrl.agents.parts.ranks import divided, refuse_self_imitation
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
 from labrl.learning.kernels.policy_losses import clipped_policy_gradient, distributions
 from labrl.learning.learner import DerivedLoss
-from labrl.memory.rollout import Minibatch, Rollout, check_room
+from labrl.memory.rollout import (
+    Minibatch,
+    Rollout,
+    check_budget,
+    check_minibatches,
+    check_room,
+    nearest_divisor,
+)
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.building import traits_of
 from labrl.networks.spaces import Spaces
+from labrl.networks.torso import traits_of
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.step import Step
@@ -50,8 +53,8 @@ class PPOConfig(PolicyConfig):
     batch_size: PositiveInt
     """Steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
     sequence_length: PositiveInt | None
-    """With a recurrent network: consecutive steps of one environment through which gradients are propagated,
-    >= 1; must divide horizon and batch_size; null: all of the horizon. null with any other network."""
+    """Consecutive steps of one environment through which a recurrent network propagates gradients,
+    >= 1; must divide horizon and batch_size; null: all of the horizon. null with other networks."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
     clip_range: NonNegativeSchedule
@@ -88,7 +91,7 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
     return 0.5 * error.mean()
 
 
-class PPO(Agent):
+class PPO(PolicyAgent):
     """Collects a rollout with one policy, then makes several epochs of minibatch updates on it.
 
     With a recurrent network, an epoch takes whole sequences in random order, each from the state that it was
@@ -98,7 +101,7 @@ class PPO(Agent):
 
     Config = PPOConfig
     NAME = "PPO"
-    TRAITS = Traits(masks=True, greedy=True, policy_numbers=True, ranks=True, shares_weights=True)
+    TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
     """Means over the minibatches of a rollout."""
 
@@ -106,15 +109,16 @@ class PPO(Agent):
         self, config: PPOConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self._config, self._clock = config, clock
-        self._policy = Policy(config, spaces, clock, streams, compute, self.NAME, self.STATISTICS)
-        recurrent = self._policy.network.state_size
-        self._rollout = Rollout(
+        self.policy = Policy(config, spaces, clock, streams, compute, self.NAME, self.STATISTICS)
+        recurrent = self.policy.network.state_size
+        self.rollout = Rollout(
             config.horizon,
             spaces.num_envs,
             sequence_length=(config.sequence_length or config.horizon) if recurrent else 1,
             state_size=recurrent,
         )
-        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
+        # A term that is added to `loss` needs its gradient in `_loss_by_hand` too, or None in place of that.
+        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
         self._minibatch_stream = streams.torch("minibatches")
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
@@ -173,33 +177,24 @@ class PPO(Agent):
         refuse_self_imitation(config.self_imitation)
         recurrent = traits_of(config.network.torso).recurrent
         length = config.sequence_length or (config.horizon if recurrent else 1)
-        unit = length * ranks
-        if length > 1 and config.batch_size % unit:
-            raise InputError(
-                "agent.batch_size counts the steps of all ranks together and must be a multiple of "
-                f"{unit} ({ranks} ranks x {length} steps of a sequence), got "
-                f"{config.batch_size}. Set agent.batch_size={-(-config.batch_size // unit) * unit}.",
-                code="range",
-                key="agent.batch_size",
-            )
-        return divided(config, "batch_size", ranks)
+        return divided(config, "batch_size", ranks, sequence_length=length)
 
     def act(self, observation: Observation) -> NDArray:
         """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
-        choice = self._policy.act(observation)
-        self._rollout.add_choice(*choice)
-        return self._policy.distribution.to_env(choice.action)
+        choice = self.policy.act(observation)
+        self.rollout.add_choice(*choice)
+        return self.policy.distribution.to_env(choice.action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
-        self._policy.observe(step, self._rollout)
+        self.policy.observe(step, self.rollout)
 
     def learn(self) -> int:
         """Make epochs of minibatch updates on a full rollout. Returns how many updates were made."""
-        if not self._rollout.full:
+        if not self.rollout.full:
             return 0
-        config, policy, frame = self._config, self._policy, self._clock.frame
-        batch = policy.batch(self._rollout, config.gamma, config.gae_lambda, with_log_prob=True)
+        config, policy, frame = self._config, self.policy, self._clock.frame
+        batch = policy.batch(self.rollout, config.gamma, config.gae_lambda, with_log_prob=True)
         lr, self._clip = value_at(config.lr, frame), value_at(config.clip_range, frame)
         self._value_clip = (
             None if config.value_clip_range is None else value_at(config.value_clip_range, frame)
@@ -210,7 +205,7 @@ class PPO(Agent):
             epoch, before = torch.zeros_like(total), updates
             order = torch.randperm(len(batch), generator=self._minibatch_stream)
             for minibatch in batch.minibatches(order, config.batch_size, self._std_mean):
-                epoch += policy.learner.gradient(self._loss, minibatch, samples=batch.sequence_length)
+                epoch += policy.learner.gradient(self._derived_loss, minibatch, samples=batch.sequence_length)
                 norms += policy.learner.step(lr)
                 updates += 1
             total += epoch
@@ -218,13 +213,13 @@ class PPO(Agent):
             if config.target_kl is not None and kl > 1.5 * config.target_kl:
                 break
         policy.record(total / updates, norms / updates)
-        self._rollout.clear()
+        self.rollout.clear()
         return updates if policy.imitation is None else updates + policy.imitation.learn()
 
-    def _by_autograd(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute eq. 9 with its sign turned, to be minimized, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
-        log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_prob, entropies = self.policy.distribution.log_prob_entropy(parameters, minibatch.action)
         log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()
         policy = -clipped_surrogate(ratio, minibatch.advantage, self._clip)
@@ -240,11 +235,11 @@ class PPO(Agent):
             clipped = (change.abs() > self._clip).float().mean()
             return loss, torch.stack([policy, value_error, entropy, kl, clipped])
 
-    def _by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
+    def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
         parameters, value, _ = kernel.forward(minibatch.observation)
         statistics, gradients = clipped_policy_gradient(
-            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
+            distributions(self.policy.distribution, parameters, minibatch.action, minibatch.mask),
             value,
             minibatch.advantage.numpy(),
             minibatch.value_target.numpy(),
@@ -258,41 +253,7 @@ class PPO(Agent):
         kernel.backward(*gradients)
         return statistics
 
-    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
-        return self._policy.evaluation_action(observation, generator)
-
-    def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
-        return self._policy.greedy_action(observation)
-
-    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
-        return self._policy.numbers(observation)
-
-    @property
-    def weights(self) -> FlatParameters:
-        """All that is learned, for sessions that train it together (`meta.distributed`)."""
-        return self._policy.learner.flat
-
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at this frame."""
         clip_range = value_at(self._config.clip_range, self._clock.frame)
-        return self._policy.metrics(clip_range=clip_range)
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return the one network of policy and values."""
-        return {"actor_critic": self._policy.network}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
-        return {**self._policy.state_dict(), "rollout": self._rollout.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, in the middle of a rollout too."""
-        self._policy.load_state_dict(state)
-        self._rollout.load_state_dict(state["rollout"])
-
-    def close(self) -> None:
-        """End the worker threads."""
-        self._policy.close()
+        return self.policy.metrics(clip_range=clip_range)

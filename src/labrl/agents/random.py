@@ -16,7 +16,7 @@ from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces, has_bounds
 from labrl.seeding import Streams
-from labrl.step import Step
+from labrl.step import Masks, Step
 
 
 @dataclass(kw_only=True)
@@ -58,7 +58,7 @@ class RandomAgent(Agent):
 
 
 def uniform_actions(
-    space: gym.Space[Any], n: int, generator: np.random.Generator, mask: NDArray[np.bool_] | None = None
+    space: gym.Space[Any], n: int, generator: np.random.Generator, mask: Masks = None
 ) -> NDArray:
     """Draw `n` independent uniform actions. [n, ...] Raises InputError for other spaces.
 

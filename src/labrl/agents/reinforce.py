@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.agent import Observation
 from labrl.agents.parts.policy import (
     Policy,
+    PolicyAgent,
     PolicyConfig,
     check_policy,
     evaluated,
     normalized,
+    policy_gradient_by_hand,
 )
 from labrl.agents.parts.ranks import refuse_episodes
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
-from labrl.learning.kernels.policy_losses import distributions, policy_gradient
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.networks.actor_critic import ActorCritic
@@ -42,14 +40,14 @@ class ReinforceConfig(PolicyConfig):
     episodes: PositiveInt
     """Whole episodes in one update, over all environments, >= 1."""
     baseline: Literal["none", "mean", "value"]
-    """What is subtracted from the returns: nothing, their mean over the update, or a learned value."""
+    """Baseline subtracted from the returns: nothing, their mean over the update, or a learned value."""
     value_coef: NonNegativeFloat | None
     """Weight of half the squared error of the values, >= 0, with baseline=value; null with any other."""
     normalize_advantage: bool
     """Whether returns minus the baseline are scaled to mean 0 and deviation 1 in each update."""
 
 
-class Reinforce(Agent):
+class Reinforce(PolicyAgent):
     """One step along the mean of (G_t - b) grad log pi(a_t|s_t) over some whole episodes.
 
     G_t is the discounted sum of rewards from step t to the end of its episode (Sutton & Barto, 2018, section
@@ -61,7 +59,7 @@ class Reinforce(Agent):
 
     Config = ReinforceConfig
     NAME = "REINFORCE"
-    TRAITS = Traits(masks=True, greedy=True, policy_numbers=True, ranks=True, shares_weights=True)
+    TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Means over the rows of an update."""
 
@@ -69,7 +67,7 @@ class Reinforce(Agent):
         self, config: ReinforceConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self._config, self._clock = config, clock
-        self._policy = Policy(
+        self.policy = Policy(
             config,
             spaces,
             clock,
@@ -79,8 +77,8 @@ class Reinforce(Agent):
             self.STATISTICS,
             has_value=config.baseline == "value",
         )
-        self._rollout = Episodes(config.episodes, spaces.num_envs)
-        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
+        self.rollout = Episodes(config.episodes, spaces.num_envs)
+        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
 
     @classmethod
     def check(cls, config: ReinforceConfig, spaces: Spaces) -> None:
@@ -94,7 +92,7 @@ class Reinforce(Agent):
                 key="agent.network.torso",
             )
         for name in ("value_head", "shared"):
-            if getattr(config.network, name) and config.baseline != "value":
+            if vars(config.network)[name] and config.baseline != "value":
                 raise InputError(
                     f"agent.network.{name} is for learned values, and agent.baseline={config.baseline} "
                     "learns none. Set agent.baseline=value agent.value_coef=0.5.",
@@ -128,34 +126,34 @@ class Reinforce(Agent):
 
     def act(self, observation: Observation) -> NDArray:
         """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
-        choice = self._policy.act(observation)
-        self._rollout.add_choice(*choice)
-        return self._policy.distribution.to_env(choice.action)
+        choice = self.policy.act(observation)
+        self.rollout.add_choice(*choice)
+        return self.policy.distribution.to_env(choice.action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
-        self._policy.observe(step, self._rollout)
+        self.policy.observe(step, self.rollout)
 
     def learn(self) -> int:
         """Make one update when enough episodes have ended. Returns the number of optimizer updates."""
-        if not self._rollout.full:
+        if not self.rollout.full:
             return 0
-        config, policy, frame = self._config, self._policy, self._clock.frame
-        batch = policy.batch(self._rollout, config.gamma, gae_lambda=1.0)
+        config, policy, frame = self._config, self.policy, self._clock.frame
+        batch = policy.batch(self.rollout, config.gamma, gae_lambda=1.0)
         if config.baseline == "mean":
             batch.advantage.sub_(batch.advantage.mean())
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage))
         self._entropy_coef = value_at(config.entropy_coef, frame)
-        statistics = policy.learner.gradient(self._loss, batch)
+        statistics = policy.learner.gradient(self._derived_loss, batch)
         policy.record(statistics, policy.descend(value_at(config.lr, frame)))
-        self._rollout.clear()
+        self.rollout.clear()
         return 1 if policy.imitation is None else 1 + policy.imitation.learn()
 
-    def _by_autograd(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+    def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -(G - b) log pi(a|s), less the entropy bonus, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
-        log_prob, entropies = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_prob, entropies = self.policy.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()
         value_error = 0.5 * (minibatch.value_target - value).square().mean()
         entropy = entropies.mean()
@@ -166,54 +164,7 @@ class Reinforce(Agent):
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
-    def _by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
+    def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
-        parameters, value, _ = kernel.forward(minibatch.observation)
-        statistics, gradients = policy_gradient(
-            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
-            value,
-            minibatch.advantage.numpy(),
-            minibatch.value_target.numpy(),
-            value_coef=self._config.value_coef or 0.0,
-            entropy_coef=self._entropy_coef,
-        )
-        kernel.backward(*gradients)
-        return statistics
-
-    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
-        return self._policy.evaluation_action(observation, generator)
-
-    def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
-        return self._policy.greedy_action(observation)
-
-    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
-        return self._policy.numbers(observation)
-
-    @property
-    def weights(self) -> FlatParameters:
-        """All that is learned, for sessions that train it together (`meta.distributed`)."""
-        return self._policy.learner.flat
-
-    def metrics(self) -> dict[str, float]:
-        """Return means over the last update, and coefficients at this frame."""
-        return self._policy.metrics()
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return the one network of policy and values."""
-        return {"actor_critic": self._policy.network}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
-        return {**self._policy.state_dict(), "rollout": self._rollout.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, in the middle of a rollout too."""
-        self._policy.load_state_dict(state)
-        self._rollout.load_state_dict(state["rollout"])
-
-    def close(self) -> None:
-        """End the worker threads."""
-        self._policy.close()
+        value_coef, entropy_coef = self._config.value_coef or 0.0, self._entropy_coef
+        return policy_gradient_by_hand(self.policy, kernel, minibatch, value_coef, entropy_coef)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -17,14 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.agent import Actor, Observation
 from labrl.agents.parts.actor_critic import (
+    ReplayActor,
     ReplayActorCritic,
     ReplayActorCriticConfig,
+    ReplayAgent,
     check_actor_critic,
     critic_rows,
+    taken,
 )
-from labrl.agents.parts.experience import Transitions, check_experience, experience_for_rank
+from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -71,7 +75,7 @@ class SACConfig(SoftActorCriticConfig):
     """Options of SAC."""
 
     target: Component
-    """How the target critics follow the online critics."""
+    """Update of the target critics."""
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -87,16 +91,24 @@ def soft_value(value: Tensor, entropy: Tensor, temperature: float) -> Tensor:
     return torch.add(value, entropy, alpha=temperature)
 
 
-class SAC(Agent):
+class SAC(ReplayAgent):
     """Two critics, their target networks, and a policy that is as random as the temperature wants it."""
 
     Config: type[SoftActorCriticConfig] = SACConfig
     NAME = "sac"
-    TRAITS = Traits(greedy=True, ranks=True, learns_from_copies=True)
 
     def __init__(
-        self, config: SoftActorCriticConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+        self,
+        config: SoftActorCriticConfig,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+        *,
+        num_critics: int = 2,
+        critic_outputs: int = 1,
     ) -> None:
+        """critic_outputs: numbers that a critic gives for a continuous action."""
         self._soft = soft = soft_policy(spaces.action)
         self._actor_critic = ReplayActorCritic(
             config,
@@ -106,7 +118,8 @@ class SAC(Agent):
             compute,
             num_outputs=soft.num_parameters,
             stored_action=soft.stored,
-            num_critics=2,
+            num_critics=num_critics,
+            critic_outputs=critic_outputs,
             policy_statistics=("loss_policy", "entropy"),
             whole_minibatches=not self.TRAITS.halves,
         )
@@ -114,18 +127,13 @@ class SAC(Agent):
         self.pauses = self._experience.pauses
         self._temperature = Temperature(config, soft.usual_entropy, clock, compute.device)
         if isinstance(config, SACConfig):
-            self._target = TargetNetwork(self._actor_critic.critics, config.target.build())
+            self._target: TargetNetwork[Any] = config.target.build(learner=self._actor_critic.critics)
             self._actor_critic.targets = {"target": self._target}
         by_hand = None if self._actor_critic.judge_kernel is None else self._policy_by_hand
         self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
         self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
         self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
-
-    @classmethod
-    def check_config(cls, config: SoftActorCriticConfig, env: Any) -> None:
-        """Raise InputError if replay buffer, minibatch and budget contradict each other."""
-        check_experience(config, env)
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
@@ -142,11 +150,6 @@ class SAC(Agent):
             )
         soft_policy(spaces.action).check_target_entropy(config.target_entropy)
 
-    @classmethod
-    def for_rank(cls, config: SoftActorCriticConfig, ranks: int) -> SoftActorCriticConfig:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
-        return experience_for_rank(config, ranks)
-
     def act(self, observation: Observation) -> NDArray:
         """Draw actions of the policy, or random ones at first. [num_envs, ...]"""
         if self._experience.acts_at_random:
@@ -162,11 +165,10 @@ class SAC(Agent):
 
     def learn(self) -> int:
         """Make the updates that are due with this vector step. Returns how many."""
-        count, learner = self._actor_critic.due(), self._actor_critic.policy
+        count = self._actor_critic.due()
         for _ in range(count):
-            sample = self._experience.sample()
-            error = self.update(Transitions.of(sample, learner, learner.network.layout))
-            self._experience.update_priorities(sample.index, error.cpu().numpy())
+            index, batch = self._actor_critic.sample()
+            self._experience.update_priorities(index, self.update(batch).cpu().numpy())
         return count
 
     def update(self, batch: Transitions) -> Tensor:
@@ -194,7 +196,7 @@ class SAC(Agent):
             value = soft.smaller(self._target.forward_network(batch.next_observation, choice), choice)
             value = soft_value(value, entropy, self._temperature.value)
             target = torch.addcmul(batch.reward, batch.discount, value)
-        values = soft.taken(critics(batch.observation, batch.action), batch.action)
+        values = taken(critics(batch.observation, batch.action), batch.action)
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)
 
@@ -227,46 +229,27 @@ class SAC(Agent):
         kernel.backward(drawn.gradient(values, temperature, judge.input_gradient))
         return np.array(statistics, np.float32)
 
-    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Return the policy's best actions. [num_envs, ...]"""
-        return self.greedy_action(observation)
-
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
         return self._soft.to_env(self._soft.mode(self._actor_critic.outputs(observation)))
 
-    def decision(self) -> dict[str, NDArray]:
-        """Return the last actions, as they are stored."""
-        return {"action": self._action}
-
-    def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Take a copy's actions at `observation` for one's own."""
-        self._observation, self._action = observation.array, decision["action"]
+    def actor(self, sampled: bool) -> Actor:
+        """Return the policy as one module."""
+        choose = partial(self._soft.in_graph, sampled=sampled)
+        return ReplayActor(self._actor_critic.policy.network, choose)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
-        return {**self._actor_critic.metrics(), **self._temperature.metrics()}
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return the networks that learn, and the target."""
-        return self._actor_critic.modules()
-
-    def acting_modules(self) -> dict[str, nn.Module]:
-        """Return the policy."""
-        return {"policy": self._actor_critic.policy.network}
+        return {**super().metrics(), **self._temperature.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimizers, replay buffer, averages and temperature."""
-        return {**self._actor_critic.state_dict(), "temperature": self._temperature.state_dict()}
+        return {**super().state_dict(), "temperature": self._temperature.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self._actor_critic.load_state_dict(state)
+        super().load_state_dict(state)
         self._temperature.load_state_dict(state["temperature"])
-
-    def close(self) -> None:
-        """End the worker threads, and write out what the replay buffer has in files."""
-        self._actor_critic.close()
 
 
 class SquashedGaussianPolicy:
@@ -276,7 +259,7 @@ class SquashedGaussianPolicy:
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
-        box = BoxActions(space)
+        box = self._box = BoxActions(space)
         self._size = self.noise_size = box.size
         self.num_parameters = 2 * box.size
         self.stored: gym.Space[Any] = box.stored
@@ -305,6 +288,13 @@ class SquashedGaussianPolicy:
         noise = generator.standard_normal(mean.shape, dtype=np.float32)
         return np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD_RANGE)) * noise)
 
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Return actions as the environment takes them, drawn or tanh of the mean. [n, *action]"""
+        mean, log_std = parameters.chunk(2, dim=1)
+        if sampled:
+            mean = mean + log_std.clamp(*LOG_STD_RANGE).exp() * torch.randn_like(mean)
+        return self._box.in_graph(mean.tanh())
+
     def choose(self, parameters: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Draw one action for each state, [batch, size], and return -log pi of it, [batch]."""
         assert noise is not None
@@ -320,10 +310,6 @@ class SquashedGaussianPolicy:
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
         """Return the smaller critic's value of the choice. [critics, batch] -> [batch]"""
         return values.amin(0)
-
-    def taken(self, values: Tensor, action: Tensor) -> Tensor:
-        """Return the values of the actions of a minibatch: the critics saw no others. [critics, batch]"""
-        return values
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
         """Return what critics are given for actions and, after them, choices. [2 batch, size]"""
@@ -373,11 +359,6 @@ class CategoricalPolicy(Categorical):
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
         """Return the mean of the smaller critic's values. [critics, batch, actions] -> [batch]"""
         return (values.amin(0) * choice).sum(1)
-
-    def taken(self, values: Tensor, action: Tensor) -> Tensor:
-        """Return the values of the actions of a minibatch. [critics, batch, actions] -> [critics, batch]"""
-        index = action.view(1, -1, 1).expand(len(values), -1, 1)
-        return values.gather(2, index).squeeze(2)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
         """Return what critics are given: they look at no actions, and value all. [batch]"""

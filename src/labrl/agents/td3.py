@@ -16,16 +16,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from labrl.agents.agent import Agent, Observation, Traits
+from labrl.agents.agent import Actor, Observation, refuse_sampled
 from labrl.agents.parts.actor_critic import (
+    ReplayActor,
     ReplayActorCritic,
     ReplayActorCriticConfig,
+    ReplayAgent,
     check_actor_critic,
     critic_rows,
 )
-from labrl.agents.parts.experience import Transitions, check_experience, experience_for_rank
+from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.noise import ActionNoise
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
@@ -48,7 +50,7 @@ class DDPGConfig(ReplayActorCriticConfig):
     noise: Component
     """Noise added to actions in training."""
     target: Component
-    """How the target networks of policy and critics follow the online ones."""
+    """Update of the target networks of policy and critics."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +73,7 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return (value - target).square().sum(0) * weight
 
 
-class TD3(Agent):
+class TD3(ReplayAgent):
     """Two critics, one policy, and a target network of each.
 
     The policy is tanh of a network's outputs, stretched to the bounds of the box. Actions are stored before
@@ -80,7 +82,6 @@ class TD3(Agent):
 
     Config: type[DDPGConfig] = TD3Config
     NAME = "td3"
-    TRAITS = Traits(greedy=True, ranks=True, learns_from_copies=True)
     NUM_CRITICS = 2
 
     def __init__(
@@ -98,12 +99,13 @@ class TD3(Agent):
             stored_action=self._box.stored,
             num_critics=self.NUM_CRITICS,
             policy_statistics=("loss_policy",),
+            whole_minibatches=not self.TRAITS.halves,
         )
         self._experience = ac.experience
         self.pauses = self._experience.pauses
         self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=self._box.size)
-        self._target_policy = TargetNetwork(ac.policy, config.target.build())
-        self._target_critics = TargetNetwork(ac.critics, config.target.build())
+        self._target_policy: TargetNetwork[Any] = config.target.build(learner=ac.policy)
+        self._target_critics: TargetNetwork[Any] = config.target.build(learner=ac.critics)
         ac.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
         self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
         by_hand = None if ac.judge_kernel is None else self._policy_by_hand
@@ -112,19 +114,9 @@ class TD3(Agent):
         self._noise_stream = streams.torch("noise", compute.device)
 
     @classmethod
-    def check_config(cls, config: DDPGConfig, env: Any) -> None:
-        """Raise InputError if replay buffer, minibatch and budget contradict each other."""
-        check_experience(config, env)
-
-    @classmethod
     def check(cls, config: DDPGConfig, spaces: Spaces) -> None:
         """Raise InputError for spaces in which it cannot act or that its networks cannot read."""
         check_actor_critic(cls.NAME, config, spaces)
-
-    @classmethod
-    def for_rank(cls, config: DDPGConfig, ranks: int) -> DDPGConfig:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
-        return experience_for_rank(config, ranks)
 
     def act(self, observation: Observation) -> NDArray:
         """Return actions with noise, or random ones at first. [num_envs, ...]"""
@@ -144,11 +136,10 @@ class TD3(Agent):
 
     def learn(self) -> int:
         """Make the updates that are due with this vector step. Returns how many."""
-        count, learner = self._actor_critic.due(), self._actor_critic.policy
+        count = self._actor_critic.due()
         for _ in range(count):
-            sample = self._experience.sample()
-            error = self.update(Transitions.of(sample, learner, learner.network.layout))
-            self._experience.update_priorities(sample.index, error.cpu().numpy())
+            index, batch = self._actor_critic.sample()
+            self._experience.update_priorities(index, self.update(batch).cpu().numpy())
         return count
 
     def update(self, batch: Transitions) -> Tensor:
@@ -207,46 +198,29 @@ class TD3(Agent):
         kernel.backward(tanh_gradient(action, slope))
         return -values.mean(1)
 
-    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Return the policy's actions without noise. [num_envs, ...]"""
-        return self.greedy_action(observation)
-
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the policy's actions without noise. [num_envs, ...]"""
         return self._box.to_env(np.tanh(self._actor_critic.outputs(observation)))
 
-    def decision(self) -> dict[str, NDArray]:
-        """Return the last actions, as they are stored."""
-        return {"action": self._action}
-
-    def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Take a copy's actions at `observation` for one's own."""
-        self._observation, self._action = observation.array, decision["action"]
+    def actor(self, sampled: bool) -> Actor:
+        """Return the policy as one module. Raise InputError for drawn actions."""
+        if sampled:
+            refuse_sampled(self.NAME)
+        box = self._box
+        return ReplayActor(self._actor_critic.policy.network, lambda outputs: box.in_graph(outputs.tanh()))
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
-        return {**self._actor_critic.metrics(), "exploration": self._noise.strength(self._clock.frame)}
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return the networks that learn, and their targets."""
-        return self._actor_critic.modules()
-
-    def acting_modules(self) -> dict[str, nn.Module]:
-        """Return the policy."""
-        return {"policy": self._actor_critic.policy.network}
+        return {**super().metrics(), "exploration": self._noise.strength(self._clock.frame)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimizers, replay buffer, averages and noise."""
-        return {**self._actor_critic.state_dict(), "noise": self._noise.state_dict()}
+        return {**super().state_dict(), "noise": self._noise.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self._actor_critic.load_state_dict(state)
+        super().load_state_dict(state)
         self._noise.load_state_dict(state["noise"])
-
-    def close(self) -> None:
-        """End the worker threads, and write out what the replay buffer has in files."""
-        self._actor_critic.close()
 
 
 class DDPG(TD3):

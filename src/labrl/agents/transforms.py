@@ -13,7 +13,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt, Probability
@@ -78,6 +80,21 @@ class Identity:
 
     def observation(self, observation: NDArray) -> NDArray:
         """Return the learner's view of observations; statistics stay as they are. [num_envs, *obs]"""
+        return observation
+
+    def in_graph(self, observation: Any) -> Any:
+        """Return the same view of observations as tensors, in an exported policy.
+
+        observation: a tensor [batch, *obs], or a dict of tensors for several inputs. Raises InputError where
+        a class with an `observation` of its own does not define this.
+        """
+        if type(self).observation is not Identity.observation:
+            raise InputError(
+                f"transforms: {type(self).__qualname__} cannot be exported: define its method "
+                "in_graph(observation), which does with tensors what observation() does with arrays",
+                code="unsupported",
+                key="transforms",
+            )
         return observation
 
     def collect(self, observation: NDArray) -> None:
@@ -149,6 +166,13 @@ class NormalizeObservation(Identity):
             view[name] = self._normalized(observation[name], moments)
         return view
 
+    def in_graph(self, observation: Any) -> Any:
+        """Normalize and clip tensors to float32. [batch, *obs], or a dict of such"""
+        if not self._several:
+            return self._normalized_tensor(observation, self._moments["observation"])
+        seen = {name: self._normalized_tensor(observation[name], own) for name, own in self._moments.items()}
+        return {**observation, **seen}
+
     def collect(self, observation: NDArray) -> None:
         """Update mean and variance. [num_envs, *obs]"""
         for name, moments in self._moments.items():
@@ -167,10 +191,18 @@ class NormalizeObservation(Identity):
         for name, moments in self._moments.items():
             moments.load_state_dict(state[name])
 
+    def _normalized_tensor(self, vector: Tensor, moments: RunningMoments) -> Tensor:
+        mean = torch.from_numpy(moments.mean).to(vector.dtype)
+        scaled = (vector - mean) * torch.from_numpy(self._scale(moments))
+        return scaled.clamp(-self._config.clip, self._config.clip).float()
+
+    def _scale(self, moments: RunningMoments) -> NDArray[np.float32]:
+        return (1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32)
+
     def _normalized(self, vector: NDArray, moments: RunningMoments) -> NDArray:
         # A mean in float32 is no mean of numbers that are large beside their deviation.
         mean = moments.mean if vector.dtype == np.float64 else moments.mean.astype(np.float32)
-        scale = (1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32)
+        scale = self._scale(moments)
         scaled = np.clip((vector - mean) * scale, -self._config.clip, self._config.clip)
         return scaled.astype(np.float32, copy=False)
 
@@ -243,7 +275,7 @@ class ScaleRewardConfig:
     """Rewards times a constant."""
 
     scale: float
-    """What every reward is multiplied by."""
+    """Factor of every reward."""
 
 
 class ScaleReward(Identity):
@@ -264,7 +296,7 @@ class ShiftRewardConfig:
     """Rewards plus a constant."""
 
     shift: float
-    """What is added to every reward."""
+    """Constant added to every reward."""
 
 
 class ShiftReward(Identity):
@@ -295,7 +327,7 @@ class ClipRewardConfig:
 
 
 class ClipReward(Identity):
-    """What lies beyond the bounds becomes the bound, so that no single reward outweighs all others."""
+    """Clips rewards to bounds, so that no single one outweighs all others."""
 
     Config = ClipRewardConfig
 
@@ -332,7 +364,7 @@ def _is_own(target: str) -> bool:
 
 
 class Transforms:
-    """All transforms of a session, in order."""
+    """The transforms of a session, in order."""
 
     def __init__(self, parts: Mapping[str, Identity], copies: bool = False) -> None:
         """copies: whether the agent gets copies, because it may write into what it is given."""
@@ -340,6 +372,8 @@ class Transforms:
         self._active: Sequence[Identity] = [
             part if _is_own(type(part).__module__) else _Copying(part) for part in self._parts.values()
         ]
+        self.active = bool(self._active) or copies
+        """Whether the learner's view of a step is another step."""
 
     @classmethod
     def build(
@@ -381,6 +415,12 @@ class Transforms:
             observation = part.observation(observation)
         return observation.copy() if self._copies else observation
 
+    def in_graph(self, observation: Any) -> Any:
+        """Return the same view of tensors. Raises InputError for a transform that cannot be exported."""
+        for part in self._parts.values():
+            observation = part.in_graph(observation)
+        return observation
+
     def collected(self, observation: NDArray) -> NDArray:
         """Return the view of fresh observations, which enter the statistics first. [num_envs, *obs]"""
         for part in self._active:
@@ -407,3 +447,15 @@ class Transforms:
         """Continue with saved statistics."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
+
+    def part(self, name: str) -> tuple[str | None, dict[str, Any]]:
+        """Return the class and the state of one transform by its name in the configuration; None and {}
+        without one."""
+        if name not in self._parts:
+            return None, {}
+        kind = type(self._parts[name])
+        return f"{kind.__module__}.{kind.__qualname__}", self._parts[name].state_dict()
+
+    def restore_part(self, name: str, state: Mapping[str, Any]) -> None:
+        """Continue one transform with saved statistics."""
+        self._parts[name].load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What a return is measured against: the random policy, a human, the return that counts as solved.
+"""Baselines of a return: the random policy, a human, the return that counts as solved.
 
 The random policy's return is measured once for each environment (`labrl.trial.baseline`) and kept in a cache
 outside the package; nothing here writes or plays.
@@ -45,7 +45,7 @@ class Threshold:
 
 
 def cache_folder() -> Path:
-    """Where labrl keeps what it would otherwise measure again: LABRL_CACHE, or labrl in the user's cache."""
+    """Return the folder of measured baselines: LABRL_CACHE, or labrl in the user's cache."""
     own = os.environ.get("LABRL_CACHE")
     if own:
         return Path(os.path.expanduser(own))
@@ -61,12 +61,12 @@ def baseline_path(env: Mapping[str, Any]) -> Path:
 
 
 def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an environment's configuration decides the random policy's return."""
+    """Return the part of an environment's configuration that decides the random policy's return."""
     return {key: value for key, value in env.items() if key not in UNDECIDING}
 
 
 def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
-    """As measured before, else as published for the game, else None."""
+    """Return the measured baseline, else the published one of the game, else None."""
     for path in _same_env(env):
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ class View:
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
-    """Not finite: a gap."""
+    """Values; those that are not finite are gaps."""
     low: NDArray[np.float64] | None = None
     """Lower end of the band around `y`."""
     high: NDArray[np.float64] | None = None
@@ -54,7 +54,7 @@ class Line:
     name: str
     style: Style
     views: Mapping[str, View]
-    """By name of the chart's axis."""
+    """Views by name of the chart's axis."""
     role: Literal["center", "seed", "reference", "points"] = "center"
     """`center`: thick; `seed`: thin, hidden by the button `every seed`; `reference`: thin, always shown."""
     shade: int = 0
@@ -82,7 +82,7 @@ class Chart:
     fixed_y: tuple[float, float] | None = None
 
     def spec(self, most: int) -> dict[str, Any]:
-        """What `chart.js` draws, each curve thinned to about `most` points."""
+        """Return the data that `chart.js` draws, each curve thinned to about `most` points."""
         axes = {
             name: {"label": axis.label, "ticks": list(axis.ticks), "log": axis.log, "whole": axis.whole}
             for name, axis in self.axes.items()
@@ -96,14 +96,14 @@ class Chart:
         }
 
     def _may_be_log(self) -> bool:
-        """Whether all values are above 0 and far enough apart that a logarithmic scale shows more."""
+        """Return whether all values are above 0 and far enough apart that a logarithmic scale shows more."""
         values = [view.y[np.isfinite(view.y)] for line in self.lines for view in line.views.values()]
         known = np.concatenate([*values, np.empty(0)])
         return bool(len(known) and known.min() > 0 and known.max() > 20 * known.min()) and not self.fixed_y
 
 
 def kept(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Which of the values of a curve to keep, at most about `most`: rising indices, both ends among them.
+    """Return rising indices of about `most` values of a curve to keep, including both ends.
 
     y: [points]. The curve is cut into stretches of equal length, of each of which the lowest and the
     highest finite value and the first gap stay: no spike and no hole disappears.

@@ -20,7 +20,7 @@ BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = (
     "#56B4E9",
 )
 GREY = "#7F7F7F"
-"""Of what others are compared with: the random policy, a reference."""
+"""Colour of references, such as the random policy."""
 
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 """Okabe and Ito (2008), Color Universal Design, but for the yellow and the black: neither is seen on both
@@ -33,24 +33,24 @@ MARKERS = ("o", "s", "^", "D")
 """The shape that goes with each of DASHES."""
 
 CLEAR = 50
-"""How far a colour is from those beside it where it was chosen to be told from them, of 441."""
+"""Least distance of a colour from those beside it, of 441."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one curve is drawn."""
+    """Style of one curve."""
 
     colour: str
     dash: tuple[float, ...] = ()
 
     @property
     def line(self) -> Any:
-        """Its dash as Matplotlib takes it."""
+        """The dash of a style in the form that Matplotlib takes."""
         return (0, self.dash) if self.dash else "-"
 
     @property
     def marker(self) -> str:
-        """Of a value that stands alone, where a dash cannot be seen: each dash has a shape."""
+        """Marker of a single value, where a dash would be invisible: each dash has a shape."""
         return MARKERS[DASHES.index(self.dash)]
 
 
@@ -58,7 +58,7 @@ _ORDER = (
     *("ppo", "dqn", "sac", "rainbow", "a2c", "td3"),
     *("reinforce", "double_dqn", "crossq", "c51", "sil_ppo", "ddpg"),
     *("sarsa", "dueling_dqn", "qr_dqn", "rainbow_lite", "recurrent_ppo", "recurrent_a2c"),
-    *("recurrent_dqn", "sil_a2c", "pqn"),
+    *("recurrent_dqn", "sil_a2c", "pqn", "tqc", "iql", "td3_bc"),
 )
 """The place of an agent is its style: new names come last."""
 
@@ -72,7 +72,7 @@ _AGENTS = {
 
 
 def agent_style(agent: str) -> Style:
-    """Of an agent, everywhere: fixed for those of labrl, by its name for one of your own."""
+    """Return the style of an agent in all figures: fixed for labrl's agents, by name for others."""
     if agent in _AGENTS:
         return _AGENTS[agent]
     number = zlib.crc32(agent.encode())

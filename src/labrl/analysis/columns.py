@@ -1,4 +1,4 @@
-"""Which columns of a table a terminal has room for."""
+"""Choice of the columns of a table that fit a terminal."""
 
 from __future__ import annotations
 

@@ -303,6 +303,6 @@ def _points(axes: Axes, line: Line, view: View) -> None:
 
 
 def _alone(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which values have a gap, or an end, on either side: a line through them is not seen. [rows]"""
+    """Return which values have a gap or an end on both sides, where a line is invisible. [rows]"""
     known = np.concatenate([[False], np.isfinite(values), [False]])
     return known[1:-1] & ~known[:-2] & ~known[2:]

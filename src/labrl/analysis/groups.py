@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from labrl.analysis.runs import Run, SessionRun, group_config
 from labrl.errors import InputError
 
 ABSENT = "–"
 
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
 SEVERAL = "several"
-"""In place of the agent of a group whose runs have more than one."""
+"""Name in place of the agent, for groups whose runs have several."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """What a comparison takes for one: all sessions of all its runs are its seeds."""
+    """A group of a comparison: all sessions of all its runs are its seeds."""
 
     name: str
     agent: str
@@ -27,7 +31,7 @@ class Group:
 
     @property
     def sessions(self) -> list[SessionRun]:
-        """Of all runs, in order."""
+        """Sessions of all runs, in order."""
         return [session for run in self.runs for session in run.sessions]
 
 
@@ -38,8 +42,8 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     one value and one environment are one group. Raises InputError where no run has such a key.
     """
     if by is None:
-        collected = _collect(runs, lambda run: (run.group_key,))
-        names = _names(collected)
+        collected = list(_together(runs, lambda run: run.group_key).values())
+        names = _names([group[0] for group in collected])
     else:
         if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
             raise InputError(
@@ -48,8 +52,9 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
                 code="unknown-key",
                 key="--by",
             )
-        collected = _collect(runs, lambda run: (_value(run, by), run.env))
-        names = [_by_name(group[0], by) for group in collected]
+        collected = list(_together(runs, lambda run: (_value(run, by), run.env)).values())
+        values = [_value(group[0], by) for group in collected]
+        names = values if by in ("agent", "env") else [f"{_short(by)}={value}" for value in values]
     return [
         Group(name, _common(run.agent for run in group), group[0].env, group)
         for name, group in zip(names, collected, strict=True)
@@ -58,10 +63,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
 
 def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """Groups that may be compared: returns of different environments have no common scale."""
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.env, []).append(group)
-    return found
+    return _together(groups, lambda group: group.env)
 
 
 def value_at(run: Run, key: str) -> Any:
@@ -114,32 +116,30 @@ def told(value: Any) -> str:
     return str(value)
 
 
-def _collect(runs: Sequence[Run], key: Any) -> list[list[Run]]:
-    found: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(key(run), []).append(run)
-    return list(found.values())
+def _together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Those of one key, in order."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def _value(run: Run, by: str) -> str:
     return {"agent": run.agent, "env": run.env}.get(by) or told(value_at(run, by))
 
 
-def _by_name(run: Run, by: str) -> str:
-    return _value(run, by) if by in ("agent", "env") else f"{_short(by)}={_value(run, by)}"
-
-
-def _names(collected: Sequence[Sequence[Run]]) -> list[str]:
+def _names(firsts: Sequence[Run]) -> list[str]:
     """The agent, and where others in the environment have it too, what differs between them."""
-    firsts = [group[0] for group in collected]
-    rivals: dict[tuple[str, str], list[Run]] = {}
-    for run in firsts:
-        rivals.setdefault((run.agent, run.env), []).append(run)
-    named = {id(run): name for several in rivals.values() for run, name in _among(several)}
-    names = [named[id(run)] for run in firsts]
+    named = {
+        run.path: name
+        for rivals in _together(firsts, lambda run: (run.agent, run.env)).values()
+        for run, name in _among(rivals)
+    }
+    names = [named[run.path] for run in firsts]
+    taken = Counter((run.env, name) for run, name in zip(firsts, names, strict=True))
     return [
-        name if names.count(name) == 1 or _envs(firsts, names, name) else f"{name} ({run.name})"
-        for name, run in zip(names, firsts, strict=True)
+        name if taken[run.env, name] == 1 else f"{name} ({run.name})"
+        for run, name in zip(firsts, names, strict=True)
     ]
 
 
@@ -166,12 +166,6 @@ def _brief(values: Sequence[Any]) -> list[str]:
     return whole
 
 
-def _envs(firsts: Sequence[Run], names: Sequence[str], name: str) -> bool:
-    """Whether the groups of one name are told apart by their environment."""
-    envs = [run.env for run, other in zip(firsts, names, strict=True) if other == name]
-    return len(set(envs)) == len(envs)
-
-
 def _typed(runs: Sequence[Run]) -> list[str]:
     """The keys of all command lines, in order, without the seed, Hydra's and how runs are run."""
     found: dict[str, None] = {}
@@ -188,7 +182,7 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def _as_fine(values: Sequence[Any], groups: Sequence[str]) -> bool:
-    """Whether runs of different groups have different values."""
+    """Return whether runs of different groups have different values."""
     pairs = {(repr(value), group) for value, group in zip(values, groups, strict=True)}
     return len({value for value, _ in pairs}) == len(set(groups))
 

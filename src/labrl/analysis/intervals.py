@@ -1,4 +1,4 @@
-"""How sure a comparison of few runs can be (Agarwal et al., 2021, arXiv:2108.13264): pure functions.
+"""Intervals and comparisons of few runs (Agarwal et al., 2021, arXiv:2108.13264): pure functions.
 
 `scores` are the runs of each task: an array [runs, tasks], or [runs] of a single task; or a list of one
 array of runs for each task, which may differ in length. One environment is one task. An interval is that
@@ -24,15 +24,15 @@ METHOD = "stratified bootstrap"
 PAIR_METHOD = "stratified bootstrap, of 0 and 1 Newcombe's score"
 """The method behind the interval of a probability of improvement."""
 RUNS_FOR_IQM = 4
-"""With fewer the interquartile mean leaves nothing out, and is called what it is: the mean."""
+"""Number of runs below which the interquartile mean leaves nothing out and is called the mean."""
 MAX_POINTS = 200
 """Points of a common grid: more than a figure can show."""
 REPLICATES = 10_000
-"""Of the bootstrap of a number: the interval's ends then move by about a hundredth of its width."""
+"""Replications of the bootstrap of a number; the interval's ends then vary by about 1 % of its width."""
 PAIR_REPLICATES = 2_000
-"""Of the bootstrap of a probability of improvement."""
+"""Replications of the bootstrap of a probability of improvement."""
 CURVE_REPLICATES = 1_000
-"""Of the bootstrap of each point of a curve."""
+"""Replications of the bootstrap of each point of a curve."""
 _SEED = 20_210_826
 
 
@@ -162,7 +162,7 @@ def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
 
 
 Statistic = Callable[[Sequence[Array]], Array]
-"""From the runs of each task, the last axis of an array [..., runs], to one number for each `...`."""
+"""Maps the runs of each task, the last axis of an array [..., runs], to one number for each `...`."""
 
 
 def _mean(tasks: Sequence[Array]) -> Array:
@@ -208,7 +208,7 @@ def _tasks(scores: Scores) -> list[Array]:
 
 
 def _enough(tasks: Sequence[Array]) -> bool:
-    """Whether drawing runs anew tells anything."""
+    """Return whether drawing runs anew tells anything."""
     return max(len(runs) for runs in tasks) > 1
 
 
@@ -253,7 +253,7 @@ def on_grid(grid: Array, ticks: Array, values: Array) -> Array:
 
 
 def aligned(ticks: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
-    """All sessions on their common grid: the grid [points] and the values [sessions, points]."""
+    """Return the common grid of all sessions, [points], and their values on it, [sessions, points]."""
     grid = common_grid(ticks)
     rows = [on_grid(grid, own, value) for own, value in zip(ticks, values, strict=True)]
     return grid, np.array(rows).reshape(len(rows), len(grid))

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from labrl.analysis.columns import widths_that_fit
-from labrl.analysis.groups import grouped, told, value_at, varied
+from labrl.analysis.filters import agreeing
+from labrl.analysis.groups import grouped, varied
 from labrl.analysis.returns import group_return
-from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
-from labrl.analysis.search import Confirmed, SearchResult, SearchTrial, read_search, runs_of
+from labrl.analysis.runs import Run, find_runs, load_experiment
+from labrl.analysis.search import Confirmed, SearchResult, read_search, runs_of
 from labrl.analysis.statistics import FAR_ENOUGH
-from labrl.errors import InputError
-from labrl.mistakes.spelling import did_you_mean
 from labrl.storage.experiment_folder import is_experiment
-
-KEYS = ("status", "agent", "env", "name")
-"""What a filter may name besides the keys of the configuration."""
 
 COLUMNS = ("status", "agent", "env", "frames", "final return", "seeds", "age", "folder")
 
@@ -39,8 +34,29 @@ MOST_GROUPS = 8
 """Groups of an experiment that the table shows."""
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, kw_only=True)
+class Returned:
+    """A final return over seeds: their interquartile mean, of fewer than four their mean."""
+
+    final_return: float | None = None
+    """None where no seed has a return."""
+    low: float | None = None
+    """Lower end of its 95 % interval by the stratified bootstrap; None of a single seed."""
+    high: float | None = None
+    seeds: int = 0
+    """Number of sessions of the return."""
+
+    @staticmethod
+    def of(returns: Sequence[float]) -> dict[str, Any]:
+        """The fields, from the final returns of the sessions."""
+        found = group_return(returns)
+        if found is None:
+            return {}
+        return {"final_return": found.value, "low": found.low, "high": found.high, "seeds": found.count}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Returned):
     """The return of one group: of trials that differ at most in the seed."""
 
     name: str
@@ -49,19 +65,15 @@ class Score:
     env: str
     overrides: dict[str, Any]
     """The keys in which the groups of the experiment differ, with the values of this one."""
-    final_return: float | None
-    """Interquartile mean over the seeds, of fewer than four their mean; None where no seed has a return."""
-    low: float | None
-    """Lower end of its 95 % interval by the stratified bootstrap; None of a single seed."""
-    high: float | None
-    seeds: int
-    """How many sessions it is over."""
     trials: int
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line of the table: one run, or one experiment with all its trials."""
+@dataclass(frozen=True, kw_only=True)
+class Entry(Returned):
+    """A line of the table: one run, or one experiment with all its trials.
+
+    Its return is that of its only group, for a search of its winner on fresh seeds.
+    """
 
     folder: str
     """Relative to where one looked."""
@@ -74,17 +86,10 @@ class Entry:
     """Played by the session that got furthest."""
     max_frame: int | None
     """The budget of a session; of trials that differ in it, the largest."""
-    final_return: float | None
-    """Final return of the only group, for a search of its winner on fresh seeds; None for several groups."""
-    low: float | None
-    """Lower end of its 95 % interval."""
-    high: float | None
-    seeds: int
-    """How many sessions `final_return` is over."""
     sessions: int
-    """That have finished."""
+    """Number of finished sessions."""
     max_session: int
-    """That there are to be."""
+    """Number of planned sessions."""
     trials: int
     """1 of a run; of a search without the runs that confirm its best."""
     created: str
@@ -92,7 +97,7 @@ class Entry:
     groups: list[Score]
     """The winner of a confirmed search and the default, both on fresh seeds."""
     best_in_the_search: dict[str, Any] | None = None
-    """For a search: `trial`, `objective`, `value`, and `of`, the number of trials of which it is the best."""
+    """Best value of a search: `trial`, `objective`, `value`, and `of`, the number of trials."""
 
 
 def entries(root: Path, filters: Sequence[str] = ()) -> list[Entry]:
@@ -103,8 +108,7 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[Entry]:
     of its trials that agree. Raises InputError where there is no run, or no run has a key.
     """
     runs = find_runs([root])
-    _check_filters(filters, runs, root)
-    wanted = [run for run in runs if all(_agrees(run, word, root) for word in filters)]
+    wanted = agreeing(runs, filters, root)
     own = Path(os.path.abspath(root.expanduser()))
     single: list[Entry] = []
     by_experiment: dict[Path, list[Run]] = {}
@@ -140,69 +144,8 @@ def as_table(found: Iterable[Entry], width: int | None = None) -> str:
 
 
 def as_plain(entry: Entry) -> dict[str, Any]:
-    """For JSON."""
+    """Return the entry as plain data for JSON."""
     return asdict(entry)
-
-
-def _check_filters(filters: Sequence[str], runs: Sequence[Run], root: Path) -> None:
-    """Raise InputError for a filter that can agree with none of `runs`."""
-    for word in filters:
-        key, equals, _ = word.partition("=")
-        if not equals:
-            folders = [_folder(run, root) for run in runs]
-            if any(word in folder for folder in folders):
-                continue
-            values = (f"{key}={getattr(run, key)}" for run in runs for key in KEYS)
-            meant = next((value for value in values if value.endswith(f"={word}")), None)
-            hint = f" Did you mean {meant}?" if meant else did_you_mean(word, folders)
-            raise InputError(
-                f"{word}: no run in {root} has this in the name of its folder. A filter is a part of that "
-                f"name, or a pair such as status=finished.{hint}",
-                code="not-found",
-                key=word,
-            )
-        if key not in KEYS and all(value_at(run, key) is None for run in runs):
-            hint = did_you_mean(key, [*KEYS, "seed", *_top_keys(runs)])
-            raise InputError(
-                f"{word}: no run has the key {key}. The key of a filter is status, agent, env, name or a "
-                f"key of the configuration, such as agent.lr.{hint}",
-                code="unknown-key",
-                key=key,
-            )
-
-
-def _folder(run: Run, root: Path) -> str:
-    return os.path.relpath(run.path, root.expanduser())
-
-
-def _agrees(run: Run, word: str, root: Path) -> bool:
-    key, equals, value = word.partition("=")
-    if not equals:
-        return word in _folder(run, root)
-    if key in KEYS:
-        return fnmatch(str(getattr(run, key)), value)
-    own = value_at(run, key)
-    if isinstance(own, int | float) and not isinstance(own, bool):
-        return own == _number(value)  # 1e-4 is 0.0001
-    return fnmatch(told(own), value)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _top_keys(runs: Sequence[Run]) -> set[str]:
-    """Keys one level deep, `agent.lr`, to guess what was meant."""
-    return {
-        f"{group}.{name}"
-        for run in runs
-        for group, node in run.config.items()
-        if isinstance(node, Mapping)
-        for name in node
-    }
 
 
 def _experiment_of(path: Path, root: Path) -> Path | None:
@@ -216,8 +159,7 @@ def _experiment_of(path: Path, root: Path) -> Path | None:
 
 
 def _of_run(run: Run, root: Path) -> Entry:
-    (score,) = scores = _scores([run])
-    return _entry(_relative(run.path, root), "run", run.status, run.created, [run], scores, score)
+    return _entry(_relative(run.path, root), "run", run.status, run.created, [run], _scores([run]))
 
 
 def _of_experiment(home: Path, runs: Sequence[Run], root: Path) -> Entry:
@@ -227,24 +169,22 @@ def _of_experiment(home: Path, runs: Sequence[Run], root: Path) -> Entry:
         for damage in experiment.warnings:
             _log.warning("%s", damage)
     created = str(experiment.info.get("created") or min(run.created for run in runs))
-    kind = str(experiment.info.get("kind") or "experiment")
-    folder, status = _relative(home, root), experiment.status
+    head = (
+        _relative(home, root),
+        str(experiment.info.get("kind") or "experiment"),
+        experiment.status,
+        created,
+    )
     search = read_search(experiment.info)
     if search is None:
-        scores = _scores(runs)
-        single = scores[0] if len(scores) == 1 else None
-        return _entry(folder, kind, status, created, runs, scores, single)
+        return _entry(*head, runs, _scores(runs))
     # the other runs confirm the best trials
-    trials = {run.path: trial for trial, run in _trials_of(search, experiment, runs)}
-    numbers = {trial.number for trial in trials.values()}
+    trials = {number: run for run in runs if (number := experiment.number_of(run)) is not None}
     winner, scores = search.winner, []
-    if winner is not None and winner.trial in numbers:
+    if winner is not None and winner.trial in trials:
         chosen = [winner, *([search.default] if search.default else [])]
         scores = [_confirmed(one, search, home, runs[0]) for one in chosen]
-    own = [run for run in runs if run.path in trials] or list(runs)
-    single = scores[0] if scores else None
-    best = _best_in(search, numbers)
-    return _entry(folder, kind, status, created, own, scores, single, best)
+    return _entry(*head, list(trials.values()) or runs, scores, _best_in(search, trials))
 
 
 def _entry(
@@ -254,13 +194,14 @@ def _entry(
     created: str,
     trials: Sequence[Run],
     groups: list[Score],
-    single: Score | None,
     best: dict[str, Any] | None = None,
 ) -> Entry:
-    """single: the group whose return is that of the whole entry."""
     outcomes = [outcome for run in trials for outcome in run.outcomes]
     expected = [run.config.get("meta", {}).get("max_session") or len(run.outcomes) for run in trials]
+    # the winner of a search leads
+    single = groups[0] if len(groups) == 1 or (groups and kind == "search") else Returned()
     return Entry(
+        **{field.name: vars(single)[field.name] for field in fields(Returned)},
         folder=folder,
         kind=kind,
         status=status,
@@ -268,10 +209,6 @@ def _entry(
         env=_common(run.env for run in trials),
         frames=max((int(outcome.get("frame") or 0) for outcome in outcomes), default=0),
         max_frame=max((run.max_frame or 0 for run in trials), default=0) or None,
-        final_return=None if single is None else single.final_return,
-        low=None if single is None else single.low,
-        high=None if single is None else single.high,
-        seeds=0 if single is None else single.seeds,
         sessions=sum(outcome.get("status") == "finished" for outcome in outcomes),
         max_session=sum(map(int, expected)),
         trials=len(trials),
@@ -286,11 +223,12 @@ def _best_in(search: SearchResult, numbers: Collection[int]) -> dict[str, Any] |
     ended = [trial for trial in search.ranked() if trial.number in numbers]
     if not ended or not ended[0].values or len(search.objective) > 1:
         return None
+    of = sum(trial.number in numbers for trial in search.valued)
     return {
         "trial": ended[0].number,
         "objective": search.objective[0],
         "value": ended[0].values[0],
-        "of": sum(trial.number in numbers for trial in search.valued),
+        "of": of,
     }
 
 
@@ -298,20 +236,32 @@ def _scores(runs: Sequence[Run]) -> list[Score]:
     """The return of each group of `runs`."""
     groups = grouped(runs)
     differing = varied([group.runs[0] for group in groups]) if len(groups) > 1 else {}
-    scores = []
-    for place, group in enumerate(groups):
-        overrides = {key: values[place] for key, values in differing.items()}
-        scores.append(_score_of(group.name, group.runs[0], overrides, final_returns(group.runs), group.runs))
-    return scores
+    return [
+        Score(
+            **Returned.of(final_returns(group.runs)),
+            name=group.name,
+            agent=group.runs[0].agent,
+            env=group.env,
+            overrides={key: values[place] for key, values in differing.items()},
+            trials=len(group.runs),
+        )
+        for place, group in enumerate(groups)
+    ]
 
 
-def _score_of(
-    name: str, like: Run, overrides: dict[str, Any], returns: Sequence[float], trials: Sequence[Any]
-) -> Score:
-    """like: a run with the agent and the environment of the group."""
-    found = group_return(returns)
-    value, low, high = (None, None, None) if found is None else (found.value, found.low, found.high)
-    return Score(name, like.agent, like.env, overrides, value, low, high, len(returns), len(trials))
+def _confirmed(one: Confirmed, search: SearchResult, home: Path, like: Run) -> Score:
+    """The return of a configuration on the fresh seeds of a search. like: any run of the search."""
+    # of another objective the search's value is no return
+    of_returns = search.objective == ["final_return"]
+    returns = Returned.of(one.values if of_returns else final_returns(runs_of(one, home)))
+    return Score(
+        **returns,
+        name=one.name,
+        agent=like.agent,
+        env=like.env,
+        overrides=one.params,
+        trials=len(one.folders),
+    )
 
 
 def final_returns(runs: Sequence[Run]) -> list[float]:
@@ -330,29 +280,8 @@ def final_returns(runs: Sequence[Run]) -> list[float]:
     ]
 
 
-def _trials_of(
-    search: SearchResult, experiment: Experiment, runs: Sequence[Run]
-) -> Iterator[tuple[SearchTrial, Run]]:
-    """Which of `runs` are trials of the search."""
-    by_folder = {
-        (experiment.path / str(content.get("folder"))).resolve(): trial
-        for content, trial in zip(experiment.info.get("trials", []), search.trials, strict=True)
-    }
-    for run in runs:
-        if (trial := by_folder.get(run.path.resolve())) is not None:
-            yield trial, run
-
-
-def _confirmed(one: Confirmed, search: SearchResult, home: Path, like: Run) -> Score:
-    """The return of a configuration on the fresh seeds of a search. like: any run of the search."""
-    # of another objective the search's value is no return
-    of_returns = search.objective == ["final_return"]
-    returns = one.values if of_returns else final_returns(runs_of(one, home))
-    return _score_of(one.name, like, one.params, returns, one.folders)
-
-
 def _relative(path: Path, root: Path) -> str:
-    """As one would type it below `root`; the folder's own name where it is the root itself."""
+    """Return the path relative to `root`; the folder's own name for the root itself."""
     return path.name if path == root else os.path.relpath(path, root)
 
 

@@ -1,4 +1,4 @@
-"""What the rows of one session, or of the sessions of one trial, amount to: pure functions over arrays.
+"""Measures of the rows of one session, or of the sessions of one trial: pure functions over arrays.
 
 Everywhere: `returns` and `strengths` are one value for each checkpoint, in the order of the frames; None
 stands for what is not defined. Callers leave out rows without a return first.

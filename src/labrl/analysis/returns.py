@@ -14,10 +14,10 @@ from labrl.analysis.intervals import METHOD, aggregates, statistic_of
 from labrl.analysis.measures import final_return
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
-"""What the return of a session is, in a line."""
+"""Definition of a session's return, in one line."""
 
 INTERVALS = f"[low, high]: 95 % interval over the seeds by {METHOD}"
-"""What the brackets behind the return of several sessions are, in a line."""
+"""Meaning of the brackets behind the return of several sessions, in one line."""
 
 NAMES = {"iqm": "interquartile mean", "mean": "mean", "median": "median"}
 

@@ -26,7 +26,7 @@ class Rows:
     `frame` is always there. A column of text is all nan, except `source` as numbers of `SOURCES`.
     """
     warnings: list[str] = field(default_factory=list)
-    """What was left out or looks wrong, in words."""
+    """Messages on what was left out or looks wrong."""
     cut: bool = False
     """Whether half a last line was left out: still being written, or its writer was killed."""
 
@@ -37,28 +37,61 @@ def read_rows(path: Path) -> Rows:
     Half a last line is left out, and with a warning lines with another number of cells than the header and
     rows without a frame. Infinite values stay, with a warning.
     """
+    table, warnings, cut = _cells(path)
+    if table is None:
+        return Rows(warnings=warnings, cut=cut)
+    if "source" in table.columns:
+        table = table.with_columns(pl.col("source").replace(SOURCES))
+    numbers = _in_order(table.cast(pl.Float64, strict=False), path.name, warnings)
+    columns = {column: numbers[column].fill_null(float("nan")).to_numpy() for column in numbers.columns}
+    infinite = [column for column, values in columns.items() if np.isinf(values).any()]
+    if infinite:
+        warnings.append(f"{path.name}: infinite values in {', '.join(infinite)}")
+    return Rows(columns, warnings, cut)
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """Read the same rows as a data frame: whole numbers, real numbers or text by column, null where empty."""
+    cells, _, _ = _cells(path)
+    if cells is None:
+        return pl.DataFrame()
+    table = _in_order(cells.with_columns(pl.col("frame").cast(pl.Float64, strict=False)), path.name, [])
+    frame = table["frame"].cast(pl.Int64)
+    return table.with_columns(frame, *(_typed(table[name]) for name in table.columns if name != "frame"))
+
+
+def _typed(texts: pl.Series) -> pl.Series:
+    """Return a column of text as what all its cells are."""
+    known = texts.drop_nulls()
+    for kind in (pl.Int64, pl.Float64):
+        if known.cast(kind, strict=False).null_count() == 0:
+            return texts.cast(kind)
+    return texts
+
+
+def _cells(path: Path) -> tuple[pl.DataFrame | None, list[str], bool]:
+    """Return the whole lines of a table as text, null where empty, what is wrong, and whether it is cut.
+
+    The table is None where there is no file, or nothing that can be read.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return Rows()
+        return None, [], False
     except OSError as error:
-        return Rows(warnings=[f"{path.name} cannot be read: {error.strerror or error}"])
+        return None, [f"{path.name} cannot be read: {error.strerror or error}"], False
     whole = content[: content.rfind(b"\n") + 1]
     cut = len(whole) < len(content)
     # NUL: what a loss of power leaves of a page that was never written
     text = whole.replace(b"\0", b"").decode(errors="replace").replace("\r", "")
     header, *lines = [line for line in text.split("\n") if line] or [""]
     if "frame" not in header.split(","):
-        return Rows(warnings=[f"{path.name} has no column `frame`"] if header else [], cut=cut)
+        return None, [f"{path.name} has no column `frame`"] if header else [], cut
     fitting = [line for line in lines if line.count(",") == header.count(",")]
     warnings = []
     if len(fitting) < len(lines):
         warnings.append(f"{path.name}: {_rows(len(lines) - len(fitting))} with missing cells left out")
-    table = pl.read_csv(io.StringIO("\n".join([header, *fitting, ""])), infer_schema=False)
-    if "source" in table.columns:
-        table = table.with_columns(pl.col("source").replace(SOURCES))
-    numbers = table.cast(pl.Float64, strict=False).fill_null(float("nan"))
-    return Rows(_in_order(numbers, path.name, warnings), warnings, cut)
+    return pl.read_csv(io.StringIO("\n".join([header, *fitting, ""])), infer_schema=False), warnings, cut
 
 
 def of_one_source(scores: Rows, name: str) -> Rows:
@@ -84,16 +117,12 @@ def _rows(number: int) -> str:
     return "1 row" if number == 1 else f"{number} rows"
 
 
-def _in_order(table: pl.DataFrame, name: str, warnings: list[str]) -> dict[str, Column]:
-    """Sort by frame, and keep the last of the rows with one frame."""
+def _in_order(table: pl.DataFrame, name: str, warnings: list[str]) -> pl.DataFrame:
+    """Sort by frame, a real number, and keep the last of the rows with one frame."""
     known = table.filter(pl.col("frame").is_finite())
     if len(known) < len(table):
         warnings.append(f"{name}: {_rows(len(table) - len(known))} without a frame left out")
     once = known.unique("frame", keep="last", maintain_order=True).sort("frame")
     if len(once) < len(known):
         warnings.append(f"{name}: {_rows(len(known) - len(once))} doubled, the later ones count")
-    columns = {column: once[column].to_numpy() for column in once.columns}
-    infinite = [column for column, values in columns.items() if np.isinf(values).any()]
-    if infinite:
-        warnings.append(f"{name}: infinite values in {', '.join(infinite)}")
-    return columns
+    return once

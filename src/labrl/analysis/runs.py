@@ -12,30 +12,35 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from labrl.analysis.returns import recorded_return
-from labrl.analysis.rows import Column, Rows, of_one_source, read_rows
+from labrl.analysis.rows import Column, Rows, of_one_source, read_rows, read_table
 from labrl.config.keys import traits
 from labrl.errors import InputError, LabrlError
+from labrl.mistakes.spelling import did_you_mean
+from labrl.storage.episodes import read_episode, recorded_names
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.storage.folder import read_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder, SessionFolder
 
 DEEPEST = 4
-"""How far below a folder its runs are looked for."""
+"""Levels below a folder at which runs are searched."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SessionRun:
-    """What one session wrote."""
+    """The files of one session."""
 
     path: Path
     index: int
     """Number of the session in its trial."""
     seed: int | None
-    """Of its streams; None until the session has ended."""
+    """Seed of its streams; None until the session has ended."""
     status: str
     """`finished`, `failed`, `interrupted`, `running`, or `killed`: its process is gone without a result."""
     train: dict[str, Column]
@@ -43,21 +48,21 @@ class SessionRun:
     eval: dict[str, Column]
     """Evaluation rows, likewise."""
     result: dict[str, Any]
-    """What `result.json` holds; empty until the session has ended."""
+    """Content of `result.json`; empty until the session has ended."""
     reached: dict[str, Any] = field(default_factory=dict)
-    """How far it came, which may be beyond its last row: its result, before that what it showed last."""
+    """Progress, which may be beyond the last row: from its result, or before that from `progress.json`."""
     warnings: list[str] = field(default_factory=list)
-    """What is wrong with it, in words: why it failed, what is missing from its files."""
+    """Messages on what is wrong: why it failed, what is missing from its files."""
 
 
 class Run:
     """One trial's folder. What lies in it is read when it is asked for, and then kept; nothing is written."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Raises InputError where neither the folder's marker nor a session's result can be read."""
+        """Raise InputError where neither the folder's marker nor a session's result can be read."""
         self.path = folder.path
         self.info = folder.rebuilt_info()
-        """What `run.json` holds, and where it is missing or damaged what the sessions' results say."""
+        """Content of `run.json`; rebuilt from the sessions' results where it is missing or damaged."""
         if (damage := folder.marker_damage) is not None:
             _log.warning("%s", damage)
         self._folder = folder
@@ -80,13 +85,19 @@ class Run:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Of its start or last resume, empty where it is missing or damaged."""
+        """Provenance of its start or last resume; empty where missing or damaged."""
         return known_provenance(self._folder)
 
     @cached_property
     def command(self) -> Any:
-        """What was typed when it was started, not when it went on; None where that is not known."""
-        return _json(self._folder.provenance).get("command")
+        """Command that started it, not those of resumes; None where unknown."""
+        return read_json(self._folder.provenance).get("command")
+
+    @cached_property
+    def start_from(self) -> dict[str, Any]:
+        """Record of the weights of another run that this one began with; empty without any."""
+        found = read_json(self._folder.provenance).get("start_from")
+        return found if isinstance(found, dict) else {}
 
     @cached_property
     def sessions(self) -> list[SessionRun]:
@@ -95,13 +106,13 @@ class Run:
 
     @cached_property
     def outcomes(self) -> list[dict[str, Any]]:
-        """What each session that has started came to: `frame`, `final_return`, `status`, ...
+        """Outcome of each session that has started: `frame`, `final_return`, `status`, ...
 
-        Of a session that has not ended, how far it is.
+        For a session that has not ended, its progress.
         """
         found = []
         for folder in self._folder.sessions():
-            outcome = self._result(folder) or {**_json(folder.progress), "status": self._unfinished()}
+            outcome = self._result(folder) or {**read_json(folder.progress), "status": self._unfinished()}
             if outcome.get("final_return") is None:
                 outcome["final_return"] = recorded_return(folder.eval_csv, folder.train_csv)
             found.append(outcome)
@@ -109,7 +120,7 @@ class Run:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What is wrong with the run and its sessions, in words."""
+        """Messages on what is wrong with the run and its sessions."""
         found = damages(self._folder)
         if self.status == "running":
             found.append("the run is still going on: its numbers are not final")
@@ -124,18 +135,18 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of the folder."""
         return self.path.name
 
     @property
     def agent(self) -> str:
-        """As it was chosen on the command line, else the name of its class; `?` where nobody knows."""
+        """Name as chosen on the command line, else that of its class; `?` where unknown."""
         chosen = self.provenance.get("choices", {}).get("agent") or self._typed("agent")
         target = str(self.config.get("agent", {}).get("_target_") or "?")
         return str(chosen or target.split(".")[-1].lower())
 
     def _typed(self, group: str) -> str | None:
-        """What was chosen for `group` on the command line, for where the provenance is lost."""
+        """Return the option of `group` on the command line, for runs whose provenance is lost."""
         try:
             words = read_command(self._folder).overrides
         except LabrlError:
@@ -149,12 +160,12 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """Of the trial."""
+        """Seed of the trial."""
         return self.config.get("seed")
 
     @property
     def created(self) -> str:
-        """When the run began, ISO 8601."""
+        """Start time of the run, ISO 8601."""
         return str(self.info.get("created", ""))
 
     @property
@@ -172,6 +183,44 @@ class Run:
             return str(self.path)
         return json.dumps(group_config(self.config), sort_keys=True, default=str)
 
+    def __fspath__(self) -> str:
+        """Return the path of the folder, so that a run stands wherever its folder can."""
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({self.name}: {self.status}, {self.agent} in {self.env})"
+
+    def table(self, name: str) -> pl.DataFrame:
+        """Return the rows of all sessions as a data frame, with the number of the session in front.
+
+        name: `train`, `eval`, or that of another `<name>.csv` in the sessions' folders: sorted by `frame`,
+        each frame once, null where a cell is empty. `episodes`: those that were recorded. Raises InputError
+        where no session has such a table.
+        """
+        folders = self._folder.sessions()
+        if name == "episodes":
+            found = [(folder.index, _recorded(folder)) for folder in folders]
+        else:
+            paths = [(folder.index, folder.path / f"{name}.csv") for folder in folders]
+            if not any(path.exists() for _, path in paths) and name not in ("train", "eval"):
+                raise self._no_table(name)
+            found = [(index, read_table(path)) for index, path in paths]
+        numbered = [
+            table.select(pl.lit(index, pl.Int64).alias("session"), pl.all())
+            for index, table in found
+            if table.width
+        ]
+        return pl.concat(numbered, how="diagonal_relaxed") if numbered else pl.DataFrame()
+
+    def _no_table(self, name: str) -> InputError:
+        files = {path.stem for folder in self._folder.sessions() for path in folder.path.glob("*.csv")}
+        known = sorted({"train", "eval", "episodes", *files})
+        return InputError(
+            f"{self.path} has no table {name!r}: name one of {', '.join(known)}.{did_you_mean(name, known)}",
+            code="unknown-option",
+            key=name,
+        )
+
     def _holder(self) -> str | None:
         """The process that works in the folder or in one of its sessions, if any lives."""
         places = [self.path, *(session.path for session in self._folder.sessions())]
@@ -186,11 +235,11 @@ class Run:
         warnings = train.warnings + evaluation.warnings
         if not alive and (train.cut or evaluation.cut):  # of a file that is being written it is no fault
             warnings.append("half a last line is left out")
-        if status == "finished":
+        if status == "finished" and not result.get("stop"):  # which leaves no training row at the end
             warnings += _cut_short(
                 {folder.train_csv: train, folder.eval_csv: evaluation}, result.get("frame")
             )
-            if not _json(folder.result):
+            if not read_json(folder.result):
                 warnings.append(f"{folder.result.name} is missing or damaged")
         if result.get("error"):
             warnings.insert(0, f"failed: {result['error']}")
@@ -206,16 +255,16 @@ class Run:
             train=train.columns,
             eval=evaluation.columns,
             result=result,
-            reached=result or _json(folder.progress),
+            reached=result or read_json(folder.progress),
             warnings=warnings,
         )
 
     def _unfinished(self) -> str:
-        """How a session without a result stands."""
+        """Return the status of a session without a result."""
         return "running" if self.status == "running" else "killed"
 
     def _result(self, folder: SessionFolder) -> dict[str, Any]:
-        content = _json(folder.result)
+        content = read_json(folder.result)
         if content:
             return content
         if self.info.get("status") == "running":
@@ -225,9 +274,34 @@ class Run:
         return next((entry for entry in said if entry.get("index") == folder.index), {})
 
 
+def _recorded(folder: SessionFolder) -> pl.DataFrame:
+    """Return what is known of a session's recorded episodes; damaged ones are left out."""
+    rows = []
+    for name in recorded_names(folder.episodes):
+        try:
+            episode = read_episode(folder.episodes / f"{name}.npz")
+        except LabrlError as error:
+            _log.warning("%s", error)
+            continue
+        rows.append(
+            {
+                "episode": name,
+                "frame": episode.frame,
+                "return": episode.episode_return,
+                "length": episode.length,
+                "truncated": episode.truncated,
+                "source": episode.source,
+                "environment": episode.environment,
+                "number": episode.number,
+                "seed": episode.seed,
+            }
+        )
+    return pl.DataFrame(rows)
+
+
 def _cut_short(tables: Mapping[Path, Rows], end: int | None) -> Iterator[str]:
-    """What is said of the tables of a finished session, which has a row in each at its end, where those are
-    gone: of a copy that was broken off, for instance. end: frame of the session's end."""
+    """Return a message on the tables of a finished session that lack the row of its end, for instance in an
+    incomplete copy. end: frame of the session's end."""
     for path, rows in tables.items():
         frames = rows.columns["frame"]
         reached = int(frames[-1]) if len(frames) else 0
@@ -243,15 +317,24 @@ class Experiment:
 
     path: Path
     info: dict[str, Any]
-    """What `experiment.json` holds; empty where there is none."""
+    """Content of `experiment.json`; empty where there is none."""
     runs: list[Run]
     """Its trials that have begun, in order of their number or, without one, of their start."""
     warnings: list[str]
-    """What is wrong with it, in words."""
+    """Messages on what is wrong with it."""
+
+    def number_of(self, run: Run) -> int | None:
+        """Return the number of the trial that a run is; None where it is none, as of confirming runs."""
+        return self._numbers.get(run.path.resolve())
+
+    @cached_property
+    def _numbers(self) -> dict[Path, int]:
+        trials = self.info.get("trials", [])
+        return {(self.path / str(trial.get("folder"))).resolve(): trial.get("number") for trial in trials}
 
     @property
     def status(self) -> str:
-        """As `Run.status`; of an experiment that says nothing itself, the worst of its runs."""
+        """Status as in `Run.status`; for an experiment without one, the worst of its runs."""
         statuses = [run.status for run in self.runs]
         said = self.info.get("status")
         if said in (None, "running"):
@@ -265,21 +348,19 @@ class Experiment:
 def load_run(folder: str | os.PathLike[str]) -> Run:
     """The run that lies at `folder`. Raises InputError, which names a better folder if there is one."""
     path = Path(folder).expanduser()
-    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
+    first = next(_markers(path), None)
+    if first == path:
         return Run(RunFolder.open(path, rebuilt=True))
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}. Name a run folder", code="not-found", key=str(path))
     if (path.parent / MARKER).exists():
-        raise InputError(
-            f"{path} is part of a run. Name the run folder, {path.parent}", code="usage", key=str(path)
-        )
-    below = next(_markers(path), None)
-    if below is not None:
-        raise InputError(
-            f"{path} holds several runs. Name one of them, such as {below}", code="usage", key=str(path)
-        )
-    raise _no_run(path)
+        why = f"is part of a run. Name the run folder, {path.parent}"
+    elif first is not None:
+        why = f"holds several runs. Name one of them, such as {first}"
+    else:
+        raise _no_run(path)
+    raise InputError(f"{path} {why}", code="usage", key=str(path))
 
 
 def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
@@ -360,11 +441,10 @@ def group_config(config: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 def _runs_in(path: Path, alone: bool) -> list[Run]:
     """The run at `path` or the runs below; `alone`: named by itself, so that it has to be one."""
-    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
-        return [load_run(path)]
-    if alone and (not path.is_dir() or (path.parent / MARKER).exists()):
-        return [load_run(path)]  # raises, and says what to name
-    return _runs_below(path) if alone or next(_markers(path), None) else []
+    first = next(_markers(path), None)
+    if first == path or (alone and (not path.is_dir() or (path.parent / MARKER).exists())):
+        return [load_run(path)]  # raises where it is none, and says what to name
+    return _runs_below(path) if alone or first else []
 
 
 def _runs_below(path: Path) -> list[Run]:
@@ -392,7 +472,7 @@ def _markers(path: Path) -> Iterator[Path]:
 
 
 def _without_run(path: Path) -> bool:
-    """Whether `path` is there and no run, nor part of one, nor has one below."""
+    """Return whether `path` is there and no run, nor part of one, nor has one below."""
     return path.exists() and not (path.parent / MARKER).exists() and next(_markers(path), None) is None
 
 
@@ -404,12 +484,3 @@ def _no_run(path: Path) -> InputError:
     return InputError(
         f"{path} {what}. Name a run folder, or a folder with runs below it", code="not-found", key=str(path)
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """What a file holds; empty where it is missing, damaged or holds something else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -1,4 +1,4 @@
-"""What a search found out about its hyperparameters, from `experiment.json`."""
+"""Results of a search, from `experiment.json`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.analysis.formats import interval_by, number
+from labrl.analysis.formats import UNKNOWN, interval_by, number
 from labrl.analysis.intervals import METHOD, Estimate, aggregates
 from labrl.analysis.runs import Run, load_run
 from labrl.errors import LabrlError
@@ -37,11 +37,11 @@ class Parameter:
     whole: bool = False
     """Whether only whole numbers are drawn."""
     choices: tuple[Any, ...] = ()
-    """Not empty: the key has no scale, and `low` and `high` mean nothing."""
+    """Choices of a key without a scale, for which `low` and `high` mean nothing; else empty."""
 
     @classmethod
     def of(cls, key: str, distribution: Mapping[str, Any]) -> Parameter:
-        """From what `experiment.json` has of its distribution."""
+        """Build from the distribution in `experiment.json`."""
         content = distribution["attributes"]
         if "choices" in content:
             return cls(key, choices=tuple(content["choices"]))
@@ -49,7 +49,7 @@ class Parameter:
         return cls(key, float(content["low"]), float(content["high"]), bool(content.get("log")), whole)
 
     def place(self, value: Any) -> float:
-        """Where `value` lies: the number, its logarithm to base 10 on such a scale, the index of a choice."""
+        """Return the position of `value`: the number, its logarithm to base 10, or the index of a choice."""
         if self.choices:
             return float(self.choices.index(value)) if value in self.choices else math.nan
         return math.log10(value) if self.log else float(value)
@@ -69,7 +69,7 @@ class SearchTrial:
     number: int
     params: dict[str, Any]
     values: tuple[float, ...] | None
-    """By objective; of a pruned one what it had come to; None where it failed or runs."""
+    """Values by objective; of a pruned trial its last ones; None where it failed or runs."""
     state: State
     intermediate: dict[int, float] = field(default_factory=dict)
     """Value by frame."""
@@ -94,7 +94,7 @@ class Confirmed:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Confirmed:
-        """From what `experiment.json` has of the candidate."""
+        """Build from the candidate in `experiment.json`."""
         return cls(
             trial=content["trial"],
             params=dict(content.get("params") or {}),
@@ -106,8 +106,14 @@ class Confirmed:
 
     @property
     def name(self) -> str:
-        """For a table or a sentence."""
+        """Name in a table or sentence."""
         return "the default" if self.trial is None else f"trial {self.trial}"
+
+    @property
+    def each(self) -> str:
+        """The values, seed by seed, with a dash for each run that failed."""
+        missing = [UNKNOWN] * (len(self.folders) - len(self.values))
+        return ", ".join([*map(number, self.values), *missing])
 
     @property
     def estimate(self) -> Estimate | None:
@@ -136,7 +142,7 @@ class SearchResult:
     parameters: list[Parameter]
     trials: list[SearchTrial]
     facts: dict[str, Any]
-    """What else `experiment.json` says under `search`: sampler, pruner, storage, confirm, best."""
+    """Further entries of `experiment.json` under `search`: sampler, pruner, storage, confirm, best."""
 
     @property
     def ended(self) -> list[SearchTrial]:
@@ -157,9 +163,15 @@ class SearchResult:
         sign = -1 if self.maximize[0] else 1
         return sorted(self.ended, key=lambda trial: (sign * (trial.values or (0.0,))[0], trial.number))
 
+    def by_rank(self) -> list[SearchTrial]:
+        """Return all trials: those that are ranked, then the others by number."""
+        ranked = self.ranked()
+        return [*ranked, *(trial for trial in self.trials if trial not in ranked)]
+
     @property
     def confirmed(self) -> list[Confirmed]:
-        """What was run again on fresh seeds: the best trials of the search in order, then the default."""
+        """Configurations that ran on fresh seeds: the best trials of the search in order, then the
+        default."""
         return [Confirmed.of(one) for one in (self.facts.get("confirm") or {}).get("candidates", [])]
 
     @property
@@ -200,7 +212,7 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
 
 
 def _values(entry: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """By objective; of a pruned trial without a value the last one that it reported."""
+    """Return values by objective; of a pruned trial without a value the last one that it reported."""
     if entry.get("values"):
         return tuple(entry["values"])
     reported = entry.get("intermediate") or ()
@@ -208,7 +220,7 @@ def _values(entry: Mapping[str, Any]) -> tuple[float, ...] | None:
 
 
 def verdict(search: SearchResult) -> Iterator[str]:
-    """What the search came to, in sentences. The value on fresh seeds comes first, where there is one:
+    """Return the result of the search in sentences. The value on fresh seeds comes first, if there is one:
     the best of many values in the search was partly lucky."""
     ranked, winner, default = search.ranked(), search.winner, search.default
     if len(search.objective) > 1:
@@ -231,7 +243,7 @@ def verdict(search: SearchResult) -> Iterator[str]:
             )
         )
         return
-    yield f"Trial {winner.trial} is the best: {objective} {winner.told()}."
+    yield f"Trial {winner.trial} won the confirmation: {objective} {winner.told()}."
     if default is not None and default.mean is not None and winner.mean is not None:
         better = winner.mean > default.mean if search.maximize[0] else winner.mean < default.mean
         if not better:
@@ -245,16 +257,16 @@ def verdict(search: SearchResult) -> Iterator[str]:
             yield f"It is better than the default: {default.told()}."
     before = search.confirmed[0]
     if before.trial == winner.trial:
-        yield f"It held: in the search it had {number(before.searched)}, {luck}."
+        yield f"It also won the search, with {number(before.searched)}, {luck}."
     else:
         yield (
-            f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but did not hold: "
-            f"{before.told()}."
+            f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but not the "
+            f"confirmation: {before.told()}."
         )
 
 
 def _overlap(one: Confirmed, other: Confirmed) -> bool:
-    """Whether the intervals of both share values, or one of them has no interval."""
+    """Return whether the intervals of both share values, or one of them has no interval."""
     ends = [
         (estimate.low, estimate.high)
         for estimate in (one.estimate, other.estimate)
@@ -311,7 +323,7 @@ def _frames(runs: Iterable[Run]) -> int:
 
 
 def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:
-    """For each value the best up to and with it. values: [trials]; nan counts for nothing."""
+    """Return, for each value, the best so far. values: [trials]; nan is ignored."""
     array = np.array(values, dtype=np.float64)
     accumulate = np.fmax.accumulate if maximize else np.fmin.accumulate
     return accumulate(array) if array.size else array

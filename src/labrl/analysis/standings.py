@@ -39,11 +39,10 @@ def standings(experiment: Path) -> list[Standing]:
     """
     found = load_experiment(experiment)
     search = read_search(found.info)
-    numbers = {str(trial.get("folder")): trial.get("number") for trial in found.info.get("trials", [])}
     of_search = {trial.number: trial for trial in search.trials} if search else {}
     standing = []
     for run in found.runs:
-        number = numbers.get(os.path.relpath(run.path, found.path), numbers.get(str(run.path)))
+        number = found.number_of(run)
         trial = of_search.get(number) if number is not None else None
         standing.append(_searched(run, search, trial) if search and trial else _played(run))
     return sorted(standing, key=lambda one: (one.env, not one.comparable, one.place))

@@ -7,7 +7,6 @@ sample. What is left out of it, and why, is always said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -16,6 +15,7 @@ import polars as pl
 
 from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
+from labrl.analysis.branches import branches
 from labrl.analysis.groups import SEVERAL, Group, by_env
 from labrl.analysis.intervals import (
     RUNS_FOR_IQM,
@@ -32,13 +32,13 @@ from labrl.analysis.runs import Run, SessionRun
 from labrl.storage.experiment_folder import CONFIRMING
 
 FORMAT_VERSION = 2
-"""Of the dicts and of `statistics.json`."""
+"""Version of the dicts and of `statistics.json`."""
 
 FAR_ENOUGH = 0.9
 """A session that got less far than this part of its budget, or of its group's furthest, is left out."""
 
 FEW_SEEDS = 5
-"""With fewer an interval says little (Agarwal et al., 2021)."""
+"""Number of seeds below which an interval says little (Agarwal et al., 2021)."""
 
 PROFILE_POINTS = 101
 """Thresholds of a performance profile."""
@@ -47,73 +47,64 @@ FEW_GROUPS = 4
 """Groups that a warning names one by one."""
 
 ALL_PAIRS = 10
-"""Of more groups than this only the one with the highest final return is compared with each other one."""
+"""Number of groups up to which all pairs are compared; beyond, only the best with each other one."""
 
-MEASURES = (
-    "final_return",
-    "best_return",
-    "area_under_curve",
-    "slm_final",
-    "strength",
-    "max_strength",
-    "final_strength",
-    "sample_efficiency",
-    "training_efficiency",
-    "stability",
-    "frames_to_threshold",
-    "seconds_to_threshold",
-    "human_normalized",
-    "fps",
-)
-"""The numbers of `session_statistics` of which a mean over sessions makes sense."""
-
-
-@dataclass(frozen=True)
-class ScoreRows:
-    """Checkpoints with a return, in the order of their frames. All arrays are [rows]."""
-
-    frame: Column
-    returns: Column
-    wall: Column
-    """Seconds of training."""
-    opt_step: Column
-    """Updates."""
-
-    def __len__(self) -> int:
-        return len(self.frame)
+MEASURES = {
+    "final_return": "final return",
+    "best_return": "best return",
+    "area_under_curve": "average return (area under the curve)",
+    "slm_final": "mean of the last 100 rows",
+    "strength": "strength",
+    "max_strength": "highest strength",
+    "final_strength": "final strength",
+    "sample_efficiency": "sample efficiency (per frame)",
+    "training_efficiency": "training efficiency (per update)",
+    "stability": "stability",
+    "frames_to_threshold": "frames to the threshold",
+    "seconds_to_threshold": "seconds to the threshold",
+    "human_normalized": "human-normalized score",
+    "fps": "frames/s",
+}
+"""The numbers of `session_statistics` of which a mean over sessions makes sense, with their names."""
 
 
-def score_rows(session: SessionRun) -> ScoreRows:
-    """The evaluation rows that have a return; of a session that was never evaluated its training rows."""
+def score_rows(session: SessionRun) -> dict[str, Column]:
+    """The evaluation rows that have a return; of a session that was never evaluated its training rows.
+
+    Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the frames.
+    """
     evaluated = _with_return(session.eval)
-    return evaluated if len(evaluated) else _with_return(session.train)
+    return evaluated if len(evaluated["frame"]) else _with_return(session.train)
 
 
-def _with_return(table: dict[str, Column]) -> ScoreRows:
+def _with_return(table: dict[str, Column]) -> dict[str, Column]:
     nothing = np.full(len(table["frame"]), np.nan)
-    returns = table.get("return_mean", nothing)
-    there = np.isfinite(returns)
-    columns = [table["frame"], returns, table.get("wall", nothing), table.get("opt_step", nothing)]
-    return ScoreRows(*(column[there] for column in columns))
+    there = np.isfinite(table.get("return_mean", nothing))
+    return {name: table.get(name, nothing)[there] for name in ("frame", "return_mean", "wall", "opt_step")}
 
 
 def last_frame(session: SessionRun) -> float:
-    """How far the session's rows go, frames; 0 without rows."""
-    return max(
-        (float(table["frame"][-1]) for table in (session.train, session.eval) if len(table["frame"])),
-        default=0.0,
-    )
+    """Return the frame of the session's last row; 0 without rows."""
+    return _last(session, "frame") or 0.0
 
 
 def frames_reached(session: SessionRun) -> float:
-    """How far the session came, frames: one that was broken off came farther than its last row."""
+    """Return the last frame of the session, which after an interruption is beyond its last row."""
     return max(last_frame(session), _said(session, "frame"))
 
 
 def _said(session: SessionRun, name: str) -> float:
-    """What the session said at last of how far it is; 0 where it said nothing."""
+    """Return the last reported progress of the session; 0 without any."""
     value = session.reached.get(name)
     return float(value) if isinstance(value, int | float) and np.isfinite(value) else 0.0
+
+
+def _last(session: SessionRun, column: str) -> float | None:
+    """The last known value of a column that only grows."""
+    tables = [table[column] for table in (session.train, session.eval) if column in table]
+    return max(
+        (float(values[known][-1]) for values in tables if (known := np.isfinite(values)).any()), default=None
+    )
 
 
 def session_statistics(
@@ -127,80 +118,56 @@ def session_statistics(
     baseline: the random policy's return; human: published returns of the random policy and of a human.
     """
     rows = score_rows(session)
-    final = measures.final_return(rows.frame, rows.returns)
-    frames = frames_reached(session)
+    frame, returns, seconds = (rows[name] for name in ("frame", "return_mean", "wall"))
+    final = measures.final_return(frame, returns)
+    frames, played = frames_reached(session), last_frame(session)
     wall = max(_last(session, "wall") or 0.0, _said(session, "wall")) or None
-    emulated = _last(session, "env_frames")
-    if emulated is not None and last_frame(session):
-        emulated *= frames / last_frame(session)  # so many for each frame
-    facts: dict[str, Any] = {
+    emulated, episodes, updates = (_last(session, name) for name in ("env_frames", "episode", "opt_step"))
+    if emulated is not None and played:
+        emulated *= frames / played  # so many for each frame
+    reached_at = None if threshold is None else measures.time_to(frame, returns, threshold.value)
+    reached_after = None if threshold is None else measures.time_to(seconds, returns, threshold.value)
+    return {
         "index": session.index,
         "seed": session.seed,
         "status": session.status,
+        "stop": (session.result.get("stop") or {}).get("why"),
         "frames": int(frames),
         "env_frames": None if emulated is None else round(emulated),
-        "episodes": _whole(_last(session, "episode")),
-        "opt_steps": _whole(_last(session, "opt_step")),
+        "episodes": None if episodes is None else int(episodes),
+        "opt_steps": None if updates is None else int(updates),
         "wall": wall,
         "fps": frames / wall if wall else None,
-        "rows": len(rows),
+        "rows": len(frame),
         "final_return": final,
-        "best_return": float(rows.returns.max()) if len(rows) else None,
-        "best_frame": int(rows.frame[rows.returns.argmax()]) if len(rows) else None,
-        "area_under_curve": measures.area_under_curve(rows.frame, rows.returns),
-        "slm_final": measures.slm_final(_with_return(session.train).returns),
+        "best_return": float(returns.max()) if len(frame) else None,
+        "best_frame": int(frame[returns.argmax()]) if len(frame) else None,
+        "area_under_curve": measures.area_under_curve(frame, returns),
+        "slm_final": measures.slm_final(_with_return(session.train)["return_mean"]),
+        **_against_random(rows, baseline),
+        "frames_to_threshold": reached_at,
+        "seconds_to_threshold": reached_after
+        if reached_after is None or np.isfinite(reached_after)
+        else None,
+        "human_normalized": None
+        if human is None or final is None
+        else measures.human_normalized(final, *human),
     }
-    facts |= _against_random(rows, baseline)
-    facts |= {"frames_to_threshold": None, "seconds_to_threshold": None, "human_normalized": None}
-    if threshold is not None:
-        facts["frames_to_threshold"] = measures.time_to(rows.frame, rows.returns, threshold.value)
-        facts["seconds_to_threshold"] = _finite(measures.time_to(rows.wall, rows.returns, threshold.value))
-    if human is not None and final is not None:
-        facts["human_normalized"] = measures.human_normalized(final, *human)
-    return facts
 
 
-def _against_random(rows: ScoreRows, baseline: Baseline | None) -> dict[str, float | None]:
+def _against_random(rows: Mapping[str, Column], baseline: Baseline | None) -> dict[str, float | None]:
     """SLM Lab's measures of a session; None throughout without rows or without a baseline."""
-    names = (
-        "strength",
-        "max_strength",
-        "final_strength",
-        "sample_efficiency",
-        "training_efficiency",
-        "stability",
-    )
-    if baseline is None or not len(rows):
-        return dict.fromkeys(names)
-    s = measures.strength(rows.returns, baseline.mean)
-    updates = np.nan_to_num(rows.opt_step)  # a file without the column: no update is known of
-    values = (
-        float(s.mean()),
-        float(s.max()),
-        float(s[-1]),
-        measures.efficiency(s, rows.frame),
-        measures.efficiency(s, updates),
-        measures.stability(s),
-    )
-    return dict(zip(names, values, strict=True))
-
-
-def _last(session: SessionRun, column: str) -> float | None:
-    """The last known value of a column that only grows."""
-    ends = [
-        values[known][-1]
-        for table in (session.train, session.eval)
-        if (values := table.get(column)) is not None and (known := np.isfinite(values)).any()
-    ]
-    return float(max(ends)) if ends else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None
+    known = baseline is not None and len(rows["frame"]) > 0
+    s = measures.strength(rows["return_mean"], baseline.mean if baseline is not None else 0.0)
+    updates = np.nan_to_num(rows["opt_step"])  # a file without the column: no update is known of
+    return {
+        "strength": float(s.mean()) if known else None,
+        "max_strength": float(s.max()) if known else None,
+        "final_strength": float(s[-1]) if known else None,
+        "sample_efficiency": measures.efficiency(s, rows["frame"]) if known else None,
+        "training_efficiency": measures.efficiency(s, updates) if known else None,
+        "stability": measures.stability(s) if known else None,
+    }
 
 
 def trial_statistics(run: Run, threshold: float | None = None) -> dict[str, Any]:
@@ -208,6 +175,11 @@ def trial_statistics(run: Run, threshold: float | None = None) -> dict[str, Any]
 
     threshold: the return, the time to which is measured; None: what is known for the environment.
     """
+    return of_trial(run, group_statistics([run], threshold=threshold))
+
+
+def of_trial(run: Run, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description of a run with the statistics of the `group` that it alone makes."""
     return {
         "format_version": FORMAT_VERSION,
         "kind": "trial",
@@ -215,7 +187,7 @@ def trial_statistics(run: Run, threshold: float | None = None) -> dict[str, Any]
         "status": run.status,
         "created": run.created,
         "seed": run.seed,
-        **group_statistics([run], threshold=threshold),
+        **group,
     }
 
 
@@ -274,15 +246,17 @@ def group_statistics(
 
 
 def scores_of(runs: Sequence[Run]) -> str:
-    """Whether scores are of `evaluation` episodes in environments of their own, of `training`, or `both`."""
+    """Return whether scores are of `evaluation` episodes in environments of their own, of `training`, or
+    `both`."""
     rigorous = {bool(run.config.get("meta", {}).get("rigorous_eval")) for run in runs}
     return "both" if len(rigorous) > 1 else "evaluation" if rigorous == {True} else "training"
 
 
 def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
-    """For each session of `runs` why it is not part of the sample; None where it is.
+    """Return, for each session of `runs`, why it is not part of the sample; None where it is.
 
-    A session that played the whole of its own budget is part of it, however large the others' are.
+    A session that played the whole of its own budget, or that its evaluations ended early, is part of it,
+    however far the others came.
     """
     furthest = max((last_frame(session) for run in runs for session in run.sessions), default=0.0)
     seen: dict[tuple[str, int], str] = {}
@@ -293,11 +267,11 @@ def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
         for session in run.sessions:
             reached, came = last_frame(session), frames_reached(session)
             twin = (run.group_key, session.seed) if session.seed is not None else None
-            if not len(score_rows(session)):
+            if not len(score_rows(session)["frame"]):
                 yield "no episode has ended"
             elif chosen:
                 yield "the search chose it for its return; the fresh seeds of its confirmation count"
-            elif reached < FAR_ENOUGH * goal:
+            elif reached < FAR_ENOUGH * goal and not session.result.get("stop"):
                 state = "is still at" if session.status == "running" else "ended at"
                 if came >= FAR_ENOUGH * goal:
                     state, came = "has rows up to", reached
@@ -311,7 +285,7 @@ def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
 
 
 def _over_sessions(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each measure mean and sample deviation over the sessions for which it is defined; n: how many."""
+    """Return mean and sample deviation of each measure over the sessions that define it; n: how many."""
     table = pl.DataFrame(
         [{measure: entry[measure] for measure in MEASURES} for entry in entries],
         schema=dict.fromkeys(MEASURES, pl.Float64),
@@ -321,27 +295,27 @@ def _over_sessions(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def _estimates(entries: Sequence[Mapping[str, Any]], normalized: bool) -> dict[str, Any]:
-    targets = {"final_return": None, "area_under_curve": None}
-    estimates = {}
-    for measure, target in {**targets, **({"human_normalized": 1.0} if normalized else {})}.items():
-        values = np.array([entry[measure] for entry in entries], dtype=np.float64)
-        if len(values):
-            found = aggregates(values, target).items()
-            estimates[measure] = {name: plain(estimate) for name, estimate in found}
-    return estimates
+    if not entries:
+        return {}
+    targets = {"final_return": None, "area_under_curve": None} | (
+        {"human_normalized": 1.0} if normalized else {}
+    )
+    return {
+        measure: {name: one._asdict() for name, one in aggregates(_column(entries, measure), target).items()}
+        for measure, target in targets.items()
+    }
 
 
-def plain(estimate: Estimate) -> dict[str, float | None]:
-    """An estimate as `value`, `low`, `high`."""
-    return estimate._asdict()
+def _column(entries: Sequence[Mapping[str, Any]], measure: str) -> np.ndarray:
+    return np.array([entry[measure] for entry in entries], dtype=np.float64)
 
 
 def _consistency(sessions: Sequence[SessionRun], baseline: Baseline | None) -> float | None:
-    """Of the checkpoints at which every session has a return."""
+    """Return the consistency over the checkpoints at which every session has a return."""
     if baseline is None or not sessions:
         return None
     rows = [score_rows(session) for session in sessions]
-    _, returns = aligned([own.frame for own in rows], [own.returns for own in rows])
+    _, returns = aligned([own["frame"] for own in rows], [own["return_mean"] for own in rows])
     everywhere = np.isfinite(returns).all(axis=0)
     return measures.consistency(measures.strength(returns[:, everywhere], baseline.mean))
 
@@ -349,19 +323,17 @@ def _consistency(sessions: Sequence[SessionRun], baseline: Baseline | None) -> f
 def _curve(sessions: Sequence[SessionRun]) -> dict[str, list[Any]]:
     """Return over frames, IQM and mean over the sessions with their intervals; lists of equal length."""
     rows = [score_rows(session) for session in sessions]
-    grid, returns = aligned([own.frame for own in rows], [own.returns for own in rows])
-    bands = {statistic: curve(returns, statistic) for statistic in ("iqm", "mean")}
+    grid, returns = aligned([own["frame"] for own in rows], [own["return_mean"] for own in rows])
     columns: dict[str, list[Any]] = {"frame": grid.astype(int).tolist()}
-    for statistic, band in bands.items():
-        columns[statistic] = _or_none(band.value)
-        columns[f"{statistic}_low"], columns[f"{statistic}_high"] = _or_none(band.low), _or_none(band.high)
-    columns["count"] = bands["iqm"].count.tolist()
-    return columns
-
-
-def _or_none(values: np.ndarray) -> list[float | None]:
-    """As a list for JSON, which has no nan."""
-    return [float(value) if np.isfinite(value) else None for value in values]
+    for statistic in ("iqm", "mean"):
+        band = curve(returns, statistic)
+        for name, values in (
+            (statistic, band.value),
+            (f"{statistic}_low", band.low),
+            (f"{statistic}_high", band.high),
+        ):
+            columns[name] = [value if np.isfinite(value) else None for value in values.tolist()]
+    return columns | {"count": np.isfinite(returns).sum(axis=0).tolist()}
 
 
 def _warnings(
@@ -379,6 +351,12 @@ def _warnings(
             where = f"{entry['run']}, session {entry['index']}" if several else f"session {entry['index']}"
             yield f"{where} is left out of the statistics: {reason}"
     counted = reasons.count(None)
+    early = [entry["frames"] for entry in entries if entry["stop"] and entry["counted"]]
+    if early and counted > 1:
+        yield (
+            f"{len(early)} of {counted} sessions ended early, from frame {min(early):,} on: from there the "
+            "curves are of fewer sessions (`count` in statistics.json)"
+        )
     if counted == 1:
         yield "one seed only: there is no interval, and no saying how much of the result is luck"
     elif 1 < counted < FEW_SEEDS:
@@ -390,9 +368,9 @@ def _warnings(
 
 
 def compare(groups: Sequence[Group], threshold: float | None = None) -> dict[str, Any]:
-    """All `groups`, split by environment, because returns of different ones have no common scale.
+    """Compare `groups` by environment, because returns of different ones have no common scale.
 
-    Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `profile`,
+    Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `profile`, `branches`,
     `warnings`), `across` (Atari games together by human-normalized score, None where there are not two) and
     `warnings`. Groups without a counted session are in no pair and no profile.
     """
@@ -419,6 +397,7 @@ def _one_env(env: str, groups: Sequence[Group], threshold: float | None) -> dict
         "improvement": (pairs := list(_improvements(scores))),
         "best": _best(statistics, pairs),
         "profile": _profile(scores),
+        "branches": branches(groups, statistics),
         "warnings": list(_unlike(statistics)),
     }
 
@@ -461,9 +440,7 @@ def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, 
 
 def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:
     """A measure of the counted sessions of a group's statistics, [sessions]."""
-    return np.array(
-        [session[measure] for session in entry["sessions"] if session["counted"]], dtype=np.float64
-    )
+    return _column([session for session in entry["sessions"] if session["counted"]], measure)
 
 
 def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[str, Any]]:
@@ -473,7 +450,7 @@ def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[s
         best = max(scores, key=lambda name: aggregates(scores[name])["iqm"].value)
         pairs = ((best, other) for other in scores if other != best)  # type: ignore[assignment]
     for x, y in pairs:
-        yield {"x": x, "y": y, **plain(probability_of_improvement(scores[x], scores[y]))}
+        yield {"x": x, "y": y, **probability_of_improvement(scores[x], scores[y])._asdict()}
 
 
 def _profile(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any] | None:
@@ -528,7 +505,7 @@ def _across(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             {
                 "name": name,
                 "sessions": sum(map(len, tasks)),
-                "human_normalized": {key: plain(e) for key, e in aggregates(tasks, target=1.0).items()},
+                "human_normalized": {key: e._asdict() for key, e in aggregates(tasks, target=1.0).items()},
             }
             for name, tasks in scores.items()
         ],

@@ -32,7 +32,7 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
     `rival` and `improvement`, `_low`, `_high`: the probability that a session of the group beats one of the
     rival, the environment's group with the highest final return.
     """
-    groups, pairs = [], []
+    rows = []
     for env in comparison["envs"]:
         rival = next((entry["name"] for _, entry in ranked(env["groups"])), None)
         for group in env["groups"]:
@@ -51,29 +51,19 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
             row |= {"threshold": threshold["value"] if threshold else None}
             row |= {"reached": measures["frames_to_threshold"]["n"]}
             row |= {name: measures[name]["mean"] for name in MEASURES if name not in ESTIMATES}
-            groups.append(row | {"consistency": group["consistency"]})
             pair = improvement(env, group["name"], rival) if rival else None
-            if pair is not None:
-                keys = ("env", "group", "rival", "improvement", "improvement_low", "improvement_high")
-                pairs.append(dict(zip(keys, (env["env"], group["name"], rival, *pair), strict=True)))
+            chance = zip(("", "_low", "_high"), pair or (None, None, None), strict=True)
+            row |= {"consistency": group["consistency"], "rival": rival if pair else None}
+            rows.append(row | {f"improvement{end}": value for end, value in chance})
     text, whole = ("env", "group", "agent", "rival"), ("runs", "seeds", "left_out", "reached")
-    table = pl.DataFrame(groups, infer_schema_length=None)
-    against = pl.DataFrame(
-        pairs,
-        schema={
-            **dict.fromkeys(("env", "group", "rival"), pl.String),
-            **dict.fromkeys(("improvement", "improvement_low", "improvement_high"), pl.Float64),
-        },
+    kinds = {**dict.fromkeys(text, pl.String), **dict.fromkeys(whole, pl.Int64)}
+    return pl.DataFrame(
+        rows, {name: kinds.get(name, pl.Float64) for row in rows[:1] for name in row}, strict=False
     )
-    if not groups:
-        return table
-    numbers = [name for name in table.columns if name not in (*text, *whole)]
-    table = table.with_columns(pl.col(numbers).cast(pl.Float64))
-    return table.join(against, on=["env", "group"], how="left", maintain_order="left")
 
 
 def as_csv(table: pl.DataFrame) -> str:
-    """All columns; None is an empty cell."""
+    """Return the table as CSV with all columns; None is an empty cell."""
     return table.write_csv() if table.width else "\n"
 
 
@@ -153,7 +143,7 @@ def readable(table: pl.DataFrame) -> list[list[str]]:
 
 
 def has_intervals(table: pl.DataFrame) -> bool:
-    """Whether a number of the table has an interval, which LEGEND explains."""
+    """Return whether a number of the table has an interval, which LEGEND explains."""
     ends = [name for name in ("final_return_iqm_low", "improvement_low") if name in table.columns]
     return any(table[name].count() for name in ends)
 

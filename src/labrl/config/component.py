@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from labrl import script
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
-
-
-class TargetError(ValueError):
-    """A `_target_` that cannot be imported."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +27,11 @@ class Component:
     config: Any
     """An instance of `target.Config`, or the settings as a dict where the target has no `Config`."""
     key: str = field(default="", compare=False, repr=False)
-    """Where it stands in the configuration, for messages; '' where that is unknown."""
-
-    @classmethod
-    def parse(cls, node: Mapping[str, Any], key: str = "") -> Component:
-        """Return the component that `node`, which stands at the full key `key`, describes.
-
-        Raises InputError when the target does not exist or a setting is unknown, missing or wrong.
-        """
-        # Imported late: the command line shows help and composes without pydantic.
-        from labrl.config.validate import dataclass_of
-
-        return dataclass_of(cls, node, key)
+    """Key in the configuration, for messages; '' where unknown."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the node that `parse` makes this component from."""
-        return {"_target_": self.target, **_plain(self.config)}
+        """Return the node that `dataclass_of(Component, node)` makes this component from."""
+        return asdict(self, dict_factory=_node)
 
     def load(self) -> Any:
         """Import the class or function."""
@@ -58,15 +43,12 @@ class Component:
         Raises InputError where a user's own part fails. Errors of labrl's own parts pass unchanged.
         """
         target = self.load()
-        if not isinstance(self.config, dict):
-            with self._failing("cannot be made", "Correct its keys or the class."):
-                return target(self.config, **runtime)
-        given = {**runtime, **self.config}
-        remedy = f"It is called with {', '.join(given) or 'nothing'}: correct these, or the class."
-        with self._failing("cannot be made", remedy):
+        config = [] if isinstance(self.config, dict) else [self.config]
+        given = runtime if config else {**runtime, **self.config}
+        with self._failing(f"cannot be made with {', '.join(given) or 'no argument'}"):
             if (signature := _signature(target)) is not None:
-                signature.bind(**given)  # names what is missing before what is unknown
-            return target(**given)
+                signature.bind(*config, **given)  # names what is missing before what is unknown
+            return target(*config, **given)
 
     def check(self, method: str, *known: Any) -> None:
         """Call the target's `method(config, *known)`, if it has one, to check its configuration.
@@ -75,11 +57,11 @@ class Component:
         """
         asked = getattr(self.load(), method, None)
         if asked is not None:
-            with self._failing(f"has refused, in {method}", "Correct its keys."):
+            with self._failing(f"has refused, in {method}"):
                 asked(self.config, *known)
 
     @contextmanager
-    def _failing(self, what: str, remedy: str) -> Iterator[None]:
+    def _failing(self, what: str) -> Iterator[None]:
         """Raise InputError for whatever a user's own code raises. Errors of labrl's pass unchanged."""
         try:
             yield
@@ -88,12 +70,12 @@ class Component:
         except (Exception, SystemExit) as error:
             if self.target.partition(".")[0] == "labrl":
                 raise
-            message = f"{self.named} {what}: {type(error).__name__}: {error}. {remedy}"
+            message = f"{self.named} {what}: {type(error).__name__}: {error}. Correct its keys or the class."
             raise InputError(message, code="target", key=self.key or None) from error
 
     @property
     def named(self) -> str:
-        """Its key and target, as messages begin."""
+        """The key and target with which messages begin."""
         return f"{self.key}: {self.target}" if self.key else self.target
 
 
@@ -104,57 +86,38 @@ def _signature(target: Any) -> inspect.Signature | None:
         return None
 
 
-def _plain(value: Any) -> Any:
-    """Return settings as YAML has them."""
-    if isinstance(value, Component):
-        return value.plain()
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+def _node(values: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a dataclass as YAML has them: the settings of a component stand beside its `_target_`."""
+    node = dict(values)
+    is_component = node.keys() == {"target", "config", "key"}
+    return {"_target_": node["target"], **node["config"]} if is_component else node
 
 
 def load_target(path: Any) -> Any:
-    """Import the object at the dotted `path`. Raises TargetError with the part that is not there."""
+    """Import the object at the dotted `path`. Raises ImportError with the part that is not there."""
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise TargetError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
-    found = _import(parts[0], path)
+        raise ImportError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
     if parts[0] == script.MAIN:
         script.uses(parts[1])
-    for count, name in enumerate(parts[1:], 1):
-        here = ".".join(parts[:count])
-        found = getattr(found, name) if hasattr(found, name) else _import(f"{here}.{name}", path, found)
+    found = None
+    for count, name in enumerate(parts, 1):
+        with suppress(AttributeError):
+            if count > 1:
+                found = getattr(found, name)
+                continue
+        module = ".".join(parts[:count])
+        try:
+            with script.importing(module):
+                found = importlib.import_module(module)
+        except (Exception, SystemExit) as error:
+            hint = did_you_mean(name, dir(found)) if count > 1 else ""
+            if module == f"{script.MAIN}.{name}":
+                hint = " Call labrl.train in the script that defines it, or move it to a module."
+            raise ImportError(f"{path}: {type(error).__name__}: {error}.{hint}") from error
     if not callable(found):
-        raise TargetError(f"{path} is neither a class nor a function")
+        raise ImportError(f"{path} is neither a class nor a function")
     return found
-
-
-def _import(name: str, path: str, parent: Any = None) -> Any:
-    """Import the module `name`, which is the beginning of `path` and not yet known to `parent`."""
-    try:
-        with script.importing(name):
-            return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        where, _, own = name.rpartition(".")
-        if error.name not in (name, where):
-            raise TargetError(f"{path} needs the module {error.name}, which is not installed") from error
-        if parent is None:
-            reason = f"there is no module {name} (is it installed, or in the working folder?)"
-        elif path.startswith(f"{script.MAIN}."):
-            reason = (
-                f"{script.MAIN} is the script or notebook that calls labrl, and "
-                f"{getattr(parent, '__file__', 'an interactive session')} defines no {own}. Call labrl.train "
-                f"where {own} is defined. Every script and the command line find a class in a module: "
-                "_target_=my_module.MyClass"
-            )
-        else:
-            names = [known for known in dir(parent) if not known.startswith("_")]
-            reason = f"{where} has no {own}.{did_you_mean(own, names)}"
-        raise TargetError(f"{path}: {reason}") from None
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"{path}: importing {name} failed: {type(error).__name__}: {error}") from error
 
 
 def accepted_settings(target: Any) -> set[str] | None:

@@ -1,4 +1,4 @@
-"""From the overrides on a command line to a configuration, and from there to a validated one."""
+"""Compose a configuration from overrides, and validate it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.folder import config_folder
-from labrl.config.keys import walk
+from labrl.config import config_folder
+from labrl.config.keys import walk, written
 from labrl.errors import InputError, LabrlError, Mistake
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ def explain(
 
     from labrl.mistakes.overrides import first_line, wrong_overrides
 
-    if isinstance(error, LabrlError) and not overrides:
-        return error
     found = list(error.mistakes) if isinstance(error, LabrlError) else []
     with hydra_initialized(config_dir):
         mistakes, fine, cfg = wrong_overrides(overrides, GlobalHydra.instance().config_loader(), multirun)
@@ -80,7 +79,7 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from labrl.config.kinds import kinds_replace
+    from labrl.config.extensions import kinds_replace
 
     sources = [f"file://{config_folder()}"]
     if config_dir is not None:
@@ -98,32 +97,74 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
 def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
     """Register what labrl adds to Hydra and OmegaConf, and let a user's own modules be found.
 
-    Raises InputError for what Hydra would pass over: a `config_dir` that is no folder or has presets where
-    none are looked for, and `~preset`, which some agents can do without.
+    Raises InputError for what Hydra would pass over: a `config_dir` that is no folder, and `~preset`, which
+    some agents can do without.
     """
-    from labrl.config import resolvers, sources
+    from labrl.config.extensions import register
 
     if config_dir is not None and not os.path.isdir(config_dir):
         raise InputError(
             f"--config-dir {config_dir}: there is no such folder", code="not-found", key="--config-dir"
         )
-    if lost := sorted(Path(config_dir, "preset").glob("*/*.yaml")) if config_dir is not None else []:
-        raise InputError(
-            f"{lost[0]}: presets of a part are no longer looked for in a folder of their own. Move it to "
-            f"{lost[0].parents[1] / lost[0].name}",
-            code="usage",
-            key=str(lost[0]),
-        )
     if any(word.partition("=")[0] == "~preset" for word in overrides):
         raise InputError(
             "~preset: it is needed; preset=none leaves all presets out", code="missing", key="preset"
         )
-    sources.register()
-    resolvers.register()
-    # A `_target_` in the working folder or beside the user's YAML; last, so that it hides no package.
+    register()
+    find_modules(config_dir)
+
+
+def find_modules(config_dir: str | os.PathLike[str] | None) -> None:
+    """Let a `_target_` be found in the working folder or beside the user's YAML."""
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
         if folder and str(folder) not in sys.path:
-            sys.path.append(str(folder))
+            sys.path.append(str(folder))  # last, so that it hides no package
+
+
+def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | None = None) -> str:
+    """Return a text with the preset files that `labrl <overrides>` composes and the keys that each sets.
+
+    Hydra itself says which files these are. The weakest comes first; a value that something stronger replaces
+    is followed by the one that the run has. Raises InputError as `compose` does.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    from labrl.config.presets import rule
+
+    cfg = compose(overrides, config_dir, with_hydra=True)
+    final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
+    chosen = str(cfg.hydra.runtime.choices.get("agent/optimizer"))
+    lines = []
+    with hydra_initialized(config_dir):
+        loader = GlobalHydra.instance().config_loader()
+        assert isinstance(loader, ConfigLoaderImpl)
+        for one in loader.compute_defaults_list("config", overrides, RunMode.RUN).defaults:
+            path = one.config_path or ""
+            file = loader.repository.load_config(path) if path.startswith("preset/") else None
+            if file is None or not file.path.startswith("file://"):
+                continue
+            lines.append(f"{file.path.removeprefix('file://')}/{path}.yaml")
+            values = _values(OmegaConf.to_container(file.config, resolve=False))
+            rows = [(key, value, final.get(key)) for key, value in values.items()]
+            if own := rule()["optimizers"].get(path.removeprefix("preset/")):
+                rows.append(("agent/optimizer", own, own if chosen.startswith("auto:") else chosen))
+            width = max((len(key) for key, _, _ in rows), default=0)
+            for key, value, now in rows:
+                replaced = "" if now == value else f"  (replaced by {written(now)})"
+                lines.append(f"  {key:{width}}  {written(value)}{replaced}")
+    return "\n".join(lines or ["No preset file applies."])
+
+
+def _values(node: Any) -> dict[str, Any]:
+    """Value by full key; a component or a schedule is one value."""
+    found: dict[str, Any] = {}
+    for key, value in walk(node):
+        is_group = isinstance(value, Mapping) and not {"_target_", "kind"} & set(value)
+        if not is_group and not any(key.startswith((f"{whole}.", f"{whole}[")) for whole in found):
+            found[key] = value
+    return found
 
 
 def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -135,19 +176,16 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         return dict(cfg)
     # Hydra's own node is resolved by Hydra alone: parts of it have a value in a job only.
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    written = dict(walk(OmegaConf.to_container(own, resolve=False)))
-    if missing := [key for key, value in written.items() if value == "???"]:
+    composed = dict(walk(OmegaConf.to_container(own, resolve=False)))
+    missing = {key: "" for key, value in composed.items() if value == "???"}
+    for key in ("env", "agent"):  # a file of the user's own
+        if isinstance(composed.get(key), dict) and f"{key}._target_" not in composed:
+            missing[f"{key}._target_"] = ", or build on one of labrl's files (defaults: [gymnasium, _self_])"
+    if missing:
         raise InputError.of(
-            Mistake("missing", key, f"{key} must be given: set {key}=<value>") for key in missing
+            Mistake("missing", key, f"{key} must be given: set {key}=<value>{other}")
+            for key, other in missing.items()
         )
-    for key in ("env", "agent"):
-        if isinstance(written.get(key), dict) and f"{key}._target_" not in written:
-            raise InputError(
-                f"{key} has no _target_. A file of your own must build on one of labrl's (defaults: "
-                "[gymnasium, _self_]) or name its class (_target_: package.module.Class).",
-                code="missing",
-                key=f"{key}._target_",
-            )
     try:
         plain = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
@@ -160,66 +198,57 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
     """Return the mistake for an interpolation that leads nowhere."""
     from labrl.mistakes.names import owners_of
 
-    key = error.full_key or None
     lost = re.search(r"Interpolation key '([^']*)' not found(?: \(resolved to '([^']*)')?", str(error))
-    if not lost or not key:
-        reason = str(error).splitlines()[0]
-        return InputError(f"{key or 'the configuration'}: {reason}", code="type", key=key)
-    source = lost[2] or lost[1]
-    return InputError(
-        f"{key}: it refers to {source}, which does not exist. Set {source}=<value> or {key}=<value>",
-        code="missing",
-        key=source if owners_of(source) else key,  # which was taken away, or never was
-    )
+    source = (lost[2] or lost[1]) if lost else ""
+    key = source if owners_of(source) else error.full_key  # which was taken away, or never was
+    message = f"{error.full_key}: {str(error).splitlines()[0]}. Set {key}=<value>"
+    return InputError(message, code="missing" if lost else "type", key=key)
 
 
-def resolve(cfg: DictConfig | Mapping[str, Any], composed: DictConfig | None = None) -> TrialConfig:
+def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
     """Return `cfg` as typed dataclasses, everything checked that needs no environment.
 
-    composed: what a plain `cfg` was made of, if that is known: a value that only refers to a wrong one is
-    then not reported beside it. Raises InputError with a mistake for every wrong key.
+    Raises InputError with a mistake for every wrong key.
     """
-    plain = to_plain(cfg)
-    check_values(plain, composed or cfg)
-    return _typed(plain, composed or cfg)
+    check_values(cfg)  # before PyTorch is loaded
+    return _typed(cfg)
 
 
-def check_values(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> None:
-    """Raise InputError as `resolve` does, without loading torch unless a component of the user's does."""
+def check_values(cfg: DictConfig | Mapping[str, Any]) -> None:
+    """Raise InputError as `resolve` does, without loading PyTorch unless a component of the user's does."""
     from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)
-    from labrl.config.outline import outlined
 
-    targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
+    targets = [str(value) for key, value in walk(to_plain(cfg)) if key.endswith("_target_")]
     if "torch" not in sys.modules and all(target.startswith("labrl.") for target in targets):
         try:
             with outlined():
-                _typed(plain, composed)
+                _typed(cfg)
             return
         except LabrlError:
             raise
         except Exception:  # it computes with a stand-in
             pass
-    _typed(plain, composed)
+    _typed(cfg)
 
 
-def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -> TrialConfig:
-    """The configuration `plain` as typed dataclasses; see `resolve`."""
+def _typed(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
+    """The configuration as typed dataclasses; see `resolve`."""
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import dataclass_of
 
     try:
-        config = dataclass_of(TrialConfig, plain)
+        config = dataclass_of(TrialConfig, to_plain(cfg))
     except InputError as error:
-        is_config = isinstance(composed, DictConfig)
-        written = dict(walk(OmegaConf.to_container(composed, resolve=False) if is_config else composed))
+        # a value that only refers to a wrong one is not reported beside it
+        plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
+        composed = dict(walk(plain))
         echoes = {f"${{{mistake.key}}}" for mistake in error.mistakes}
-        found = [one for one in error.mistakes if str(written.get(one.key or "")) not in echoes]
-        raise InputError.of(_with_other_names(one, plain) for one in found) from None
+        found = [one for one in error.mistakes if str(composed.get(one.key or "")) not in echoes]
+        raise InputError.of(found) from None
     if isinstance(config.env.config, dict):
         raise InputError(
-            f"env._target_: {config.env.target} has no `Config` with name, num_envs and max_frame, so it is "
-            "no vector environment of labrl. For a Gymnasium environment of your own write env=gymnasium "
-            f"env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'",
+            f"env._target_: {config.env.target} is no vector environment. For one of Gymnasium's kind write "
+            f"env=gymnasium env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'",
             code="target",
             key="env._target_",
         )
@@ -227,13 +256,68 @@ def _typed(plain: Mapping[str, Any], composed: DictConfig | Mapping[str, Any]) -
     return config
 
 
-def _with_other_names(mistake: Mistake, plain: Mapping[str, Any]) -> Mistake:
-    """Return `mistake`; for an unknown key one that says what it is called in labrl, if anything is."""
-    from labrl.mistakes.names import all_keys, other_names, unknown_key
+# --- checking values before PyTorch is loaded, which takes seconds ---
 
-    key = mistake.key or ""
-    leaf = key.rpartition(".")[2].lower()
-    if mistake.code != "unknown-key" or (leaf not in other_names() and leaf != key):
-        return mistake
-    known = [name for name in all_keys(plain) if not f"{name}.".startswith(f"{key}.")]
-    return unknown_key(key, str(dict(walk(plain)).get(key)), known)
+LIBRARIES = ("ale_py", "gymnasium", "numpy", "torch")
+"""Libraries that are slow to import."""
+
+
+@contextmanager
+def outlined() -> Iterator[None]:
+    """Let imports give stand-ins for `LIBRARIES`, and forget labrl's modules that have one afterwards.
+
+    A component's `Config` stands beside the class that it configures, in a module that imports them. That is
+    enough to read its dataclasses and to call its `check_config`.
+    """
+    before = dict(sys.modules)
+    sys.meta_path.insert(0, _StandIn)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(_StandIn)
+        for name in sys.modules.keys() - before:
+            if name.partition(".")[0] in ("labrl", *LIBRARIES):
+                del sys.modules[name]
+                parent, _, own = name.rpartition(".")
+                if parent in before:
+                    vars(before[parent]).pop(own, None)
+
+
+class _StandIn(ModuleType):
+    """A library that is not loaded, and whatever it holds. As a base class it is none.
+
+    The class itself is the finder and the loader of such modules. Computing with one, or asking for its
+    signature, raises TypeError.
+    """
+
+    __signature__ = ()
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in LIBRARIES:
+            return None
+        return ModuleSpec(name, cls, is_package=True)  # type: ignore[arg-type]
+
+    @classmethod
+    def create_module(cls, spec: ModuleSpec) -> ModuleType:
+        return cls(spec.name)
+
+    @classmethod
+    def exec_module(cls, module: ModuleType) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> _StandIn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def _itself(self, *arguments: Any, **named: Any) -> _StandIn:
+        return self
+
+    __call__ = __getitem__ = __or__ = _itself
+
+    def __float__(self) -> float:
+        return float("nan")
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()

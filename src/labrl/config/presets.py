@@ -1,18 +1,22 @@
-"""Which preset files make the values of an agent in an environment."""
+"""The presets of an agent in an environment, and their composition by Hydra."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import yaml
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
 
-from labrl.config.folder import config_folder
+from labrl.config import config_folder
 from labrl.envs.games import games
 
 GAME = "<game>"
-"""What stands for the name of an Atari game in configs/presets.yaml."""
+"""Placeholder for the name of an Atari game in configs/presets.yaml."""
 
 
 @cache
@@ -23,15 +27,10 @@ def rule() -> dict[str, Any]:
     return content
 
 
-def parts_of(agent: str) -> list[str]:
-    """Return the groups below `agent/` whose chosen options have presets."""
-    return list(rule()["parts"].get(_agents(agent)[0], ()))
-
-
 def preset_names(agent: str, env: str, options: Sequence[str] = ()) -> list[str]:
     """Return the presets of `agent` in `env`, the strongest last, whether there are such files or not.
 
-    options: what is chosen for `parts_of(agent)`. docs/configuration.md states the rule.
+    options: what is chosen for the parts that have presets. docs/reference/configuration.md states the rule.
     """
     agents = _agents(agent)
     envs = rule()["environments"].get(GAME if env in games() else env, [env])
@@ -66,3 +65,65 @@ def choices_of(hydra: Any) -> dict[str, str]:
     if "agent/optimizer" in choices:
         choices["agent/optimizer"] = optimizer_option(choices["agent/optimizer"])
     return choices
+
+
+PRESET, OPTIMIZER = "preset/auto:", "agent/optimizer/auto:"
+"""Beginnings of the paths of what config.yaml and an agent's file choose by itself, not a user by name."""
+
+
+class GeneratedSource(ConfigSource):
+    """`env/<game>`, `preset/auto:<agent>:<env>` and `agent/optimizer/auto:<usual>:<preset>`.
+
+    They are asked for by name, so that starting labrl does not pay for a hundred games. The second composes
+    the presets of the pair; for an agent with parts by way of `preset/auto:<agent>:<env>:<option>:...`, with
+    what is chosen for each part. The last is the optimizer that belongs to the preset, or `<usual>`.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        """Return what stands in hydra.searchpath."""
+        return "generated"
+
+    def available(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether files can lie there; the groups themselves come from the YAML folders."""
+        return config_path.strip("/") in ("env", "preset")
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether there is a configuration at `config_path`."""
+        return _defaults(config_path) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the configuration at `config_path`, with its defaults list."""
+        content: dict[str, Any] = {"defaults": _defaults(config_path)}
+        if config_path.startswith("env/"):
+            content["game"] = config_path.removeprefix("env/")
+        return ConfigResult(
+            provider=self.provider,
+            path=self.full_path(),
+            config=OmegaConf.create(content),
+            header={"package": "_global_" if config_path.startswith(PRESET) else None},
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
+        """Return the games under `env`; the rest is not for users to type."""
+        listed = config_path.strip("/") == "env" and results_filter is not ObjectType.GROUP
+        return games() if listed else []
+
+
+def _defaults(path: str) -> list[Any] | None:
+    """The defaults list of what stands at a path; None where nothing does."""
+    if path.startswith("env/") and path.removeprefix("env/") in games():
+        return ["atari", "_self_"]
+    if path.startswith(PRESET):
+        agent, env, *options = path.removeprefix(PRESET).split(":")
+        parts = [] if options else rule()["parts"].get(_agents(agent)[0], ())
+        if parts:  # once more, with what is chosen for them
+            return [":".join([f"/{path}", *(f"${{agent/{part}}}" for part in parts)])]
+        return [{"optional /preset@_global_": preset_names(agent, env, options)}]
+    if path.startswith(OPTIMIZER):
+        return [optimizer_option(path.removeprefix("agent/optimizer/"))]
+    return None

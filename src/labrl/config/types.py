@@ -10,21 +10,13 @@ import fractions
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, LiteralString
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from labrl.schedules import (
-    LARGEST,
-    SHORT,
-    SMALLEST,
-    PiecewiseSchedule,
-    ShapedSchedule,
-    largest,
-    smallest,
-    written_out,
-)
+from labrl import schedules
+from labrl.schedules import LARGEST, SMALLEST
 
 
 def whole_number(value: Any) -> int:
@@ -49,22 +41,22 @@ def real_number(value: Any) -> float:
 
 
 def _is_finite_number(value: Any) -> bool:
-    """Whether `value` is a number, and neither infinite nor a bool."""
+    """Return whether `value` is a number, and neither infinite nor a bool."""
     # math.isfinite fails for integers beyond the largest float
     return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
 
 
 def _schedule(value: Any) -> Any:
     """Refuse what is neither a number nor a group of keys, and write the short form out."""
-    schedule = written_out(value) if isinstance(value, str) else value
+    schedule = schedules.written_out(value) if isinstance(value, str) else value
     readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape)
     if not readable or (isinstance(value, str) and "${" in str(schedule)):  # only Hydra knows the budget
-        text = f"{'|'.join(SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"
+        text = f"{'|'.join(schedules.SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"
         raise PydanticCustomError("type", f"must be a finite number or a schedule ({text})")
     return schedule
 
 
-Shape = ShapedSchedule | PiecewiseSchedule
+Shape = schedules.ShapedSchedule | schedules.PiecewiseSchedule
 Schedule = Annotated[float | Annotated[Shape, Field(discriminator="kind")], BeforeValidator(_schedule)]
 """number or schedule"""
 
@@ -72,15 +64,15 @@ Schedule = Annotated[float | Annotated[Shape, Field(discriminator="kind")], Befo
 def _in_range(lowest: float, highest: float, allowed: str) -> AfterValidator:
     """Refuse a number or a schedule that leaves the range at any frame."""
 
-    def check(schedule: Any) -> Any:
-        if smallest(schedule) < lowest or largest(schedule) > highest:
+    def check(value: Any) -> Any:
+        if schedules.smallest(value) < lowest or schedules.largest(value) > highest:
             raise PydanticCustomError("range", f"must {allowed} at every frame")
-        return schedule
+        return value
 
     return AfterValidator(check)
 
 
-def _exact_ratio(value: Any) -> fractions.Fraction:
+def _exact_ratio(value: Any, example: str = "1/3") -> fractions.Fraction:
     """`value` exactly as it is written: 0.1 is one tenth, not the nearest float."""
     if isinstance(value, fractions.Fraction) and value > 0:
         return value
@@ -88,27 +80,37 @@ def _exact_ratio(value: Any) -> fractions.Fraction:
     ratio = fractions.Fraction(str(value).replace(" ", "")) if _is_finite_number(value) or quotient else None
     if ratio is None or ratio <= 0:
         code = "type" if ratio is None else "range"
-        raise PydanticCustomError(code, 'must be a number greater than 0, or a quotient such as "1/3"')
+        raise PydanticCustomError(code, f'must be a number greater than 0, or a quotient such as "{example}"')
     return ratio
 
 
 def _frequency(value: Any) -> int | fractions.Fraction:
     """A number of frames, or a part of the budget as a quotient."""
-    code: LiteralString = "type"
-    try:
-        amount = _exact_ratio(value) if isinstance(value, str | fractions.Fraction) else whole_number(value)
-        if amount >= 1 if isinstance(amount, int) else amount <= 1:
-            return amount
-        code = "range"
-    except ValueError:
-        pass
-    raise PydanticCustomError(
-        code, 'must be a number of frames >= 1, or a part of the budget env.max_frame such as "1/20"'
-    )
+    amount = _exact_ratio(value, "1/20")
+    is_part = isinstance(value, str | fractions.Fraction)
+    if amount > 1 if is_part else amount.denominator > 1:
+        raise PydanticCustomError("range", 'must be whole frames, or a part of env.max_frame such as "1/20"')
+    return amount if is_part else int(amount)
 
 
-def frames_between(frequency: int | fractions.Fraction, max_frame: int) -> int:
-    """Return the frames that a `Frequency` means in a budget of `max_frame` frames."""
+class Early(NamedTuple):
+    """A frequency that is reached by degrees: the first times come sooner."""
+
+    frequency: int | fractions.Fraction
+
+
+def _row_frequency(value: Any) -> int | fractions.Fraction | Early:
+    """A `Frequency`, or one behind `early:`."""
+    if isinstance(value, str) and value.startswith("early:"):
+        rest = value.removeprefix("early:")
+        return Early(_frequency(int(rest) if rest.isdecimal() else rest))
+    return _frequency(value)
+
+
+def frames_between(frequency: int | fractions.Fraction | Early, max_frame: int) -> int:
+    """Return the frames that a frequency, early or not, means in a budget of `max_frame` frames."""
+    if isinstance(frequency, Early):
+        frequency = frequency.frequency
     return frequency if isinstance(frequency, int) else max(math.ceil(frequency * max_frame), 1)
 
 
@@ -135,3 +137,5 @@ PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]
 """number or quotient such as "1/3", > 0, kept exactly"""
 Frequency = Annotated[int | fractions.Fraction, PlainValidator(_frequency)]
 """frames >= 1, or a share of the budget as a quotient such as "1/20" """
+RowFrequency = Annotated[int | fractions.Fraction | Early, PlainValidator(_row_frequency)]
+"""frames >= 1 or a share of the budget such as "1/20"; behind "early:" with more rows at the beginning"""

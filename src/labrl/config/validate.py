@@ -9,18 +9,19 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, TypeVar, cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
-from labrl.config.component import Component, TargetError, accepted_settings, load_target
-from labrl.config.folder import config_folder
-from labrl.config.keys import hints, walk
+from labrl.config import config_folder
+from labrl.config.component import Component, accepted_settings, load_target
+from labrl.config.keys import hints, walk, written
 from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake
+from labrl.mistakes.names import unknown_key
 from labrl.mistakes.spelling import did_you_mean
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
 
 @cache
 def _validator(cls: type) -> SchemaValidator:
-    """Raises PydanticUserError or NameError where pydantic cannot read a type of a user's own."""
+    """Raise PydanticUserError or NameError where pydantic cannot read a type of a user's own."""
     return SchemaValidator(_strict(TypeAdapter(cls).core_schema))
 
 
@@ -87,9 +88,7 @@ def _strict(schema: Any) -> Any:
 
 def _note(cls: type, node: Any, info: _Info) -> Any:
     """Remember the names of the fields that `node`, which becomes a `cls`, can have."""
-    names = {one.name for one in dataclasses.fields(cls) if one.init}
-    own = {name: hint for name, hint in hints(cls).items() if name in names}
-    info.context.known[id(node)] = {**info.context.known.get(id(node), {}), **own}
+    info.context.known.setdefault(id(node), {}).update(hints(cls))
     return node
 
 
@@ -107,26 +106,25 @@ def _component_of(node: Any, info: _Info) -> Component:
             _note(config, node, info)
             options = _validator(config).validate_python(settings, context=info.context)
             return Component(path, options, info.context.keys[id(node)])
-    except TargetError as error:
-        raise _errors({"_target_": path}, PydanticCustomError("target", str(error))) from None
+    except ImportError as error:
+        raise PydanticCustomError("target", "{why}", {"why": str(error)}) from None
     except (LabrlError, ValidationError):
         raise
     except Exception as error:
         if path.startswith("labrl."):
             raise
         why = f"its Config fails: {type(error).__name__}: {error}"
-        raise _errors({"_target_": path}, PydanticCustomError("target", why)) from error
+        raise PydanticCustomError("target", "{why}", {"why": why}) from error
     if (accepted := accepted_settings(target)) is not None:
         info.context.known[id(node)] = dict.fromkeys(sorted(accepted - {"observation_space"}))
-        if unknown := {name: value for name, value in settings.items() if name not in accepted}:
-            raise _errors(unknown, "unexpected_keyword_argument")
+        unknown: list[InitErrorDetails] = [
+            {"type": "unexpected_keyword_argument", "loc": (name,), "input": value}
+            for name, value in settings.items()
+            if name not in accepted
+        ]
+        if unknown:
+            raise ValidationError.from_exception_data("Component", unknown)
     return Component(path, settings, info.context.keys[id(node)])
-
-
-def _errors(values: Mapping[Any, Any], kind: str | PydanticCustomError) -> ValidationError:
-    """An error of one kind for each of `values`, by its key."""
-    lines: list[InitErrorDetails] = [{"type": kind, "loc": (key,), "input": values[key]} for key in values]
-    return ValidationError.from_exception_data("Component", lines)
 
 
 # --- pydantic's errors as mistakes ---
@@ -135,91 +133,80 @@ def _errors(values: Mapping[Any, Any], kind: str | PydanticCustomError) -> Valid
 def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> list[Mistake]:
     """Return one mistake for each wrong place in `node`."""
     places = dict(walk(node, key))
-    found: dict[str, list[tuple[Code, str, str]]] = {}
+    found: dict[str, list[Mistake]] = {}
     for one in error.errors(include_url=False):
         full = key
         for part in one["loc"]:  # one that leads nowhere is no key, but a member of a union
             below = _below(full, part)
             full = below if below in places or (one["type"] == "missing" and part == one["loc"][-1]) else full
-        if one["type"] in ("union_tag_invalid", "union_tag_not_found"):
-            full = _below(full, one["ctx"]["discriminator"].strip("'"))
-        full, *rule = _rule(one, full, places, groups)
-        found.setdefault(full, []).append(tuple(rule))  # type: ignore[arg-type]
-    mistakes = []
-    for full, rules in found.items():
-        # Of a union, pydantic gives the errors of every member. The member that was meant got further, or had
-        # the right type.
-        if any(other.startswith((f"{full}.", f"{full}[")) for other in found):
-            continue
-        rules = [rule for rule in rules if rule[0] != "type"] or rules
-        code, _, hint = rules[0]
-        text = " or ".join([rules[0][1], *(rule.removeprefix(" must be ") for _, rule, _ in rules[1:])])
-        got = f", got {_shown(places.get(full))}.{hint}" if hint else ""
-        mistakes.append(Mistake(code, full or None, f"{full}{text}{got}".lstrip(": ")))
+        mistake = _mistake(one, full, places, groups)
+        found.setdefault(mistake.key or "", []).append(mistake)
+    # Of a union, pydantic gives the errors of every member. The member that was meant got further, or had the
+    # right type.
+    mistakes = [
+        next((one for one in those if one.code != "type"), those[0])
+        for full, those in found.items()
+        if not any(other.startswith((f"{full}.", f"{full}[")) for other in found)
+    ]
     return sorted(mistakes, key=lambda mistake: mistake.code == "missing")  # it may be one that is misspelt
 
 
-_GROUP = " must be a group of keys"
 _TYPES = {
-    "bool_type": " must be true or false",
-    "string_type": " must be text",
-    "dict_type": _GROUP,
-    "dataclass_type": _GROUP,
-    "model_attributes_type": f"{_GROUP} with a kind",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    **dict.fromkeys(("dict_type", "dataclass_type"), "must be a group of keys"),
+    "model_attributes_type": "must be a group of keys with a kind",
 }
-"""What is allowed, where pydantic names it in words of Python."""
+"""Allowed values in plain words, by pydantic's types of errors."""
 
 
-def _rule(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> tuple[str, Code, str, str]:
-    """Return the key that an error of pydantic blames, its code, what is allowed there, and what to type."""
+def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> Mistake:
+    """Return the mistake for an error of pydantic at `key`: what to blame, what is allowed, what to type."""
     kind, context, given = one["type"], one.get("ctx", {}), one["input"]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        key = _below(key, context["discriminator"].strip("'"))
     parent, _, name = key.rpartition(".")
     known = groups.known.get(id(places.get(parent)), {})
-    hint = _option(key, given) or f" Write {key.partition('[')[0]}=<value>."
+    shown = repr(places.get(key)) if isinstance(places.get(key), str) else written(places.get(key))
+    hint = _option(key, given) or f" Write {_choice(key.partition('[')[0])}."
+    code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
+    allowed = re.sub(r"^\w+ should", "must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
     match kind:
         case "unexpected_keyword_argument":
-            return key, "unknown-key", _unknown(parent, name, places[parent], known), ""
+            others = [full for full in places if full and not f"{full}.".startswith(f"{key}.")]
+            here = [_below(parent, own) for own in known]
+            mistake = unknown_key(key, shown.strip("'"), dict.fromkeys([*others, *here]))
+            if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):
+                return mistake
+            advice = f"To replace the part that was there, write ~{parent} '+{parent}={{_target_: {target}}}'"
+            return replace(mistake, message=f"{mistake.message} {advice}")
         case "missing" | "union_tag_not_found":
             null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
-            return key, "missing", f" must be given: set {_choice(key)}{null}", ""
+            return Mistake("missing", key, f"{key} must be given: set {_choice(key)}{null}")
         case "union_tag_invalid" | "literal_error":
             text = context.get("expected_tags") or context["expected"]
             text = text.replace(" or ", ", ").replace("False", "false").replace("True", "true")
             names = [quoted or plain for quoted, plain in re.findall(r"'([^']*)'|([^\s,]+)", text)]
             meant = did_you_mean(str(context.get("tag", given)), names, f"{key}=")
-            return key, "unknown-option", f" must be one of {text}", meant or f" Write {key}={names[0]}."
+            code, allowed, hint = (
+                "unknown-option",
+                f"must be one of {text}",
+                meant or f" Write {key}={names[0]}.",
+            )
         case "value_error" if isinstance(given, Mapping):  # begins with the key to blame, if there is one
             message = str(context["error"])
-            (word,) = re.findall(r"^\w*(?:\.\w+)*", message)
+            word = re.match(r"\w*(?:\.\w+)*", message)[0]  # type: ignore[index]  # it matches nothing too
             if word.partition(".")[0] not in given:
-                return key, "contradiction", f": {message}", ""
-            return _below(key, word), "contradiction", message.removeprefix(word), ""
+                return Mistake("contradiction", key or None, f"{key}: {message}".lstrip(": "))
+            return Mistake("contradiction", _below(key, word), _below(key, message))
         case "value_error":
-            return key, "range", f" {context['error']}", hint
+            code, allowed = "range", str(context["error"])
         case "target":
-            return key, "target", f": {one['msg']}", ""
-        case known_code if known_code in get_args(Code):
-            return key, known_code, f" {one['msg']}", hint
-        case "greater_than_equal" | "less_than_equal" if "[" not in key:
-            hint = f" Write {key}={next(iter(context.values())):g}."
-        case "dataclass_type" if not _option(key, given):
-            hint = f" Write {_choice(key)}."
-    code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
-    message = re.sub(r"^\w+ should", " must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
-    return key, code, _TYPES.get(kind, message), hint
-
-
-def _unknown(parent: str, name: str, group: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Say that a key is unknown, and which one was meant or which there are."""
-    if guess := did_you_mean(name, known, f"{parent}." if parent else ""):
-        return f": no such key.{guess}"
-    here = f" Known here: {', '.join(known)}." if known else " There are no keys here."
-    if target := group.get("_target_"):
-        here += (
-            " Where only _target_ is changed, the keys of the part before stay. To replace it: "
-            f"~{parent} '+{parent}={{_target_: {target}}}'"
-        )
-    return f": no such key.{here}"
+            key = _below(key, "_target_")
+            return Mistake("target", key, f"{key}: {allowed}")
+        case own if own in get_args(Code):
+            code = own
+    return Mistake(code, key, f"{key} {_TYPES.get(kind, allowed)}, got {shown:.80}.{hint}")
 
 
 def _below(key: str, part: str | int) -> str:
@@ -228,7 +215,7 @@ def _below(key: str, part: str | int) -> str:
 
 
 def _choice(key: str) -> str:
-    """What to type for `key` to have a value: an option where it, or the part that it is of, is a group."""
+    """Return what to type to set `key`: an option where it, or its part, is a group."""
     group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
     if (config_folder() / group).is_dir():
         return f"{group}=<option>"
@@ -244,11 +231,3 @@ def _option(key: str, value: Any) -> str:
         if (config_folder() / group / f"{value}.yaml").is_file():
             return f" Did you mean {group}={value}, with a slash? It is an option of that group."
     return ""
-
-
-def _shown(value: Any) -> str:
-    """`value` as a message shows it: as YAML would, and short."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,1 +1,1 @@
-"""What shows a run elsewhere, from its folder alone: Weights & Biases, in a process of its own."""
+"""Weights & Biases, fed from the run folder alone by a process of its own."""

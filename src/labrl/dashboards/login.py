@@ -15,7 +15,7 @@ from labrl.errors import InputError
 Mode = Literal["online", "offline", "disabled"]
 
 _MODES: dict[str, Mode] = {"offline": "offline", "dryrun": "offline", "disabled": "disabled"}
-"""What turns the default off, in W&B's own words."""
+"""Values of W&B's settings that switch the default off."""
 
 
 def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
@@ -43,7 +43,7 @@ def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
 
 
 def has_login() -> bool:
-    """Whether W&B would find a key by itself: in the environment, its settings or ~/.netrc."""
+    """Return whether W&B would find a key by itself: in the environment, its settings or ~/.netrc."""
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
     if _settings().get("api_key"):

@@ -26,17 +26,17 @@ from labrl.storage.provenance import damages, recorded_config
 from labrl.storage.run_folder import RunFolder
 
 GRACE_SECONDS = 10.0
-"""What the end of a trial grants besides `wandb.wait`: the process may have only just begun."""
+"""Seconds that the end of a trial waits beyond `wandb.wait`, because the process may have just started."""
 
 QUIET_SECONDS = 3.0
-"""How long it is waited for without a word."""
+"""Seconds to wait before a message says so."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Delivery:
-    """What became of the rows."""
+    """The outcome of an upload."""
 
     complete: bool = False
     """Whether Weights & Biases has all of them; known at the end."""
@@ -128,7 +128,7 @@ def _started(
         process.stdin.flush()
         return process
     except OSError as error:
-        _log.warning("Weights & Biases cannot be started, training goes on: %s", error)
+        _log.warning("Weights & Biases cannot be started, training continues: %s", error)
         return None
 
 

@@ -21,7 +21,7 @@ from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.storage.tables import read_rows
 
 INIT_SECONDS = 30.0
-"""How long W&B may take to take up a run before it is kept offline; WANDB_INIT_TIMEOUT gives another."""
+"""Seconds that W&B may take to begin a run before it is kept offline; overridden by WANDB_INIT_TIMEOUT."""
 
 _SHARE_OF_READING = 20
 """Reading the tables may take a twentieth of this process's time."""
@@ -81,7 +81,7 @@ class WandbSession:
         self._warn(f"not reached ({_first_line(error)}), kept offline")
 
     def start(self) -> None:
-        """Make the run, or go on with it. Raises what W&B raises."""
+        """Create or continue the W&B run. Raises what W&B raises."""
         self._record()  # a kill from now on leaves the id behind
         self._forget_unsent()
         self._wandb = self._init()
@@ -110,7 +110,7 @@ class WandbSession:
         self._next = time.monotonic() + _SHARE_OF_READING * (time.monotonic() - now)
 
     def wants(self, artifact: str) -> bool:
-        """Whether `artifact` (best, report, videos) was asked for."""
+        """Return whether `artifact` (best, report, videos) was asked for."""
         return artifact in self._options["artifacts"]
 
     def finish(self, report: Path | None = None) -> None:

@@ -27,32 +27,41 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 @dataclass(kw_only=True)
 class AtariConfig(EnvironmentConfig):
     """A game of the Arcade Learning Environment; the defaults are the v5 protocol
-    (Machado et al., 2018, arXiv:1709.06009) at the frame skip and picture of Mnih et al., 2015."""
+    (Machado et al., 2018, arXiv:1709.06009) at the frame skip and image size of Mnih et al., 2015."""
 
     game: str
     """Snake-case id of the game, such as ms_pacman; `labrl-envs` lists them."""
     frame_skip: PositiveInt
     """Emulator frames for which an action is held, >= 1."""
     frame_stack: PositiveInt
-    """Latest pictures that make one observation, >= 1; zeros stand for those before the reset."""
+    """Latest images in one observation, >= 1; those before the reset are zeros."""
     image_size: PositiveInt
-    """Height and width of a picture, pixels, >= 1."""
+    """Height and width of an image, pixels, >= 1."""
     grayscale: bool
-    """Grey pictures [stack, size, size]; otherwise RGB [stack, size, size, 3]."""
+    """Whether images are grey, [stack, size, size]; otherwise RGB, [stack, size, size, 3]."""
     sticky_actions: Probability
     """Probability that the emulator repeats the previous action instead of the given one, per emulator
     frame, in [0, 1]."""
     noop_max: NonNegativeInt
-    """A new game begins with fewer than this many random no-operations, emulator frames, >= 0."""
+    """Upper bound, exclusive, of random no-operations at the start of a game, emulator frames, >= 0."""
     fire_reset: bool
-    """Press FIRE once at the start of games that have it."""
+    """Whether FIRE is pressed once at the start of games that have it."""
     full_action_space: bool
-    """All 18 actions in place of those that have an effect in the game."""
+    """Whether all 18 actions are available instead of those with an effect in the game."""
     life_loss_signal: bool
-    """A lost life counts as terminated for the learner; the game goes on. Training only: never in
+    """Whether a lost life counts as terminated for the learner, although the game continues. Never in
     evaluation."""
     max_episode_frames: PositiveInt
     """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
+
+    def stacking(self) -> str:
+        """Say what an observation is made of, for who makes it without labrl."""
+        colour = "grey" if self.grayscale else "RGB"
+        return (
+            f"the {self.frame_stack} latest {colour} pictures of {self.image_size} x {self.image_size} "
+            f"pixels, the oldest first, zeros before the reset; one after each {self.frame_skip} emulator "
+            "frames, the largest of the last two frames at each pixel, as ale_py.AtariVectorEnv gives them"
+        )
 
 
 class AtariEnv(Backend):

@@ -154,7 +154,7 @@ class _Array:
             self._ends = 0, 1
 
     def check(self, given: Any) -> None:
-        """Raises ValueError for another shape, and for what the space's type or range does not hold."""
+        """Raise ValueError for another shape, and for what the space's type or range does not hold."""
         kind = type(given)
         fits = kind is np.ndarray and given.dtype == self._dtype and given.shape == self._shape
         # Most choices come as a number, and to make an array of it takes longer than all else.
@@ -198,7 +198,7 @@ class _Several:
         self._parts = {key: expected(part, f"{called}[{key!r}]", batch) for key, part in inner}
 
     def check(self, given: Any) -> None:
-        """Raises ValueError where one is missing or does not fit. More of them are left aside."""
+        """Raise ValueError where one is missing or does not fit. Further ones are ignored."""
         if not isinstance(given, self._kind):
             kind = "dict" if self._kind is Mapping else "tuple"
             raise ValueError(f"{self._called} is a {type(given).__name__}; its space is a {kind}")
@@ -211,14 +211,14 @@ class _Several:
 
 
 class _Anything:
-    """Of another space, which is refused before a run."""
+    """Accepts everything; other spaces are refused before a run."""
 
     def check(self, given: Any) -> None:
         """Nothing is known of it."""
 
 
 def expected(space: Space[Any], called: str, batch: int | None = None) -> _Array | _Several | _Anything:
-    """What checks observations of a space, or batches of so many."""
+    """Return the check for observations of a space, or for batches of that size."""
     if isinstance(space, Dict | Tuple):
         return _Several(space, called, batch)
     return (

@@ -198,7 +198,7 @@ def _wrapped(angle: float) -> float:
 
 
 TASKS: dict[str, type[Task]] = {task.ENTRY: task for task in (CartPole, MountainCar, Pendulum, Acrobot)}
-"""By Gymnasium's entry point."""
+"""Tasks by Gymnasium's entry point."""
 
 
 class ClassicControl:
@@ -276,7 +276,7 @@ def task_of(entry_point: str) -> Task | None:
 
 
 def _plays_alike(task: Task, env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether a task and an environment give the same numbers for COMPARED_STEPS random actions."""
+    """Return whether a task and an environment give the same numbers for COMPARED_STEPS random actions."""
     ours = ClassicControl(task, 1, COMPARED_STEPS + 1)
     actions = ours.single_action_space
     actions.seed(0)

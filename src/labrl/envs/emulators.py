@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from labrl.envs.threads import have_all_cores
 
 FEW_THREADS = 2
-"""No more threads than these, on a machine with more cores, step games faster together."""
+"""Number of threads up to which games are stepped faster together, on a machine with more cores."""
 
 
 def better_apart(num_threads: int) -> bool:
-    """Whether games are played faster each by itself, so that the next episode of one can be made ready
-    while all are played.
+    """Return whether games are played faster each by itself, so that the next episode of one can be made
+    ready while all are played.
 
     On two cores that is 22 % more frames a second of PPO on Breakout, whose first games are short, 29 % of
     A2C, and 5 % of A2C on Pong. A single thread has no core on which something could be made ready.
@@ -28,7 +28,7 @@ def better_apart(num_threads: int) -> bool:
 
 
 class Played(NamedTuple):
-    """What one action led to in every game, as the ALE says it."""
+    """The outcome of one action in every game, as the ALE reports it."""
 
     observation: NDArray
     """[num_envs, *obs]"""
@@ -47,7 +47,7 @@ Game = tuple[ale_py.AtariVectorEnv, NDArray, dict[str, Any]]
 
 
 class Together:
-    """All games in one vector environment of the ALE, whose threads take the next that is to be stepped."""
+    """All games in one vector environment of the ALE, whose threads take whichever game is next."""
 
     def __init__(self, vector: ale_py.AtariVectorEnv) -> None:
         self._vector = vector
@@ -55,7 +55,7 @@ class Together:
         self.action_space: Space[Any] = vector.single_action_space
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
-        """As `Separately.reset`."""
+        """Reset the games in the mask; see `Separately.reset`."""
         # The ALE takes one seed for each masked environment, Gymnasium one for every environment.
         observation, info = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
         return observation, info["lives"]
@@ -84,7 +84,7 @@ class Separately:
         self._playing = [new() for _ in range(num_envs)]
         self._spare: list[ale_py.AtariVectorEnv | None] = [None] * num_envs
         self._prepared: dict[int, tuple[int, Future[Game]]] = {}
-        """By environment: the seed of its next episode, and the game to come."""
+        """Environment to the seed of its next episode and the game prepared for it."""
         self._resets = ThreadPoolExecutor(num_threads, "reset")
         pictures = self._playing[0].single_observation_space
         assert isinstance(pictures, Box), "the ALE shows pictures"
@@ -109,7 +109,7 @@ class Separately:
         return observation, lives
 
     def prepare(self, env: int, seed: int) -> None:
-        """Begin the next game of an environment, which goes on with the present one."""
+        """Prepare the next game of an environment while the present one continues."""
         if env in self._prepared:
             ready_for, game = self._prepared[env]
             if ready_for == seed:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from labrl.config.folder import config_folder
+from labrl.config import config_folder
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 

@@ -18,7 +18,7 @@ AnyEnv = gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]
 
 
 def has_goals(space: Space[Any]) -> bool:
-    """Whether observations say which goal is wanted and which is reached."""
+    """Return whether observations say which goal is wanted and which is reached."""
     return isinstance(space, Dict) and {ACHIEVED, DESIRED} <= space.spaces.keys()
 
 
@@ -41,7 +41,7 @@ class GoalEnv:
         self._in_batches: dict[str, bool] = {}
 
     def check(self) -> None:
-        """Raises InputError where the environment cannot say what another goal would have given."""
+        """Raise InputError where the environment cannot say what another goal would have given."""
         if self._method("compute_reward") is None:
             raise InputError(
                 f"agent.memory: hindsight needs a method compute_reward(achieved_goal, desired_goal, info), "
@@ -51,11 +51,11 @@ class GoalEnv:
             )
 
     def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
-        """What reaching `achieved` gives where `desired` is the goal. [n, *goal] each -> [n]"""
+        """Return the reward of reaching `achieved` where `desired` is the goal. [n, *goal] each -> [n]"""
         return self._asked("compute_reward", achieved, desired).astype(np.float32)
 
     def terminated(self, achieved: NDArray, desired: NDArray) -> NDArray[np.bool_] | None:
-        """Whether it ends the episode, [n]; None where the environment has no word on that."""
+        """Return whether it ends the episode, [n]; None where the environment has no word on that."""
         if self._method("compute_terminated") is None:
             return None
         return self._asked("compute_terminated", achieved, desired).astype(np.bool_)

@@ -39,7 +39,7 @@ TRIED = 3
 """Members of a vector environment that is made before a run, to look at it."""
 
 _members: dict[Hashable, tuple[Space[Any], Space[Any], bool]] = {}
-"""What is known in this process of the members of vector environments."""
+"""Spaces of the environments in vector environments, as known in this process."""
 
 LONGEST_EVALUATION = ENDLESS
 """Steps of an evaluation's episode in an environment without a time limit."""
@@ -73,7 +73,7 @@ class GymnasiumConfig(EnvironmentConfig):
     `info["action_mask"]` or in that entry of a dict observation."""
 
     def factory(self, longest: int | None = None) -> EnvFactory:
-        """What makes one such environment.
+        """Return a function that makes one such environment.
 
         longest: steps after which an episode is truncated where nothing else limits it; None: never.
         """
@@ -88,7 +88,7 @@ class GymnasiumConfig(EnvironmentConfig):
         return known_sample(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
 
     def vector(self, num_envs: int, longest: int | None = None) -> Together:
-        """A vector environment of one's own with `num_envs` members; longest: as of `factory`."""
+        """Make a user's vector environment with `num_envs` members; longest: see `factory`."""
         if self.fresh_env_per_episode:
             raise InputError(
                 "env.fresh_env_per_episode=true cannot be used with env.vectorization=vector_entry_point: "
@@ -108,12 +108,12 @@ class GymnasiumConfig(EnvironmentConfig):
         return _members[key]
 
     def vector_factory(self, num_envs: int) -> VectorFactory:
-        """What makes a vector environment of one's own."""
+        """Return a function that makes a user's own vector environment."""
         return VectorFactory(num_envs, **self._made_of())
 
     @property
     def natively(self) -> bool:
-        """Whether a vector environment of one's own steps all at once."""
+        """Whether a user's vector environment steps all environments at once."""
         return self.vectorization == "vector_entry_point"
 
     def classic(self, num_envs: int) -> ClassicControl | None:
@@ -174,7 +174,7 @@ class GymnasiumEnv(Backend):
         # A policy that walks against a wall would otherwise be evaluated for ever.
         longest = LONGEST_EVALUATION if evaluation else None
         self.vector: Workers | Together | ClassicControl | None = config.classic(num_envs)
-        """What steps all environments at once; None where they are stepped one after the other."""
+        """Steps all environments at once; None where they are stepped one after the other."""
         self.envs: list[gymnasium.Env[Any, Any]] = []
         """The environments that are stepped one after the other."""
         if config.natively:
@@ -219,7 +219,7 @@ class GymnasiumEnv(Backend):
         self._inputs = [(name, (*above, *path)) for name, path in places(own_space)]
         """Fields of an observation, and the keys that lead to each in what an environment gives."""
         self._present = np.empty((num_envs, *self._shape), self._dtype)
-        """What each environment that is stepped here gave last. [num_envs, *obs]"""
+        """The last observation of each environment that is stepped here. [num_envs, *obs]"""
         self._steps, self._began = 0, [0] * num_envs
         self.action_mask: NDArray[np.bool_] | None = None
         if self.masked:
@@ -241,7 +241,7 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
-        """Whether it says which actions are valid, and whether that is to be used."""
+        """Return whether it says which actions are valid, and whether that is to be used."""
         if config.natively:
             return config.members()[2]
         if not config.action_mask or config.classic(1) is not None:
@@ -253,7 +253,7 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
-        """Who knows what other goals would have given, None where observations have no goals."""
+        """Return the object that computes rewards of other goals; None where observations have no goals."""
         if not has_goals(space):
             return None
         if config.natively:
@@ -335,7 +335,7 @@ class GymnasiumEnv(Backend):
         return Transition(present, rewards, ended, cut, ended)
 
     def render(self) -> Any:
-        """What each environment shows of itself."""
+        """Return an image of each environment."""
         return self.vector.render() if self.vector is not None else [env.render() for env in self.envs]
 
     def close(self) -> None:
@@ -365,7 +365,7 @@ class GymnasiumEnv(Backend):
                 present[index] = part
 
     def _taken(self, observation: Any, info: Mapping[str, Any], fresh: NDArray[np.bool_]) -> NDArray:
-        """What all environments gave at once, as one array that is not written to later. [num_envs, *obs]
+        """Return all observations as one array that is not written to later. [num_envs, *obs]
 
         Masks are those of the `fresh` ones, [num_envs]; one that gives none leaves all its actions valid.
         """

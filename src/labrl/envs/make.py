@@ -1,4 +1,4 @@
-"""From a configuration to a running vector environment."""
+"""Build a running vector environment from a configuration."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def backend_class(env: Component) -> type[Backend]:
 
 
 def goals_of(env: Component, space: Space[Any]) -> Goals | None:
-    """Who knows what other goals would have given, without a running environment; None where there are none.
+    """Return what computes rewards of other goals, without a running environment; None without goals.
 
-    space: of one environment's observations.
+    space: the observation space of one environment.
     """
     return backend_class(env).judge(env.config, space)
 
 
 def gives_masks(env: Component) -> bool:
-    """Whether an environment says which actions are valid, found out by one made for that.
+    """Return whether an environment says which actions are valid, found out by one made for that.
 
     Raises InputError if its masks cannot be used.
     """

@@ -1,7 +1,7 @@
-"""Which actions are valid: `info["action_mask"]`, or that entry of an observation that is a dict.
+"""Masks of valid actions: `info["action_mask"]`, or that entry of a dict observation.
 
-What else such a dict holds is the observation: the entry `observation` if it is the only other one, or all
-others as inputs of their own.
+The rest of such a dict is the observation: the entry `observation` if it is the only other one, otherwise all
+others as several inputs.
 
 A mask has a flag for each value of a Discrete action; those of the choices of a MultiDiscrete one lie side by
 side.
@@ -23,18 +23,18 @@ OBSERVATION = "observation"
 
 
 class NoValidActionError(EnvironmentFailedError):
-    """An environment's mask allows no action although its episode goes on."""
+    """An environment's mask allows no action although its episode continues."""
 
 
 def choices(space: Space[Any]) -> list[int]:
-    """How many values each choice of an action has; none where masks have no meaning."""
+    """Return the number of values of each choice of an action; none where masks have no meaning."""
     if isinstance(space, Discrete):
         return [int(space.n)]
     return [int(n) for n in space.nvec.flat] if isinstance(space, MultiDiscrete) else []
 
 
 def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:
-    """Whether observations are a dict of `action_mask` and something to see, and actions have choices.
+    """Return whether observations are a dict of `action_mask` and something to see, and actions have choices.
 
     Raises InputError where there is nothing to see.
     """
@@ -59,7 +59,7 @@ def without_mask(space: Space[Any], actions: Space[Any]) -> Space[Any]:
 
 
 def seen_in(observation: Mapping[str, Any]) -> Any:
-    """What is to be seen in an observation, or a batch of them, that carries a mask."""
+    """Return the observation, or batch of observations, without its mask."""
     seen = {name: part for name, part in observation.items() if name != KEY}
     return seen[OBSERVATION] if seen.keys() == {OBSERVATION} else seen
 
@@ -96,7 +96,7 @@ def first_flags(space: Space[Any]) -> NDArray[np.intp]:
 def refuse_empty(
     mask: NDArray[np.bool_], starts: NDArray[np.intp], needed: NDArray[np.bool_], told: str, frame: int
 ) -> None:
-    """Raises NoValidActionError where a choice of an environment that needs one has no valid value.
+    """Raise NoValidActionError where a choice of an environment that needs one has no valid value.
 
     mask: [num_envs, flags]; starts: the first flag of each choice; needed: [num_envs]; told: how the
     environment is called.
@@ -105,7 +105,7 @@ def refuse_empty(
     if empty.any():
         raise NoValidActionError(
             f"{told}: environment {int(np.flatnonzero(empty)[0])} has no valid action at frame {frame}: its "
-            "action_mask is all 0 although its episode goes on (env.action_mask=false ignores masks).",
+            "action_mask is all 0 although its episode continues (env.action_mask=false ignores masks).",
             key="env.action_mask",
         )
 

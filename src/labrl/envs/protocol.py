@@ -1,4 +1,4 @@
-"""What labrl asks of a library's vector environment."""
+"""The protocol of a vector environment backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Transition(NamedTuple):
-    """What one action led to in every environment. Arrays are not written to later."""
+    """The outcome of one action in every environment. Arrays are not written to later."""
 
     observation: NDArray
     """The state reached: the true final one where an episode has ended. [num_envs, *obs]"""
@@ -33,7 +33,7 @@ class Transition(NamedTuple):
 class Backend(ABC):
     """A vector environment that never resets by itself: its caller says which, and with what seed.
 
-    It is made as `Class(config, num_envs=..., num_threads=..., evaluation=...)`. A class of one's own derives
+    It is made as `Class(config, num_envs=..., num_threads=..., evaluation=...)`. A user's class derives
     from this one, and declares what it can do beside `reset`, `step` and `close` by the attributes and class
     methods that have a value here.
 
@@ -44,20 +44,20 @@ class Backend(ABC):
     Config: ClassVar[type]
     """The dataclass of its configuration."""
     name: str
-    """How messages and tables call the environment."""
+    """Name of the environment in messages and tables."""
     num_envs: int
     frame_skip: int
     """Emulator frames of one agent step; 1 where there is no emulator."""
     observation_space: Space[Any]
-    """Of one environment."""
+    """Observation space of one environment."""
     action_space: Space[Any]
-    """Of one environment."""
+    """Action space of one environment."""
     masked: bool = False
     """Whether `action_mask` says which actions are valid."""
     action_mask: NDArray[np.bool_] | None = None
     """The valid actions of the present states, after each reset and step a new array. [num_envs, flags]"""
     goals: Goals | None = None
-    """What knows the rewards of other goals, for environments that have goals."""
+    """Computes the rewards of other goals, for environments that have goals."""
     prepares: bool = False
     """Whether `prepare` does anything."""
 
@@ -100,7 +100,7 @@ class Backend(ABC):
     def judge(cls, config: Any, space: Space[Any]) -> Goals | None:
         """Make what knows the rewards of other goals; None where there are no goals.
 
-        space: of one environment's observations.
+        space: the observation space of one environment.
         """
         return None
 

@@ -26,13 +26,13 @@ STEPS = 50
 """Longest episode that is compared."""
 
 _samples: dict[Hashable, Sample] = {}
-"""What is known in this process, by what is made and what was asked of it."""
+"""Samples known in this process, by what makes the environment and what was asked of it."""
 
 _spares_are_kept = False
 
 
 class Sample:
-    """What environments of one configuration are like, and the one that has shown it, until it is taken."""
+    """Properties that environments of one configuration share, and one of them until it is taken."""
 
     def __init__(self, make: EnvFactory, masks: bool, history: bool) -> None:
         """Make one environment. Raises InputError where that fails.
@@ -64,7 +64,7 @@ class Sample:
     def remembers(self) -> bool:
         """Whether an environment must be made anew for each episode to repeat it. Raises what `masked` does.
 
-        One that repeats neither so nor when made anew is told of in the log: no run on it can be exact.
+        If episodes cannot be repeated even so, the log says that no run on it can be exact.
         """
         return self._found()[1]
 
@@ -123,7 +123,7 @@ class Sample:
     def _trace(self, env: Checked, seed: int, actions: Sequence[Any]) -> list[Any]:
         observation, info = self._reset(env, seed)
         if self._asks_masks:
-            self._mask(observation, info)  # one that does not fit is told before what comes of it
+            self._mask(observation, info)  # report a mask that does not fit before its consequences
         trace: list[Any] = [copied(observation)]
         for action in actions:
             valid = made_valid(action, env.action_space, observation, info)

@@ -78,8 +78,8 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()
             raise InputError(
-                f"{self._factory.named} takes no argument render_mode, so that it has no pictures: let it "
-                "take one, and return a picture from render() if it is rgb_array",
+                f"{self._factory.named} has no parameter render_mode, so it gives no images. To get videos, "
+                "add the parameter, and return an image from render() if it is rgb_array",
                 code="unsupported",
                 key=self._factory.key,
             )
@@ -152,7 +152,7 @@ def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
 
 
 def _takes_render_mode(config: GymnasiumConfig) -> bool:
-    """Whether the environment may be given one; those with an id always may."""
+    """Return whether the environment may be given one; those with an id always may."""
     accepted = accepted_settings(config.make.load()) if config.make is not None else None
     return accepted is None or "render_mode" in accepted
 

@@ -28,7 +28,7 @@ _ID = re.compile(r"(\w+(\.\w+)*:)?([\w-]+/)?[\w.-]+")
 """A package that registers the id, a namespace, a name; only the name must be there."""
 
 _told: set[str] = set()
-"""Warnings of environments that were told, so that each is told once."""
+"""Warnings of environments that were shown, so that each is shown once."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -84,7 +84,7 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def answered(env: Any, method: str, answer: Any) -> tuple[Any, ...]:
-    """What `reset` or `step` of `env` returned, as a tuple. Raises AnswerError unless it holds all values."""
+    """Return the result of `reset` or `step` as a tuple. Raise AnswerError unless it holds all values."""
     wanted = _RETURNED[method]
     if type(answer) is tuple and len(answer) == len(wanted):
         return answer
@@ -182,7 +182,7 @@ class EnvFactory:
 
     @property
     def identity(self) -> Hashable:
-        """What is made, whatever `longest` is: equal for two factories that make the same.
+        """Identity of what is made, regardless of `longest`: equal for two factories that make the same.
 
         Raises InputError where it is unknown.
         """
@@ -297,14 +297,14 @@ class FreshFactory:
 
 
 class Patience(gymnasium.wrappers.TimeLimit):
-    """A limit that nobody has set: what runs into it is told, once."""
+    """A limit that the user has not set; an episode that reaches it is reported once."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
         super().__init__(env, max_episode_steps=steps)
         self._most, self._told = steps, False
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the environment's, truncated after the last step."""
+        """Step the environment; truncate after the last step."""
         observation, reward, terminated, truncated, info = super().step(action)
         if self._elapsed_steps == self._most and not (terminated or self._told):
             self._told = True
@@ -317,7 +317,7 @@ class Patience(gymnasium.wrappers.TimeLimit):
 
 
 def takes(target: Any, name: str, needed: bool = False) -> bool:
-    """Whether a class or function has a parameter of that name; needed: one without a default."""
+    """Return whether a class or function has a parameter of that name; needed: one without a default."""
     try:
         parameter = inspect.signature(target).parameters.get(name)
     except (TypeError, ValueError):  # some classes written in C have no signature

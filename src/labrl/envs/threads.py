@@ -1,4 +1,4 @@
-"""How the threads of a vector environment share the cores with the thread that sends them actions."""
+"""Sharing of cores between the threads of a vector environment and the thread that sends them actions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def patient_threads() -> Iterator[None]:
 
 
 def _is_ordinary() -> bool:
-    """Whether this thread is scheduled as threads are by default, and may change that."""
+    """Return whether this thread is scheduled as threads are by default, and may change that."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -39,6 +39,6 @@ def _is_ordinary() -> bool:
 
 
 def have_all_cores(num_threads: int) -> bool:
-    """Whether there is a thread for each core of the machine, and this process may use them all."""
+    """Return whether there is a thread for each core of the machine, and this process may use them all."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else 0
     return num_threads == allowed == os.cpu_count()

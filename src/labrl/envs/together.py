@@ -1,4 +1,4 @@
-"""Vector environments of one's own, which step all their members at once.
+"""Users' vector environments, which step all of their environments at once.
 
 labrl needs more of one than `gymnasium.vector.VectorEnv` promises: that each member can be reset alone, with
 a seed that determines its episode, as Gymnasium's `AutoresetMode.DISABLED` and `options["reset_mask"]` allow.
@@ -137,7 +137,7 @@ class VectorFactory(EnvFactory):
 
 
 class Together:
-    """A vector environment of one's own that never resets by itself. What it returns is the caller's.
+    """A user's vector environment that never resets by itself. What it returns belongs to the caller.
 
     Before it is taken it plays a few short episodes: a reset of one member must leave the others as they are,
     and the seed of the reset must determine what that member plays from there on.
@@ -220,7 +220,7 @@ class Together:
         return self._present, rewards, over, cut, self._masks(self._present, info, every)
 
     def render(self) -> Any:
-        """What each environment shows of itself."""
+        """Return an image of each environment."""
         return self._env.render()
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ class Together:
         return {KEY: flags, f"_{KEY}": own}
 
     def _try(self, make: VectorFactory) -> None:
-        """Raises InputError unless members can be reset alone, by a seed that determines their episode."""
+        """Raise InputError unless members can be reset alone, by a seed that determines their episode."""
         n, half = self.num_envs, STEPS // 2
         every = batch_space(self.single_action_space, n)
         every.seed(0)
@@ -317,7 +317,7 @@ class Together:
     def _played(
         self, seeds: Sequence[int], actions: NDArray, restart: int | None = None
     ) -> list[list[NDArray]]:
-        """What is seen and got when each environment starts with its seed, and with another after each end.
+        """Return what environments yield that start with their seeds, and with others after each end.
 
         restart: step before which the first environment begins once more, with seed 0. Returns for the reset
         of all, for that restart and for each step what was given, arrays [num_envs, ...].
@@ -353,7 +353,7 @@ class Together:
 
 
 def _same(envs: slice, left: list[list[NDArray]], right: list[list[NDArray]]) -> bool:
-    """Whether two traces are equal in what they say of some environments."""
+    """Return whether two traces are equal in what they say of some environments."""
     return same(
         [[part[envs] for part in row] for row in left], [[part[envs] for part in row] for row in right]
     )

@@ -15,6 +15,7 @@ import torch
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
+from labrl.envs.action_shares import ActionShares
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
 from labrl.errors import EnvironmentFailedError
@@ -31,7 +32,7 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Learners see rewards in single precision."""
 
 HARMLESS = LARGEST_REWARD**2
-"""No reward of a step is too large, infinite or NaN if the sum of their squares is at most this."""
+"""Sum of squared rewards of a step up to which none is too large, infinite or NaN."""
 
 SHORT = 32
 """Steps at the start of a run in which no next episode is made ready: it may be over before."""
@@ -57,23 +58,23 @@ class VectorEnv:
         self.backend = backend if trusted else CopyingBackend(backend)
         self._first = first
         self.seed = seed
-        """Of the session; every episode's seed is derived from it."""
+        """Seed of the session, from which the seed of every episode is derived."""
         self.name = backend.name
         self.num_envs = backend.num_envs
         self.frame_skip = backend.frame_skip
         """Emulator frames of one agent step."""
         self.observation_space = backend.observation_space
-        """Of one environment."""
+        """Observation space of one environment."""
         self.action_space = backend.action_space
-        """Of one environment."""
+        """Action space of one environment."""
         self.masked = backend.masked
         """Whether the environment says which actions are valid."""
         self.goals = backend.goals
-        """Who knows what other goals would have given, None where there are no goals."""
+        """Computes the rewards of other goals; None where there are no goals."""
         self.action_mask: NDArray[np.bool_] | None = None
         """Those of the present observations, None where all always are. [num_envs, flags]"""
         self.actions: NDArray | None = None
-        """What was done in the last step, None before there is one. [num_envs, *action]"""
+        """Actions of the last step; None before there is one. [num_envs, *action]"""
         self._action_dtype = action_dtype(backend.action_space)
         self._first_flags = first_flags(backend.action_space)
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
@@ -107,6 +108,7 @@ class VectorEnv:
         # Environments may write into the actions that they get, and these are recorded.
         observation, reward, terminated, truncated, ended = self.backend.step(actions.copy())
         self._record.append(actions)
+        self._shares.add(actions)
         self.actions, self._reached = actions, observation
         self._return += reward
         if not np.vdot(reward, reward) <= HARMLESS:  # a sum with a NaN is one, and that is not
@@ -128,7 +130,7 @@ class VectorEnv:
         return step
 
     def _check_rewards(self, reward: NDArray) -> None:
-        """Raises EnvironmentFailedError for a reward that is not a finite number in single precision."""
+        """Raise EnvironmentFailedError for a reward that is not a finite number in single precision."""
         bad = np.flatnonzero(~(np.abs(reward) <= LARGEST_REWARD))
         if bad.size:
             env = bad[0]
@@ -160,9 +162,9 @@ class VectorEnv:
         )
 
     def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
-        """Of an episode that ended in the last step: its actions and the true final observation.
+        """Return actions and true final observation of an episode that ended in the last step.
 
-        Returns [length, *action] and [*obs], which are not written to later.
+        Shapes are [length, *action] and [*obs]; the arrays are not written to later.
         """
         assert self._reached is not None, "an episode ends in step()"
         actions, final = self._record.last(episode.env, episode.length), self._reached[episode.env]
@@ -175,15 +177,15 @@ class VectorEnv:
         return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
-        """What a training row says of the collecting: nothing, where each step is waited for."""
-        return {}
+        """Return the columns of `ActionShares`."""
+        return self._shares.metrics()
 
     def close(self) -> None:
         """Free threads and processes; calling it again changes nothing."""
         self.backend.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Which episode each environment plays, and what was done in it: plain numbers and tensors.
+        """Return which episode each environment plays, and the actions in it, as plain numbers and tensors.
 
         No simulator is copied: an episode is its seed and its actions. The observation and the returns
         so far are there to be checked when the actions are replayed.
@@ -199,6 +201,7 @@ class VectorEnv:
             "lost": self._lost is not None,
             "steps": self._steps,
             "action_mask": self.action_mask,  # [num_envs, flags], or None
+            "latest_actions": self._shares.latest,  # [steps, num_envs, *action]
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
@@ -209,7 +212,7 @@ class VectorEnv:
         before that is thrown away. Returns the present observations, [num_envs, *obs].
 
         Raises ValueError when the state is of other environments, ReplayError when an environment
-        does not come back to where it was; `abandon` goes on from there.
+        does not reproduce its past; `abandon` continues from there.
         """
         if state["lost"]:
             return self.abandon(state)
@@ -233,7 +236,8 @@ class VectorEnv:
         return reached
 
     def abandon(self, state: Mapping[str, Any]) -> NDArray:
-        """Where the saved episodes do not come back: the next step tells the learner that they were cut.
+        """Give up saved episodes that cannot be reproduced: the next step tells the learner that they were
+        cut.
 
         That step plays nothing. It is a truncation at the saved observations, which are returned here,
         [num_envs, *obs], and the next episode of every environment begins after it.
@@ -244,11 +248,12 @@ class VectorEnv:
         return lost
 
     def _take_over(self, state: Mapping[str, Any]) -> list[NDArray]:
-        """Which episodes are played; returns the actions since their resets."""
+        """Take over which episodes are played. Return the actions since their resets."""
         actions = [np.asarray(own) for own in state["actions"]]
         check_actions(actions, self.num_envs, self.action_space)
         self._begin(int(state["seed"]))
         self._steps = int(state["steps"])
+        self._shares.load(np.asarray(state["latest_actions"]))
         self._episode = np.asarray(state["episode"]).astype(np.int64)
         self._episode_seed = np.asarray(state["episode_seed"]).astype(np.int64)
         return actions
@@ -273,6 +278,7 @@ class VectorEnv:
         self._episode_seed = np.array(seeds, dtype=np.int64)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
         self._record = ActionRecord(self.num_envs, self.action_space)
+        self._shares: ActionShares = ActionShares(self.num_envs, self.action_space)
         self._unprepared = dict.fromkeys(range(self.num_envs))
         """Environments whose next episode nobody has begun; a dictionary, for their order."""
         self._observation = self._lost = None

@@ -21,7 +21,7 @@ from labrl.processes import find_place_for_sockets, heed_no_signals, how_it_ende
 from labrl.script import Carried
 
 LEAVE_SECONDS = 5.0
-"""That workers have to end the step that they are in and close their environments."""
+"""Seconds that workers have to end their step and close their environments."""
 
 
 class EnvironmentLostError(LostProcessError):
@@ -29,7 +29,7 @@ class EnvironmentLostError(LostProcessError):
 
 
 class InWorkerError(Exception):
-    """Where an error came from in a worker process: the cause of the same error here."""
+    """Location of an error in a worker process: the cause of the same error here."""
 
 
 class Workers(AsyncVectorEnv[Any, Any]):
@@ -55,12 +55,12 @@ class Workers(AsyncVectorEnv[Any, Any]):
         self._watch = _Watch(self.processes)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """As Gymnasium's. Raises EnvironmentLostError."""
+        """Do the same as Gymnasium's method. Raises EnvironmentLostError."""
         with self._telling():
             return super().reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> Any:
-        """As Gymnasium's. Raises EnvironmentLostError."""
+        """Do the same as Gymnasium's method. Raises EnvironmentLostError."""
         with self._telling():
             return super().step(actions)
 
@@ -69,12 +69,14 @@ class Workers(AsyncVectorEnv[Any, Any]):
         try:
             yield
         except (EOFError, OSError):
-            if None in self.parent_pipes or self._watch is None:  # the environment's own, which it told of
+            if (
+                None in self.parent_pipes or self._watch is None
+            ):  # an error of the environment, which it has reported
                 raise
             raise self._watch.why() from None
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """As Gymnasium's, which writes the worker's traceback to the terminal; here the error carries it."""
+        """Raise the errors of workers with their tracebacks, which Gymnasium writes to the terminal."""
         failed = list(successes).count(False)
         if not failed:
             return
@@ -113,7 +115,8 @@ class Workers(AsyncVectorEnv[Any, Any]):
 class _Watch(threading.Thread):
     """Ends all workers when one of them is killed, and knows which it was.
 
-    Otherwise nobody would notice while another one is waited for, or waits for a turn that the dead one had.
+    Otherwise its death would go unnoticed while the session waits for another worker, or another worker for
+    its turn.
     """
 
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
@@ -123,7 +126,7 @@ class _Watch(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Until none is left. One that raised an error ends with code 0, and has told of it."""
+        """Watch until none is left. A worker that raised an error has reported it and ends with code 0."""
         left = {process.sentinel: number for number, process in enumerate(self._processes)}
         while left:
             for sentinel in wait(list(left)):
@@ -137,7 +140,7 @@ class _Watch(threading.Thread):
                         self._processes[other].kill()
 
     def why(self) -> EnvironmentLostError:
-        """What to raise where a worker does not answer."""
+        """Return the error to raise where a worker does not answer."""
         self.join(LEAVE_SECONDS)
         if self._lost is None:
             return EnvironmentLostError(
@@ -169,7 +172,7 @@ class _WorkerFactory:
 
 
 def _check_semaphores() -> None:
-    """Raises InputError where this machine has no room for what worker processes share."""
+    """Raise InputError where this machine has no room for what worker processes share."""
     try:
         context = multiprocessing.get_context("spawn")
         _ = [context.Lock() for _ in range(8)]  # a few more than Gymnasium makes
@@ -183,7 +186,7 @@ def _check_semaphores() -> None:
 
 
 def _start_method() -> str:
-    """How workers start: never by copying this process, whose threads hold locks that no worker frees."""
+    """Return how workers start: never by forking, which would copy locks that no worker releases."""
     if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
         return "spawn"
     # The server imports once what every worker needs.

@@ -1,4 +1,4 @@
-"""Going on with an experiment in its folder: what is missing, what is unfinished, what is new."""
+"""Resume an experiment in its folder: missing, unfinished and new trials."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labrl.config.overrides import quoted, split_word
+from labrl.config.keys import quoted, split_word
 from labrl.errors import InputError, LabrlError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, is_experiment
 from labrl.storage.run_folder import MARKER
+from labrl.trial.fork import Fork
 from labrl.trial.past import RUNS, is_hydras, near
 from labrl.trial.resume import request_of
 
@@ -22,26 +23,33 @@ class ExperimentAgain:
 
     path: Path
     words: list[str]
-    """Its own words, those that were typed now in the place of those with the same key."""
+    """Its overrides, replaced by those typed now where keys are the same."""
     own: list[str]
-    """Its words without those for Hydra, as they were before."""
+    """Its previous overrides, without those for Hydra."""
     edits: list[str]
-    """The words that were typed now, without those for Hydra; of two with the same key the last."""
+    """The overrides typed now, without those for Hydra; of two with the same key the last."""
     swept: set[str]
-    """The keys that tell its trials apart: those with several values in any of its commands, and the seed."""
+    """The keys that identify its trials: those with several values in any of its commands, and the seed."""
     config_dir: str | None
-    """Where it had its user's own groups from."""
+    """Folder of the user's own groups."""
     force: bool
     """Whether its trials may have had another past."""
     pin: bool
     """Whether keys that follow an edit keep the value that they had in each trial."""
+    fork: Fork | None
+    """The run that its trials fork from."""
 
     @classmethod
-    def asked_for(cls, words: Sequence[str]) -> ExperimentAgain | None:
-        """What `words` go back to, or None. Raises InputError where no experiment is there."""
+    def asked_for(cls, words: Sequence[str]) -> ExperimentAgain | Fork | None:
+        """Return the experiment, or the run to fork from, that `words` go back to; None if there is none.
+
+        Raises InputError where it does not exist.
+        """
         request = request_of(words, multirun=True)
         if request is None:
             return None
+        if request.kind == "fork":
+            return Fork.asked_for(request.which, request.at, request.edits)
         folder = _latest() if request.which == "latest" else _named(Path(os.path.expanduser(request.which)))
         info = folder.info()
         if request.pin and info.get("kind") == "search":
@@ -62,17 +70,18 @@ class ExperimentAgain:
             config_dir=_text(info.get("config_dir")),
             force=request.force,
             pin=request.pin,
+            fork=Fork.recorded(info),
         )
 
 
 def replaced(words: Sequence[str], edits: Sequence[str]) -> list[str]:
-    """`words` and `edits`, of two with the same key only the edit; no folder of an experiment."""
+    """Return `words` and `edits`, of two with the same key only the edit; no folder of an experiment."""
     keys = {split_word(word)[0] for word in edits} | {"hydra.sweep.dir"}
     return [*(word for word in words if split_word(word)[0] not in keys), *edits]
 
 
 def swept_keys(words: Iterable[str]) -> set[str]:
-    """The keys for which `words` give several values."""
+    """Return the keys for which `words` give several values."""
     # Late: no single run needs the parser.
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -81,7 +90,7 @@ def swept_keys(words: Iterable[str]) -> set[str]:
 
 
 def for_trials_alone(words: Sequence[str], swept: Iterable[str]) -> list[str]:
-    """Those of `words` whose key lies in a group over which one sweeps, as agent.double with agent=dqn,sac.
+    """Return those of `words` whose key lies in a swept group, such as agent.double with agent=dqn,sac.
 
     The experiment as a whole, which Hydra composes too, has none of the group's options. A search has one.
     swept: further keys with several values.
@@ -93,7 +102,7 @@ def for_trials_alone(words: Sequence[str], swept: Iterable[str]) -> list[str]:
 
 
 def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
-    """What tells trials apart; where that was not recorded, the keys for which several values were typed."""
+    """Return the keys that identify trials; if not recorded, those for which several values were typed."""
     if isinstance(recorded, list):
         return {"seed", *map(str, recorded)}
     values: dict[str, set[str]] = {}

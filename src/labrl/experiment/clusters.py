@@ -1,4 +1,4 @@
-"""Trials on clusters: jobs of submitit (SLURM, or this machine as if it were one) and tasks of Ray."""
+"""Trials on clusters: jobs of submitit (on SLURM or this machine) and tasks of Ray."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from labrl.processes import children_ignore_ctrl_c
 from labrl.trial.devices import NUM_CPUS
 
 STOP_SECONDS = 2.0
-"""Between two requests to stop: one that comes while a trial is being built is lost."""
+"""Seconds between two requests to stop, because one that arrives while a trial is built is lost."""
 
 SAVE_SECONDS = 60.0
-"""For the trials to save and end where the experiment ends early."""
+"""Seconds that trials have to save and end when the experiment ends early."""
 
 _OF_EVERY_CLUSTER = (
     "name",
@@ -33,19 +33,19 @@ _OF_EVERY_CLUSTER = (
     "mem_gb",
     "stderr_to_stdout",
 )
-"""Settings that submitit's AutoExecutor takes under one name; others get the cluster's name in front."""
+"""Settings that submitit's AutoExecutor takes for any cluster; others get the cluster's name as a prefix."""
 
 _OF_THE_EXECUTOR = ("max_num_timeout", "python")
 
 
 class SubmittedTrial:
-    """What a job of submitit does: one trial, which saves its state before the job gives its place away."""
+    """The work of one submitit job: a trial that saves its state before the job is preempted."""
 
     def __init__(self, run: RunTask) -> None:
         self._run = run
 
     def __call__(self, task: Task) -> Outcome:
-        """Run the trial, or go on with it where an earlier attempt left it."""
+        """Run the trial, or continue it where an earlier attempt left it."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's, which puts the job into the queue again
         ended = threading.Event()
         asked = threading.Event()
@@ -66,14 +66,14 @@ class SubmittedTrial:
         return outcome
 
     def checkpoint(self, task: Task) -> Any:
-        """Return what submitit runs when the job's turn comes again: the same trial."""
+        """Return what submitit runs when the job is scheduled again: the same trial."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, task)
 
 
 def _stop_until(ended: threading.Event) -> None:
-    """Ask this process to save and stop, as a polite kill does, until it has."""
+    """Ask this process to save and stop, as SIGTERM does, until it has."""
     while not ended.is_set():
         os.kill(os.getpid(), signal.SIGTERM)
         ended.wait(STOP_SECONDS)
@@ -91,7 +91,7 @@ class SubmititJobs:
         settings: Mapping[str, Any],
         limit: int | None = None,
     ) -> None:
-        """settings: `hydra.launcher` as plain data; limit: most jobs at once; None: all that there are."""
+        """settings: `hydra.launcher` as plain data; limit: most jobs at once; None: no limit."""
         self._run, self._cluster, self._limit = SubmittedTrial(run), cluster, limit
         self._executor = executor_of(cluster, settings)
         self._new: list[Task] = []
@@ -117,7 +117,7 @@ class SubmititJobs:
         return self._limit is None or len(self.running) < self._limit
 
     def start(self, task: Task) -> None:
-        """Keep the trial until `ended` submits all that are new as one array."""
+        """Keep the trial until `ended` submits all new ones as one array."""
         self._new.append(task)
 
     def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
@@ -137,7 +137,7 @@ class SubmititJobs:
             return
         self._told = time.monotonic()
         for _, job in self._jobs:
-            process = getattr(job, "_process", None)  # submitit offers no other way to it
+            process = vars(job).get("_process")  # submitit offers no other way to it
             if self._cluster == "slurm":
                 job.cancel(check=False)
             elif process is not None and process.poll() is None:
@@ -203,7 +203,7 @@ class RayTasks:
     def __init__(self, run: RunTask, settings: Mapping[str, Any], limit: int | None, queued: bool) -> None:
         """settings: `hydra.launcher.ray` as plain data; limit: most trials at once; None: no limit.
 
-        queued: whether Ray may get trials that the cluster has no room for yet, and begins them later.
+        queued: whether Ray may get trials for which the cluster has no room yet, to begin them later.
         """
         self._run, self._settings, self._limit, self._queued = run, settings, limit, queued
         self._tasks: dict[Any, Task] = {}

@@ -1,4 +1,4 @@
-"""An experiment: many trials in one folder, where `experiment.json` says of each how it stands."""
+"""An experiment: many trials in one folder, with the status of each in `experiment.json`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from labrl.trial.summary import say
 def held(
     path: Path, kind: ExperimentKind, exists: bool, records: Sequence[TrialRecord] = (), **facts: Any
 ) -> Iterator[ExperimentFolder]:
-    """Hold the folder of an experiment, kept from other processes meanwhile.
+    """Lock the folder of an experiment in this context.
 
-    exists: whether it is there already; else a new one is made, with `records` and `facts`, which is taken
-    away again where a LabrlError ends it before a trial has begun. What else ends it early is recorded as its
-    status: a failure, or an interruption, to which a note about how to go on is added. Raises InputError
-    where the folder is taken.
+    exists: whether the folder exists; else a new one is made, with `records` and `facts`, and removed again
+    if a LabrlError ends the experiment before a trial has begun. Any other early end is recorded as its
+    status: a failure, or an interruption with a note on how to resume. Raises InputError if the folder is in
+    use.
     """
     before = names_in(path)
     folder = ExperimentFolder.open(path) if exists else None
@@ -54,7 +54,7 @@ def held(
             raise
         except KeyboardInterrupt as stop:
             folder.set_status("interrupted")
-            stop.add_note(f"to go on: {how_to_resume_experiment(path)}")
+            stop.add_note(f"to resume: {how_to_resume_experiment(path)}")
             raise
         except BaseException:
             folder.set_status("failed")
@@ -62,15 +62,15 @@ def held(
 
 
 class Grid(TasksLeft):
-    """The trials of a grid: the queue that hands them out, records how they stand, and sums them up."""
+    """The trials of a grid: the queue that hands them out, records their status and summarizes them."""
 
     def __init__(self, folder: ExperimentFolder, tasks: Sequence[Task]) -> None:
-        """tasks: what is left to do; the other trials of the folder have finished."""
+        """tasks: the remaining trials; the others of the folder have finished."""
         super().__init__(tasks)
         self.folder = folder
         self.records = {record.number: record for record in folder.trials()}
         self.outcomes: dict[int, Outcome] = {}
-        """The trials that have ended, by number."""
+        """Trials that have ended, by number."""
         left = {task.number for task in tasks}
         for number, record in self.records.items():
             if number not in left and record.status == "finished":
@@ -79,7 +79,7 @@ class Grid(TasksLeft):
                 )
 
     def run(self, engine: Engine) -> int:
-        """Run what is left. Returns the exit code of the experiment."""
+        """Run the remaining trials. Return the exit code of the experiment."""
         interruption = Interruption()
         try:
             with working(engine, interruption):
@@ -96,7 +96,7 @@ class Grid(TasksLeft):
                 self._change(record, "running")
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Record and print what a trial came to; in its run folder too, where its process could not."""
+        """Record and print the outcome of a trial; also in its run folder if its process could not."""
         record = self.records[task.number]
         self.outcomes[task.number] = outcome
         status = "finished" if outcome.status == "pruned" else outcome.status
@@ -110,7 +110,7 @@ class Grid(TasksLeft):
             say(told)
 
     def _close(self, interrupted: int | None) -> int:
-        """Print how the trials stand, and make the report. Returns the exit code.
+        """Print the status of the trials, and make the report. Return the exit code.
 
         interrupted: exit code where a signal ended the experiment, else None.
         """
@@ -124,7 +124,7 @@ class Grid(TasksLeft):
             status, code = ("failed" if failed else "finished"), failed
         self.folder.set_status(status)
         if status == "interrupted" and not any(outcome.returns for outcome in self.outcomes.values()):
-            say(f"interrupted; to go on: {how_to_resume_experiment(self.folder.path)}")
+            say(f"interrupted; to resume: {how_to_resume_experiment(self.folder.path)}")
             return code
         print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
         if reporting.wants_report(self.folder.path):
@@ -144,7 +144,7 @@ def _has_begun(path: Path) -> bool:
 
 
 def _mend(path: Path, outcome: Outcome) -> None:
-    """Record in the run folder what a killed trial came to: it says `running` still."""
+    """Record in the run folder the end of a killed trial, which still says `running`."""
     with suppress(LabrlError, OSError):  # where the trial never began, there is no folder
         run = RunFolder.open(path)
         if run.status == "running":

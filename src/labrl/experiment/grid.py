@@ -1,4 +1,4 @@
-"""The trials of a grid: every combination of the values, numbered, each with a folder of its own."""
+"""The trials of a grid: every combination of the values, numbered, each with its own folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from labrl.config.compose import check_values, resolve, to_plain
-from labrl.config.consistency import (
-    ABSENT,
-    Change,
-    changes,
-    contradictions,
-    only_watches,
-)
-from labrl.config.overrides import override, split_word, unescaped
-from labrl.config.overrides import word as word_of
+from labrl.config.keys import ABSENT, Change, changes, contradictions, override, split_word, traits, unescaped
+from labrl.config.keys import word as word_of
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
@@ -32,35 +25,35 @@ from labrl.storage.run_folder import RunFolder
 from labrl.trial.past import Past, is_hydras, row_of, table, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
-"""From the words of a trial to its configuration with Hydra's node."""
+"""Composes the configuration of a trial, with Hydra's node, from its overrides."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of an experiment, and which of them are still to be run."""
+    """The trials of an experiment, and those that remain to be run."""
 
     records: list[TrialRecord]
-    """All, those of an earlier command included."""
+    """All trials, including those of earlier commands."""
     left: dict[int, Need]
-    """What those need that are left to do, by number."""
+    """Slots needed by the remaining trials, by number."""
     selects: bool = False
-    """Whether the edits only name some of the trials that there are: the others keep what they have."""
+    """Whether the edits only name some of the existing trials: the others keep their values."""
 
 
 @dataclass
 class _Trial:
-    """A trial as it is wanted."""
+    """A requested trial."""
 
     record: TrialRecord
     cfg: DictConfig
     past: Past | None = None
     """The configuration and command of the trial so far; None where it has not begun."""
     edited: bool = True
-    """Whether the edits of a resumed experiment are meant for it."""
+    """Whether the edits of a resumed experiment apply to it."""
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Its configuration; a seed that is to be drawn is the one that was."""
+        """Return the plain configuration of a trial; a drawn seed is kept."""
         plain = to_plain(self.cfg)
         return {**plain, "seed": self.past.config["seed"]} if self.past and plain["seed"] is None else plain
 
@@ -69,7 +62,7 @@ class _Trial:
         return self.past.changes(self.plain) if self.past else []
 
     def is_done(self) -> bool:
-        """Whether it has finished, with as long a budget and as many sessions as are wanted now."""
+        """Return whether it has finished with the requested budget and sessions."""
         try:
             finished = self.past is not None and self.past.folder.status == "finished"
             return finished and not (self.edited and self.changed())
@@ -78,9 +71,9 @@ class _Trial:
 
 
 def combinations(words: Sequence[str]) -> list[list[str]]:
-    """The words of each trial: one for each combination of the values that are swept over.
+    """Return the overrides of each trial, one for each combination of the swept values.
 
-    Raises InputError for a range, which has no values to go through.
+    Raises InputError for a range, which has no list of values.
     """
     parsed = OverridesParser.create().parse_overrides(list(words))
     for one in parsed:
@@ -100,9 +93,9 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
 def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
     """Number the trials of a new experiment.
 
-    machine: that runs them, None where others do. Raises InputError for what cannot be composed, for a wrong
-    value, for more trials than `meta.max_trial`, for two that are the same or have one folder, and for more
-    cores or GPUs than there are.
+    machine: the one that runs them, None where others do. Raises InputError for what cannot be composed, for
+    a wrong value, for more trials than `meta.max_trial`, for two that are the same or have one folder, and
+    for more cores or GPUs than there are.
     """
     own = combinations(words)
     trials: list[_Trial] = []
@@ -122,15 +115,15 @@ def plan_again(
     compose: Compose,
     machine: Machine | None,
 ) -> Plan:
-    """Find out what is left of the trials of an experiment, and add those that are new.
+    """Find the remaining trials of an experiment, and add new ones.
 
-    Edits are for all trials, or where they give values to keys that tell trials apart, as seed=0 does, for
-    the trials with these values; the others go on as they are. words: of the whole experiment, edits
-    included. Raises InputError as `plan_grid` does, and where a trial would have had another past.
+    Edits apply to all trials, or, where they set keys that identify trials, such as seed=0, to the trials
+    with these values; the others continue unchanged. words: overrides of the whole experiment, including the
+    edits. Raises InputError as `plan_grid` does, and where an edit contradicts the past of a trial.
     """
     records, wanted = before.trials(), combinations(words)
     swept = again.swept | swept_keys(words)
-    choosing = [word for word in again.edits if _key(word) in swept and not only_watches(_key(word))]
+    choosing = [word for word in again.edits if _key(word) in swept and not traits(_key(word)).resume]
     chosen = [_values(values) for values in combinations(choosing)]
     others = [word for word in again.edits if word not in choosing]
     several = swept_keys(others)
@@ -176,12 +169,12 @@ def _new(number: int, words: list[str], cfg: DictConfig) -> _Trial:
 
 
 def _key(word: str) -> str:
-    """The key or group of a word, without the package."""
+    """Return the key or group of an override, without the package."""
     return split_word(word)[0].partition("@")[0]
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """Value by key, as text. A number counts by its value: 1e-4 and 0.0001 are the same."""
+    """Return values as text, by key. Numbers are compared by value: 1e-4 and 0.0001 are the same."""
     return dict(_value(word) for word in words if not is_hydras(word))
 
 
@@ -198,13 +191,13 @@ def _agrees(words: Sequence[str], values: Mapping[str, str]) -> bool:
 def _matched(
     wanted: Sequence[list[str]], records: Sequence[TrialRecord], swept: set[str]
 ) -> list[TrialRecord | None]:
-    """The record of each trial that is there already; None for a new one.
+    """Return the record of each existing trial; None for a new one.
 
-    It has the same values of the `swept` keys, or else of those that do not only watch.
+    A record matches by the values of the `swept` keys, or else of those that do not only watch.
     """
     found: list[TrialRecord | None] = [None] * len(wanted)
     left = list(records)
-    for keys in (swept, {key for key in swept if not only_watches(key)}):
+    for keys in (swept, {key for key in swept if not traits(key).resume}):
         for index, words in enumerate(wanted):
             if found[index] is None:
                 own = _part(words, keys)
@@ -221,9 +214,9 @@ def _part(words: Sequence[str], keys: set[str]) -> dict[str, str]:
 def _as_its_siblings(
     words: list[str], trials: Sequence[_Trial], swept: set[str], edits: Sequence[str]
 ) -> list[str]:
-    """The words of a new trial: where others differ from it in the seed alone, those that they have by now,
-    such as what was pinned in them."""
-    group = {key for key in swept if not only_watches(key)} - {"seed"}
+    """Return the overrides of a new trial: if others differ from it in the seed alone, their present ones,
+    including pinned keys."""
+    group = {key for key in swept if not traits(key).resume} - {"seed"}
     siblings = [
         trial.record.overrides
         for trial in trials
@@ -240,7 +233,7 @@ def _as_its_siblings(
 def _composed(
     trials: Sequence[list[str]], compose: Compose, others: Sequence[DictConfig] = ()
 ) -> list[tuple[list[str], DictConfig]]:
-    """Words and configuration of each trial. A value for a key that only other trials have is left out.
+    """Return overrides and configuration of each trial, without values for keys that only other trials have.
 
     others: configurations of further trials. Raises what Hydra raises where no trial can be composed so.
     """
@@ -266,7 +259,7 @@ def _composed(
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word gives a value to one key, and neither adds it nor chooses an option of a group."""
+    """Return whether a word sets one key, and neither adds it nor chooses an option of a group."""
     return re.match(r"\w+(\.\w+)+=", word) is not None
 
 
@@ -282,15 +275,15 @@ def _unresolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _at(config: Any, key: str) -> Any:
-    """The value of `key`, or ABSENT."""
+    """Return the value of `key`, or ABSENT."""
     for name in key.split("."):
         config = config.get(name, ABSENT) if isinstance(config, Mapping) else ABSENT
     return config
 
 
 def _pin(trial: _Trial, words: list[str], edits: Sequence[str], compose: Compose) -> None:
-    """Let keys that nobody typed have the value that they had in the trial, where another would have given
-    it another past. words: by which it was composed before the `edits`."""
+    """Keep the old value of keys that were not typed, where a new one would contradict the trial's past.
+    words: the overrides that composed it before the `edits`."""
     changed = trial.changed() if trial.past else changes(to_plain(compose(words)), trial.plain)
     pins = [
         word_of(change.key, change.old)
@@ -303,12 +296,12 @@ def _pin(trial: _Trial, words: list[str], edits: Sequence[str], compose: Compose
 
 
 def _typed(key: str, edits: Sequence[str]) -> bool:
-    """Whether one of the `edits` gives a value to `key`, or to a group that it lies in."""
+    """Return whether one of the `edits` gives a value to `key`, or to a group that it lies in."""
     return any(f"{key}.".startswith(f"{_key(word).replace('/', '.')}.") for word in edits)
 
 
 def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> None:
-    """Raises InputError for a trial like another: it would run twice, and count as two seeds."""
+    """Raise InputError for a trial like another: it would run twice, and count as two seeds."""
     seen = [_values(words) for words in others]
     for trial in trials:
         words = trial.record.overrides
@@ -342,11 +335,11 @@ def _check_count(trial: _Trial, words: Sequence[str], count: int) -> None:
 def _left(
     trials: Sequence[_Trial], machine: Machine | None, again: ExperimentAgain | None = None
 ) -> dict[int, Need]:
-    """Return what the trials need that are left to do, by number, and record the status of each trial."""
+    """Return the needs of the remaining trials, by number, and record the status of each trial."""
     left = []
     for trial in trials:
         if trial.is_done():
-            # its run folder knows, where whoever was to record it was killed while the report was made
+            # its run folder knows, if the command was killed while the report was made
             trial.record.status, trial.record.error = "finished", None
         else:
             _check_values(trial, [one.record.overrides for one in trials])
@@ -364,14 +357,14 @@ def _left(
 
 
 def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
-    """Raise InputError for what is wrong with the trial, as far as its values tell.
+    """Raise InputError for wrong values of the trial.
 
     trials: the overrides of each trial of the experiment; those that all have are left out of the message.
-    Whether agent and environment fit each other the trial finds out itself: of a grid over several, those
-    that do are wanted all the same.
+    Whether agent and environment fit is found out by the trial itself, because in a grid over several the
+    pairs that do fit must still run.
     """
     try:
-        check_values(trial.plain, trial.cfg)
+        check_values(trial.cfg)
     except LabrlError as error:
         shared = set.intersection(*map(set, trials))
         own = " ".join(word for word in trial.record.overrides if word not in shared)
@@ -381,15 +374,15 @@ def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
 
 
 def _of_trial(named: str, error: LabrlError) -> InputError:
-    """The same mistakes, each with the trial that it belongs to."""
+    """Return the mistakes, each with the trial that it belongs to."""
     return InputError.of(
         dataclasses.replace(one, message=f"trial {named}: {one.message}") for one in error.mistakes
     )
 
 
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
-    """Raises InputError, with a table, where trials that are `left` to do would have had another past, and
-    for a budget that one of them has spent already."""
+    """Raise InputError, with a table, where edits contradict the past of trials that are `left`, and for a
+    budget that one of them has spent already."""
     found = {trial.record.number: contradictions(trial.changed()) for trial in left}
     if any(found.values()) and not again.force:
         refused = [one for one in left if found[one.record.number]]
@@ -435,13 +428,13 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
 
 
 def _keeps(trial: _Trial, pins: Mapping[str, str]) -> bool:
-    """Whether these values are those of the trial's past, where it has such keys."""
+    """Return whether these values are those of the trial's past, where it has such keys."""
     then = {key: _at(trial.past.config, key) if trial.past else ABSENT for key in pins}
     return all(value is ABSENT or override(key, value) == pins[key] for key, value in then.items())
 
 
 def _folder(cfg: DictConfig, number: int) -> str:
-    """The trial's folder in that of the experiment."""
+    """Return the trial's folder in that of the experiment."""
     with open_dict(cfg.hydra.job):
         cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
     return str(OmegaConf.select(cfg, "hydra.sweep.subdir"))
@@ -456,7 +449,7 @@ def _meta(cfg: DictConfig) -> Mapping[str, Any]:
 
 
 def _past_of(before: ExperimentFolder, record: TrialRecord) -> Past | None:
-    """Return what was asked of the trial so far, None where it has not begun.
+    """Return the past of the trial, None where it has not begun.
 
     Raises InputError where it has begun and its folder is damaged.
     """

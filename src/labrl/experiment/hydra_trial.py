@@ -1,4 +1,4 @@
-"""One trial of an experiment in a process that Hydra was not started in."""
+"""One trial of an experiment in a process without Hydra's command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import explain
-from labrl.config.kinds import kinds_replace
+from labrl.config.extensions import kinds_replace
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Engine, TasksLeft, run_queue
 from labrl.experiment.task import Outcome, Task
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from labrl.experiment.job import Job
 
 _existing: Path | None = None
-"""The last folder on the way to that of the running trial which was there before; the others are Hydra's."""
+"""The deepest folder above the running trial's that existed before; the others are Hydra's."""
 
 
 def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None, **rest: Any) -> JobReturn:
-    """Hydra's `run_job`, which makes the folder of the trial before it calls the job."""
+    """Run Hydra's `run_job`, which makes the folder of the trial before it calls the job."""
     global _existing
     parts = [OmegaConf.select(config, key) for key in (job_dir_key, job_subdir_key) if key is not None]
     folder = Path(os.path.abspath(os.path.join(*map(str, parts))))
@@ -47,7 +47,7 @@ def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None
 
 @contextmanager
 def folders_remembered() -> Iterator[None]:
-    """Let Hydra's single runs go by `_run_job`. Hydra calls nobody else before it makes the folder."""
+    """Let Hydra's single runs use `_run_job`: there is no other hook before it makes the folder."""
     hydra._internal.hydra.run_job = _run_job  # type: ignore[assignment]
     try:
         yield
@@ -69,9 +69,9 @@ def remove_unused_folder() -> None:
 
 @dataclass
 class HydraTrial:
-    """Composes the overrides of a trial as Hydra does, and runs the job in the folder that they name.
+    """Composes the overrides of a trial as Hydra does, and runs the job in their folder.
 
-    This is `labrl.experiment.scheduler.RunTask`: picklable by cloudpickle, with all that Hydra knows.
+    It is a `labrl.experiment.scheduler.RunTask`: picklable by cloudpickle, with the state of Hydra.
     """
 
     hydra_context: HydraContext
@@ -85,7 +85,7 @@ class HydraTrial:
 
     @classmethod
     def of(cls, hydra_context: HydraContext, config: DictConfig, job: Any) -> HydraTrial:
-        """Return one with the state of this process."""
+        """Build one with the state of this process."""
         setup_globals()
         return cls(hydra_context, config, job, Singleton.get_state())
 
@@ -129,7 +129,7 @@ class HydraTrial:
 
 
 def launched(launcher: Launcher, tasks: Sequence[Task]) -> list[Outcome]:
-    """Run trials by a launcher that is not labrl's."""
+    """Run trials with a launcher that is not labrl's."""
     returns = launcher.launch([task.words for task in tasks], initial_job_idx=tasks[0].number)
     return [_returned(one) for one in returns]
 
@@ -159,7 +159,7 @@ class LaunchedTasks(TasksLeft):
         }
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Keep what a trial came to."""
+        """Keep the outcome of a trial."""
         self.returns[task.number].return_value = outcome
 
     def run(self, engine: Engine) -> list[JobReturn]:
@@ -173,7 +173,7 @@ class LaunchedTasks(TasksLeft):
 
 @contextmanager
 def _printing_to(path: Path | None) -> Iterator[None]:
-    """Let what this process and its children print meanwhile go to the end of a file, where there is one."""
+    """Append what this process and its children print in this context to a file, if there is one."""
     if path is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What Hydra runs for each trial: one of its own, or one of an experiment's, in whatever process."""
+"""The task that Hydra runs for each trial, alone or in an experiment, in any process."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from labrl.storage.provenance import Typed
+    from labrl.trial.fork import Fork
     from labrl.trial.resume import Again
 
 PATIENCE = 60.0
@@ -34,7 +35,7 @@ PATIENCE = 60.0
 class Job:
     """The function that Hydra calls with the configuration of each trial; it may be sent to other processes.
 
-    It raises nothing: a trial that fails takes no other with it.
+    It raises nothing, so that a failed trial does not end others.
     """
 
     def __init__(
@@ -43,20 +44,20 @@ class Job:
         full_error: bool,
         typed: Typed,
         words: Sequence[str],
-        again: Again | ExperimentAgain | None = None,
+        again: Again | Fork | ExperimentAgain | None = None,
     ) -> None:
         """config_dir: with a user's own groups; full_error: whether to show tracebacks; typed: the command;
         words: those of them that compose trials, or of the run or experiment to go back to: `again`."""
         self.typed, self.words = typed, list(words)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error
-        self.again = None if isinstance(again, ExperimentAgain) else again
+        self.again = again.fork if isinstance(again, ExperimentAgain) else again
         self.experiment = again if isinstance(again, ExperimentAgain) else None
-        """The experiment that is gone on with, if any."""
+        """The experiment that is resumed, if any."""
         self.force = False
         """Whether a trial that is resumed may have had another past."""
         self.part_of: Literal["grid", "search"] | None = None
-        """Which kind of experiment trials are part of: then a folder that holds a run is the trial's own,
+        """Kind of experiment that the trials belong to; a folder that holds a run is then the trial's own,
         broken off."""
         self.exit_code = DONE
         """The largest of the trials that ran in this process, or what the experiment says."""
@@ -107,7 +108,7 @@ class Job:
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.seed
         plain = to_plain(cfg)
-        config = resolve(plain, cfg)
+        config = resolve(cfg)
         # Imported late: a mistyped key must not wait for the rest.
         from labrl.trial.fork_server import start_session_server
 
@@ -151,7 +152,7 @@ class Job:
         _wait_for(run)
         if run.unrecorded:
             with run.lock():
-                (run.path / MARKER).unlink()
+                run.discard_unrecorded()
             return None
         again = Again.on_trial(run, self.force, words)
         sessions = run.sessions()
@@ -178,7 +179,7 @@ def _wait_for(run: RunFolder) -> None:
 
 
 def refused(error: LabrlError, full_error: bool) -> int:
-    """Print what is wrong. Returns the exit code for that."""
+    """Print what is wrong. Return the exit code."""
     if full_error:
         traceback.print_exception(error)
     print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)

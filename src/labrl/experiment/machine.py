@@ -1,4 +1,4 @@
-"""How the cores and GPUs of one machine are shared out among the trials of an experiment."""
+"""Assign the cores and GPUs of one machine to the trials of an experiment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from labrl.trial.devices import NUM_CPUS, available_cpus, check_resources, visib
 
 @dataclass(frozen=True)
 class Need:
-    """What one trial asks for."""
+    """Slots that one trial requests."""
 
     cores: int
     """Cores that it keeps busy, >= 1."""
     gpus: float | None
-    """GPUs, a fraction of one allowed; None: one that it shares with whoever is there."""
+    """GPUs, also a fraction of one; None: one that it may share with other trials."""
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], num_trials: int, cores: int | None) -> Need:
@@ -39,23 +39,23 @@ class Need:
 
 @dataclass(frozen=True)
 class Share:
-    """What one trial gets for as long as it runs."""
+    """Slots that one trial holds while it runs."""
 
     cores: int
     gpus: tuple[str, ...] | None = None
-    """As CUDA_VISIBLE_DEVICES names them; None on a machine without any."""
+    """GPUs as in CUDA_VISIBLE_DEVICES; None on a machine without any."""
     part: float = 0.0
-    """Of each of these GPUs."""
+    """Fraction of each of these GPUs."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables under which a process keeps to the share, set before it loads torch."""
+        """Environment variables that keep a process within its slots, set before it loads torch."""
         visible = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
         return {NUM_CPUS: str(self.cores), **visible}
 
 
 class Machine:
-    """Cores and GPUs, and who has them."""
+    """Cores and GPUs of a machine, and their holders."""
 
     def __init__(self, cores: int | None = None, gpus: list[str] | None = None) -> None:
         """cores: None for all that this process may use; gpus: None for all that torch sees."""
@@ -70,7 +70,7 @@ class Machine:
         check_resources(need.cores, need.gpus, self.cores, len(self._free))
 
     def take(self, need: Need) -> Share | None:
-        """A share that meets `need`, or None as long as there is none free."""
+        """Return slots that meet `need`, or None while there are none free."""
         gpus = self._gpus(need.gpus)
         if need.cores > self._free_cores or gpus is None:
             return None
@@ -83,14 +83,14 @@ class Machine:
         return share
 
     def give_back(self, share: Share) -> None:
-        """The trial that had `share` has ended."""
+        """Free the slots of a trial that has ended."""
         self._free_cores += share.cores
         for gpu in share.gpus or ():
             self._free[gpu] += share.part
             self._trials[gpu] -= 1
 
     def _gpus(self, wanted: float | None) -> tuple[str, ...] | None:
-        """The least busy GPUs that have `wanted` left; None where there are not enough."""
+        """Return the least busy GPUs with `wanted` free; None if there are not enough."""
         part = 0.0 if wanted is None else min(wanted, 1.0)
         count = 1 if wanted is None else math.ceil(wanted)
         by_load = sorted(self._free, key=lambda gpu: (-self._free[gpu], self._trials[gpu]))
@@ -101,6 +101,6 @@ class Machine:
 
 
 def _number(value: Any) -> float | None:
-    """`value` where it is a positive number or zero; the trial itself refuses what is not."""
+    """Return `value` if it is a number of at least zero; the trial itself refuses others."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
     return float(value) if good else None

@@ -1,4 +1,4 @@
-"""Runs the trials of a grid or a search: a queue hands them out, an engine runs them side by side."""
+"""Run the trials of a grid or a search: a queue hands them out, an engine runs several at once."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from labrl.experiment.task import Outcome, Task
 from labrl.session.interruption import Interruption
 
 SECONDS = 0.5
-"""Longest time between two looks at whether somebody asks for a stop."""
+"""Longest time between two checks for a request to stop, seconds."""
 
 RunTask = Callable[[Task], Outcome]
-"""Runs one trial in the calling process; picklable by cloudpickle where it is sent to another one."""
+"""Runs one trial in the calling process; picklable by cloudpickle if it is sent to another one."""
 
 
 class Queue(Protocol):
-    """Hands out the trials of an experiment, and is told how each ends."""
+    """Hands out the trials of an experiment and records how each ends."""
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
-        """Return the next trial; None where none is left to begin, or none for which there is room now."""
+        """Return the next trial; None if none remains, or none for which there is room now."""
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Take note of what a trial came to."""
+        """Record the outcome of a trial."""
 
     def tick(self, running: Collection[Task]) -> None:
         """Do what is due while trials run; called every SECONDS. What it raises ends all trials."""
 
 
 class Engine(Protocol):
-    """Where trials run: processes of this machine, or jobs of a cluster.
+    """Runs trials, in processes of this machine or as jobs of a cluster.
 
-    It is entered while it works. On leaving after an error it lets the trials that run save and end.
+    A context manager. On leaving after an error, it lets running trials save and end.
     """
 
     handles_signals: bool
-    """Whether signals are for the scheduler, which stops the trials; else trials get them themselves."""
+    """Whether the scheduler handles signals and stops the trials; else trials handle them themselves."""
 
     @property
     def running(self) -> Collection[Task]:
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Return whether another trial with this need can start now."""
 
     def start(self, task: Task) -> None:
-        """Begin a trial, or put it into the cluster's queue."""
+        """Start a trial, or submit it to the cluster's queue."""
 
     def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
         """Return the trials that have ended since the last call, after at most `seconds`."""
@@ -64,7 +64,7 @@ class Engine(Protocol):
 
 @contextmanager
 def working(engine: Engine, interruption: Interruption) -> Iterator[None]:
-    """Enter the engine, and the interruption where signals are for the scheduler."""
+    """Enter the engine, and the interruption if the scheduler handles signals."""
     with engine, interruption if engine.handles_signals else nullcontext():
         yield
 
@@ -89,7 +89,7 @@ def run_queue(queue: Queue, engine: Engine, interruption: Interruption) -> None:
 
 
 class TasksLeft:
-    """The trials of a queue that are known from the beginning, in their order."""
+    """A queue of trials that are all known from the beginning, in order."""
 
     def __init__(self, left: Sequence[Task]) -> None:
         self.left = list(left)
@@ -103,12 +103,13 @@ class TasksLeft:
 
 
 class Calls:
-    """The engine of what runs trials in one call, which gets the signals: Hydra's own launchers."""
+    """The engine of launchers that run trials in one call and handle signals: Hydra's own."""
 
     handles_signals = False
 
     def __init__(self, run: Callable[[Sequence[Task]], Sequence[Outcome]], all_at_once: bool) -> None:
-        """run: runs trials to their end; all_at_once: whether it takes all trials in one call, or one."""
+        """run: runs trials to their end; all_at_once: whether it takes all trials in one call, or one
+        each."""
         self._run, self._all_at_once = run, all_at_once
         self.running: list[Task] = []
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from labrl.analysis.formats import number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
-from labrl.config.overrides import split_word
+from labrl.config.keys import split_word
 from labrl.experiment.task import Outcome
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
@@ -73,13 +73,13 @@ def print_experiment(
             if (path / record.folder).exists():
                 say(f"  run folder: {path / record.folder}", console)
     if status != "finished":
-        how = "interrupted; to go on" if status == "interrupted" else "to run again what is not finished"
+        how = "interrupted; to resume" if status == "interrupted" else "to run unfinished trials again"
         say(f"{how}: {how_to_resume_experiment(path)}", console)
     say(f"experiment folder: {path}", console)
 
 
 def how_to_resume_experiment(path: Path) -> str:
-    """The command that goes on with an experiment, as one types it into a shell."""
+    """Return the shell command that resumes an experiment."""
     return f"labrl -m {shlex.quote(f'+resume={path}')}"
 
 
@@ -89,7 +89,7 @@ def _print_groups(
     outcomes: Mapping[int, Outcome],
     console: Console,
 ) -> None:
-    """Where several trials differ only in the seed: their final return with its interval."""
+    """Print the final return with its interval of trials that differ only in the seed."""
     groups: dict[frozenset[str], list[float]] = {}
     names: dict[frozenset[str], str] = {}
     for record in records:

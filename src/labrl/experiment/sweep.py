@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from labrl.config.overrides import quoted
+from labrl.config.keys import quoted
 from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.experiment import Grid, held
 from labrl.experiment.grid import plan_again, plan_grid
@@ -17,6 +17,7 @@ from labrl.experiment.scheduler import Engine
 from labrl.experiment.task import Task
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
+from labrl.trial.fork import Fork
 from labrl.trial.summary import say
 
 
@@ -50,6 +51,7 @@ def sweep_grid(
         "hydra_overrides": hydra_words(config),
         "swept": sorted(swept_keys(words) | (again.swept if again else set())),
         "config_dir": job.config_dir,
+        "fork": job.again.as_json() if isinstance(job.again, Fork) else None,
     }
     tasks = [
         Task(
@@ -67,7 +69,7 @@ def sweep_grid(
             folder.replace_trials(plan.records)
         grid = Grid(folder, tasks)
         if done := len(grid.outcomes):
-            say(f"Resuming {path}: {done} trials have finished, {len(tasks)} are left")
+            say(f"Resuming {path}: {done} trials have finished, {len(tasks)} remain")
         else:
             say(f"{len(tasks)} trials in {path}")
         job.exit_code = grid.run(engine())

@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A trial that is to be run, or gone on with where an earlier attempt left it in its folder."""
+    """A trial to run, or to continue where an earlier attempt left it in its folder."""
 
     number: int
     """Number of the trial in its experiment."""
     words: list[str]
-    """All overrides that compose it, those for Hydra included."""
+    """All overrides that compose it, including those for Hydra."""
     folder: Path
     """Its run folder, which the words name too."""
     need: Need
     """Cores and GPUs that it takes."""
     channel: str | None = None
-    """Where its sessions report their evaluations (`labrl.experiment.search.channel`); None: nowhere."""
+    """Address to which its sessions report evaluations (`labrl.experiment.search.channel`); None: nowhere."""
     log: str | None = None
     """File of the folder that takes what the trial prints; None: the terminal."""
     attempts: int = 0
-    """How often its process has died."""
+    """Number of times that its process has died."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a trial came to."""
+    """The outcome of a trial."""
 
     status: Literal["finished", "pruned", "failed", "interrupted"]
     exit_code: int
     """0, 1 where it failed, 2 where it was refused, 130 or 143 where a signal ended it."""
     error: str | None = None
-    """What ended a failed trial, in a line."""
+    """The error of a failed trial, in one line."""
     returns: tuple[float, ...] = ()
     """Mean return over the last episodes of each session that has one and did not fail."""
     died: bool = False

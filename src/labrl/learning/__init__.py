@@ -1,1 +1,1 @@
-"""From a loss to new weights: flat parameters, gradients on several threads and ranks, optimizers."""
+"""The way from a loss to new weights: flat parameters, gradients on threads and ranks, optimizers."""

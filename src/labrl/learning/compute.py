@@ -1,4 +1,4 @@
-"""What a session may compute with, and how exactly."""
+"""The device, threads and precision that a session computes with."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labrl.workspace import Workspace
 
 
 def _cpu_has(*capabilities: str) -> bool:
-    """Whether the processor has one of these, as torch names them."""
+    """Return whether the processor has one of these, as torch names them."""
     found = torch.cpu.get_capabilities()
     return any(found.get(name) for name in capabilities)
 
 
 def _check_gpus(device: str, num_gpus: float) -> None:
-    """Raises InputError for more GPUs than there are, and for one that is wanted and not granted."""
+    """Raise InputError for more GPUs than there are, and for one that is wanted and not granted."""
     there = torch.cuda.device_count()
     if num_gpus > there:
         raise InputError(
@@ -48,18 +48,18 @@ class Compute:
     """Device, number format and threads of one session."""
 
     device: torch.device
-    """Where networks live."""
+    """Device of the networks."""
     precision: torch.dtype
     """torch.float32, or torch.bfloat16 for matrix products and convolutions under autocast; weights,
     gradients and optimizer state are float32 either way."""
     num_threads: int
     """Processor cores that this session may keep busy, >= 1."""
     workspace: Workspace = field(default_factory=Workspace)
-    """Where large arrays may lie."""
+    """Place of large arrays."""
     ranks: Ranks = ALONE
     """The processes that train this session together."""
     noise: NoiseScales | None = None
-    """Where the noise scales of gradients are kept; None: they are not measured."""
+    """Noise scales of gradients; None: they are not measured."""
     compiled: bool = False
     """Whether networks compute by code that torch.compile makes."""
     kernels: bool = True

@@ -82,6 +82,14 @@ class FlatParameters:
             self._pieces.append((piece, slice(first, end)))
         return pieces
 
+    def with_gradient(self, module: Network) -> tuple[Network, Tensor]:
+        """Return a copy of `module` with the same weights in the same memory, and its gradient. [size]"""
+        twin, gradient = self.replica(module, same_buffers=True), torch.zeros_like(self.gradient)
+        parameters = trainable(twin)
+        for parameter, place in zip(parameters, views(parameters, gradient), strict=True):
+            parameter.grad = place
+        return twin, gradient
+
     def replica(self, module: Network, same_buffers: bool = False) -> Network:
         """Return a copy of `module` with the same weights in the same memory, and no gradients yet.
 

@@ -1,4 +1,4 @@
-"""How the networks of an agent begin: weights drawn from the seed, layers that would not repeat refused."""
+"""Initialization of networks: draws weights from the seed, and refuses layers that are not reproducible."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from labrl.learning.compute import Compute
-from labrl.networks.building import BY_THE_MINIBATCH, UNSEEDED, refusal
 from labrl.networks.spaces import Spaces, sees_images
+from labrl.networks.torso import BY_THE_MINIBATCH, UNSEEDED, refusal
 
 DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 """Layers that draw what they drop, or none where their `p` is 0."""
@@ -62,7 +62,7 @@ def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
             raise refusal(
                 f"{found}: it {BY_THE_MINIBATCH}. Use nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
             )
-        if changes := getattr(layer, "changes", ()):
+        if changes := vars(layer).get("changes"):
             raise refusal(
                 f"the forward pass of {type(layer).__name__} changes its buffer {changes[0]}, which would "
                 "differ between the threads that learn and the target network. Compute with weights and "

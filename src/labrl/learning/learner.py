@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from labrl.config.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters, Network
-from labrl.learning.kernels.networks import Kernel, UnknownNetworkError, WatchedKernel
+from labrl.learning.kernels.networks import Kernel, UnknownNetworkError, WatchedKernel, kernel_of
 from labrl.learning.optimizers import Optimizer
 from labrl.networks.spaces import Spaces, sees_images
 
@@ -48,17 +49,16 @@ class Columns:
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(getattr(self, fields(self)[0].name))
+        return len(next(iter(vars(self).values())))
 
     def __getitem__(self, rows: slice) -> Self:
         """Return some rows of all columns; a column that is None stays None."""
-        columns = [getattr(self, column.name) for column in fields(self)]
-        return type(self)(*(None if column is None else column[rows] for column in columns))
+        return type(self)(*(None if column is None else column[rows] for column in vars(self).values()))
 
 
 Batch = TypeVar("Batch", bound=Minibatch)
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
-"""From a network and a minibatch, or a slice of one, to the mean loss and its statistics: means [k], or a
+"""Maps a network and a minibatch, or a slice of one, to the mean loss and its statistics: means [k], or a
 column for each row [k, rows]."""
 
 
@@ -69,7 +69,7 @@ class DerivedLoss(Generic[Batch]):
     by_autograd: Loss[Batch]
     """The loss, to be differentiated by torch."""
     by_hand: Callable[[Any, Batch], NDArray] | None
-    """From the kernel of the network and a minibatch to the same statistics, float32. It calls `forward` and
+    """Maps the kernel of the network and a minibatch to the same statistics, float32. It calls `forward` and
     `backward` of the kernel. None where the gradient is not known."""
 
     def __call__(self, network: Any, minibatch: Batch) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def make_learner(
     elif compute.device.type == "cpu":
         # Values of hundreds with differences of one need all digits, and bfloat16 has three: float32 here.
         large = batch_size * sum(weight.numel() for weight in network.parameters()) >= LARGE_PRODUCTS
-        return Learner(network, compute, optimizer, compute.num_threads if large else 1)
+        return Learner(network, compute, optimizer, compute.num_threads if large else 1, whole_minibatches)
     return Learner(network, compute, optimizer)
 
 
@@ -130,13 +130,66 @@ class MoreThreads:
         torch.set_num_threads(self._before)
 
 
+class SecondHalf:
+    """A thread that differentiates losses by hand over the second half of each minibatch.
+
+    Two threads meet once a gradient so, and not in each product: beside other busy processes, products on two
+    threads wait for each other most of the time. The halves and the order of their sum are fixed, so that a
+    run repeats bit for bit with the same number of threads.
+    """
+
+    def __init__(self) -> None:
+        # A new thread would multiply matrices on as many threads as there are cores.
+        self._pool = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(1,))
+
+    def join(self, network: nn.Module, gradient: Tensor) -> None:
+        """Compute with a copy of the network from now on. gradient: of the copy, [size]"""
+        self._kernel, self._gradient = kernel_of(network), gradient
+
+    def gradient(
+        self, by_hand: Callable[[Any, Batch], NDArray], kernel: Kernel, minibatch: Batch, out: Tensor
+    ) -> NDArray:
+        """Compute the gradient over a minibatch, the first half by `kernel`. Returns the statistics.
+
+        out: where the kernel writes its gradient, and that of the minibatch goes. [size]
+        """
+        size, middle = len(minibatch), len(minibatch) // 2
+        if not middle:
+            return by_hand(kernel, minibatch)
+        waits = self._pool.submit(self._half, by_hand, minibatch[slice(middle, size)])
+        try:
+            first = by_hand(kernel, minibatch[slice(0, middle)])
+        finally:
+            wait([waits])
+        second, share = waits.result(), np.float32(middle / size)
+        out.mul_(float(share)).add_(self._gradient, alpha=float(1 - share))
+        if first.ndim == 2:
+            return np.concatenate((first, second), axis=1)
+        means: NDArray = share * first + (1 - share) * second
+        return means
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown()
+
+    def _half(self, by_hand: Callable[[Any, Batch], NDArray], part: Batch) -> NDArray:
+        with torch.no_grad(), np.errstate(all="ignore"):
+            return by_hand(self._kernel, part)
+
+
 class Learner(Generic[Network]):
     """A network, the gradients of its losses, and its optimizer, in float32."""
 
     def __init__(
-        self, network: Network, compute: Compute, new_optimizer: NewOptimizer, num_threads: int = 1
+        self,
+        network: Network,
+        compute: Compute,
+        new_optimizer: NewOptimizer,
+        num_threads: int = 1,
+        whole_minibatches: bool = True,
     ) -> None:
-        """num_threads: inside a matrix product of `gradient` and `step`; 1: as many as elsewhere."""
+        """num_threads: that compute a gradient: inside its products, or two on halves of the minibatch where
+        there is a kernel; whole_minibatches: never on halves."""
         self.network = network.to(compute.device)
         self.device = compute.device
         self.flat = FlatParameters(self.network)
@@ -147,6 +200,7 @@ class Learner(Generic[Network]):
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
         self._kernel: WatchedKernel | None = None
+        self._beside = SecondHalf() if num_threads > 1 and not whole_minibatches else None
         self._memory = 0  # where the weights lay when the kernel was made
         self._note: Callable[[str], None] | None = compute.note
         if compute.compiled:
@@ -187,9 +241,8 @@ class Learner(Generic[Network]):
         the rollout, where `keep_outputs` keeps them. Returns the statistics of the loss: means over all rows,
         [k], or those of each row, [k, rows]. With several ranks gradient and means are those over all ranks.
         """
-        with self._threads:
-            half = None if self._noise is None else self._gradient_of_half(loss, minibatch)
-            statistics = self._differentiate(loss, minibatch)
+        half = None if self._noise is None else self._gradient_of_half(loss, minibatch)
+        statistics = self._differentiate(loss, minibatch)
         if self._ranks.size > 1:
             self._average(statistics)
         if half is not None:
@@ -198,8 +251,7 @@ class Learner(Generic[Network]):
 
     def step(self, lr: float) -> float:
         """Make one update at learning rate `lr`. Returns the norm of the gradient before it was limited."""
-        with self._threads:
-            return self._optimizer.step(lr)
+        return self._optimizer.step(lr)
 
     def keep_outputs(self, num_rows: int) -> bool:
         """Keep what layers compute in `forward(rows=...)`, for `gradient(rows=...)` by the same weights.
@@ -237,7 +289,7 @@ class Learner(Generic[Network]):
 
     @property
     def weights(self) -> Tensor:
-        """All weights, without a gradient. [size]"""
+        """All weights as one vector, without a gradient. [size]"""
         return self.flat.vector.detach()
 
     @property
@@ -256,6 +308,8 @@ class Learner(Generic[Network]):
 
     def close(self) -> None:
         """End the worker threads, where there are some."""
+        if self._beside is not None:
+            self._beside.close()
 
     def _gradient_of_half(self, loss: Loss[Batch], minibatch: Batch) -> float | None:
         """Return the squared norm of the gradient of the first half, if the noise scale wants to know it.
@@ -280,13 +334,17 @@ class Learner(Generic[Network]):
         """Compute the gradient of a loss, by hand where it is known. Returns the statistics."""
         kernel, by_hand = self.kernel, loss.by_hand if isinstance(loss, DerivedLoss) else None
         if kernel is not None and by_hand is not None:
-            with torch.no_grad():
-                return torch.from_numpy(by_hand(kernel, minibatch))
+            # What is not finite is noticed by the gradient's norm.
+            with torch.no_grad(), np.errstate(all="ignore"):
+                if self._beside is None:
+                    return torch.from_numpy(by_hand(kernel, minibatch))
+                return torch.from_numpy(self._beside.gradient(by_hand, kernel, minibatch, self.flat.gradient))
         if kernel is not None:
             self._say_why("the gradient of its loss is not derived by hand")
         self.flat.gradient.zero_()
-        value, statistics = loss(self.network, minibatch)
-        value.backward()
+        with self._threads:
+            value, statistics = loss(self.network, minibatch)
+            value.backward()
         return statistics
 
     def _make_kernel(self) -> None:
@@ -294,6 +352,8 @@ class Learner(Generic[Network]):
         self._memory = self.flat.vector.data_ptr()
         try:
             self._kernel = WatchedKernel(self.network)
+            if self._beside is not None:
+                self._beside.join(*self.flat.with_gradient(self.network))
         except UnknownNetworkError as error:
             self._kernel = None
             self._say_why(str(error))

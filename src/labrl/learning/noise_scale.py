@@ -1,4 +1,4 @@
-"""How noisy gradients are: the simple noise scale (McCandlish et al., 2018, arXiv:1812.06162)."""
+"""The simple noise scale of gradients (McCandlish et al., 2018, arXiv:1812.06162)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class NoiseScale:
 
     @property
     def value(self) -> float:
-        """In samples; nan before there is one, and where the noise hides the gradient altogether."""
+        """Noise scale in samples; nan before there is one, and where noise hides the gradient."""
         return self._noise / self._signal if self._signal > 0 else math.nan
 
     def due(self, size: int) -> bool:
-        """Whether that of half a minibatch of `size` rows is wanted, before each gradient."""
+        """Return whether that of half a minibatch of `size` rows is wanted, before each gradient."""
         self._gradients += 1
         return self._gradients % EVERY == 1 and size >= 2
 
@@ -59,7 +59,7 @@ class NoiseScales:
         self._scales: list[NoiseScale] = []
 
     def new(self) -> NoiseScale:
-        """For the next network."""
+        """Return the noise scale of a further network."""
         self._scales.append(NoiseScale())
         return self._scales[-1]
 
@@ -71,7 +71,7 @@ class NoiseScales:
         }
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Of each."""
+        """Return the state of each."""
         return [scale.state_dict() for scale in self._scales]
 
     def load_state_dict(self, state: list[Mapping[str, Any]]) -> None:

@@ -68,7 +68,7 @@ class Ranks:
         return (squares * (count / max(count - 1, 1))).sqrt(), mean
 
     def largest(self, *numbers: int) -> list[int]:
-        """For each number, the largest of all ranks."""
+        """Return the largest of each number over all ranks."""
         if self.alone:
             return list(numbers)
         told = torch.tensor(numbers)
@@ -99,7 +99,7 @@ class Ranks:
         return values or []
 
     def told_by_leader(self, values: Sequence[Any] | None) -> Any:
-        """What rank 0 has for this rank. values: by rank, on rank 0; None on the others."""
+        """Return the value that rank 0 has for this rank. values: by rank, on rank 0; None on the others."""
         received: list[Any] = [None]
         try:
             dist.scatter_object_list(received, list(values) if values is not None else None)
@@ -109,7 +109,7 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""What a session is that no torchrun has started."""
+"""The team of a session without torchrun."""
 
 
 def _first_line(error: Exception) -> str:

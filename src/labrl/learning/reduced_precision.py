@@ -91,7 +91,7 @@ class PackedLayers:
         """example: some input, [n, channels, height, width]. Raises RuntimeError where torch cannot do it."""
         self._layers = list(layers)
         self.version = 0
-        """How often the weights were packed."""
+        """Number of times that the weights were packed."""
         self.fresh = False
         """Whether these are the present weights of the layers."""
         self.refresh()
@@ -222,7 +222,7 @@ def _layers_of(torso: NatureCNN) -> list[Layer]:
 
 
 def _is_plain(torso: NatureCNN, layers: Sequence[Layer]) -> bool:
-    """Whether the torso is these layers with a ReLU after each, and no layer has a parametrization."""
+    """Return whether the torso is these layers with a ReLU after each, and no layer has a parametrization."""
     leaves = [part for part in torso.linear.modules() if not list(part.children())]
     parts = [torso.first, *torso.convolutions, *leaves]
     kinds = [type(part) for part in parts if not isinstance(part, nn.Flatten | nn.Identity)]

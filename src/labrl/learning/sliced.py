@@ -68,7 +68,11 @@ class SlicedLearner(Learner[Network]):
         self._copies = copies
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
-        self._pool = ThreadPoolExecutor(count - 1, "learner") if count > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        if count > 1:  # a new thread would multiply matrices on as many threads as there are cores
+            self._pool = ThreadPoolExecutor(
+                count - 1, "learner", initializer=torch.set_num_threads, initargs=(1,)
+            )
 
     def in_precision(self, network: nn.Module) -> Callable[..., Any]:
         """Return `network` as a function that computes under autocast, unless it is to be in float32."""

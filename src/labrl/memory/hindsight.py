@@ -13,7 +13,7 @@ from labrl.config.types import Probability
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits, Sample
 from labrl.observations import ACHIEVED, DESIRED, Goals
-from labrl.step import Step
+from labrl.step import Masks, States, Step
 
 
 @dataclass(kw_only=True)
@@ -21,7 +21,7 @@ class HindsightReplayConfig(ReplayConfig):
     """Options of hindsight experience replay."""
 
     strategy: Literal["future", "final", "episode"]
-    """Which state of the same episode has the goal, section 4.5: one that came of this step or a later one,
+    """State of the same episode that gives the goal, section 4.5: one that came of this step or a later one,
     the last one, or any."""
     relabelled: Probability
     """Share of the transitions that get another goal, in [0, 1]; k / (k + 1) in the paper's terms."""
@@ -52,7 +52,7 @@ class HindsightReplay(Replay):
 
     @classmethod
     def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raises InputError where the environment has no goals, and for windows of several steps."""
+        """Raise InputError where the environment has no goals, and for windows of several steps."""
         if goals is None:
             raise _no_goals()
         goals.check()
@@ -65,12 +65,7 @@ class HindsightReplay(Replay):
             )
 
     def add(
-        self,
-        observation: NDArray,
-        action: NDArray,
-        step: Step,
-        mask: NDArray[np.bool_] | None = None,
-        state: NDArray | None = None,
+        self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
         """Store one vector step; the episodes that it ends can be given other goals from now on."""
         super().add(observation, action, step, mask, state)

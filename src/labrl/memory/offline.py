@@ -15,30 +15,35 @@ from labrl.config.component import Component
 from labrl.config.types import PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, Sample
+from labrl.step import Masks
 from labrl.workspace import Workspace
+
+AT_ONCE = 4096
+"""Transitions that are read at once."""
 
 
 @dataclass(kw_only=True)
 class OfflineConfig:
-    """How much is learned from transitions that were collected elsewhere."""
+    """Options of learning from transitions that were collected elsewhere."""
 
     share: Probability
-    """Share of a batch that is theirs, rounded, in [0, 1], while there are some of this session too."""
+    """Fraction of a batch from the source, rounded, in [0, 1], once this session has transitions of its
+    own."""
     online_every: PositiveInt
-    """This session's transitions take part in every so many updates, >= 1; the others do without."""
+    """This session's transitions take part in every n-th update, n >= 1."""
     max_transitions: PositiveInt | None
-    """At most so many are kept, the first that come, >= 1; null: all."""
+    """Largest number of transitions that are read, the first ones, >= 1; null: all."""
 
 
 class Wanted(NamedTuple):
-    """What a source must give."""
+    """Requirements on a source of transitions."""
 
     observation: gym.Space[Any]
-    """Of one environment, without nests."""
+    """Observation space of one environment, flat."""
     action: gym.Space[Any]
-    """As the environment takes them."""
+    """Actions as the environment takes them."""
     stored: gym.Space[Any]
-    """As the agent stores them."""
+    """Actions as the agent stores them."""
     gamma: float
     n_step: int
     num_masked: int = 0
@@ -51,19 +56,19 @@ class Piece(NamedTuple):
     observation: NDArray
     """[n, *obs]"""
     action: NDArray
-    """As the agent stores them. [n, *stored]"""
+    """Actions as the agent stores them. [n, *stored]"""
     reward: NDArray
     """[n]"""
     next_observation: NDArray
-    """What each led to. [n, *obs]"""
+    """Observations after each step. [n, *obs]"""
     terminated: NDArray[np.bool_]
     """[n]"""
     cut: NDArray[np.bool_]
     """Whether the next one is not what follows. [n]"""
-    mask: NDArray[np.bool_] | None = None
-    """Which actions were valid, None where there are no masks. [n, actions]"""
-    next_mask: NDArray[np.bool_] | None = None
-    """Which are valid in `next_observation`. [n, actions]"""
+    mask: Masks = None
+    """Valid actions; None without masks. [n, actions]"""
+    next_mask: Masks = None
+    """Valid actions in `next_observation`. [n, actions]"""
 
     def part(self, rows: slice) -> Piece:
         """Return some of them."""
@@ -194,6 +199,15 @@ class OfflineData:
         """Transitions."""
         return len(self._memory)
 
+    def observation_statistics(self) -> tuple[NDArray, NDArray]:
+        """Return mean and standard deviation of each number of the observations. [*obs] each"""
+        count, total, squares = 0, np.zeros(()), np.zeros(())
+        for piece in self._memory.pieces(AT_ONCE):
+            seen = piece.observation.astype(np.float64)
+            count, total, squares = count + len(seen), total + seen.sum(0), squares + np.square(seen).sum(0)
+        mean = total / count
+        return mean, np.sqrt(np.maximum(squares / count - np.square(mean), 0))
+
     def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Sample:
         """Draw a minibatch of both kinds; those of the source come last and have an index below 0.
 
@@ -219,7 +233,7 @@ class OfflineData:
         return {"transitions": len(self), "checksum": self._checksum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises InputError where the source has other transitions than when the state was saved."""
+        """Raise InputError where the source has other transitions than when the state was saved."""
         if dict(state) != self.state_dict():
             raise InputError(
                 "agent.offline: the source does not hold the transitions that it held when the checkpoint "

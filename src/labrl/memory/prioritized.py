@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.schedules import value_at
-from labrl.step import Step
 
 WIDTH = 16
 """Children of a node of the tree. A level costs a few NumPy calls whatever its width, so few wide levels beat
@@ -60,18 +60,21 @@ class PrioritizedReplay(Replay):
         """Bytes of memory or disk that all of it takes when full."""
         return super().num_bytes + self._tree.num_bytes
 
-    def add(
-        self,
-        observation: NDArray,
-        action: NDArray,
-        step: Step,
-        mask: NDArray[np.bool_] | None = None,
-        state: NDArray | None = None,
-    ) -> None:
-        """Store one vector step; what can be sampled since then gets the largest priority so far."""
+    def _write(self) -> None:
+        if self._waiting:
+            with self._new_priorities():
+                super()._write()
+
+    def _break_off(self, first: NDArray) -> None:
+        with self._new_priorities():
+            super()._break_off(first)
+
+    @contextmanager
+    def _new_priorities(self) -> Iterator[None]:
+        """Give what can be sampled after the `with` block, and not before, the largest priority so far."""
         # Of every environment, the steps that left and then, for a new one may take their place, the new.
         first = np.concatenate([self.oldest, self.complete])
-        super().add(observation, action, step, mask, state)
+        yield
         count = np.concatenate([self.oldest, self.complete]) - first
         row = np.repeat(self._both, count)
         begins = count.cumsum() - count  # where the steps of each row of `first` begin in the result
@@ -84,6 +87,7 @@ class PrioritizedReplay(Replay):
 
         index, error: [batch], the sign of an error does not matter. Raises ValueError when one is not finite.
         """
+        self._write()  # what waits gets the largest priority before these
         alpha = value_at(self._config.alpha, self._frame)
         priority = (np.abs(np.asarray(error, np.float64)) + self._config.eps) ** alpha
         if not np.isfinite(priority).all():
@@ -95,8 +99,9 @@ class PrioritizedReplay(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the generator."""
+        state = super().state_dict()
         priority = self._tree.values.reshape(-1, self.live)[:, : self.steps]
-        return {**super().state_dict(), "priority": priority.copy(), "largest_priority": self._largest}
+        return {**state, "priority": priority.copy(), "largest_priority": self._largest}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         super()._restore(state)

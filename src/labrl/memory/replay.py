@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -22,24 +22,27 @@ from labrl.config.component import Component
 from labrl.config.types import PositiveInt, Probability
 from labrl.errors import DamagedFileError, InputError
 from labrl.observations import Goals, array_dtype
-from labrl.step import Step
+from labrl.step import Masks, States, Step
 from labrl.workspace import Layout, Workspace
 
 _log = logging.getLogger(__name__)
+LONGEST_BLOCK = 32
+"""Vector steps that wait to be written at once; none leaves the buffer while it waits."""
+
 _WAY_OUT = "Resume from a newer checkpoint, or start a new run."
 
 
 @dataclass(kw_only=True)
 class StorageConfig:
-    """How many transitions are kept, and where."""
+    """Options of the storage of transitions: number and place."""
 
     capacity: PositiveInt
     """Latest transitions that are kept, over all environments, each with an equal share;
     >= env.num_envs * (agent.n_step + 1). Of images, frames for that many and a sixteenth more are kept:
     where episodes last but a few dozen steps, the oldest transitions leave early."""
     storage: Literal["ram", "mmap"]
-    """Where the transitions lie: in memory, so that every checkpoint copies them, or in files in the run
-    folder, so that a checkpoint has them written out and copies nothing."""
+    """Place of the transitions: in memory, so that every checkpoint writes them all, or in files in the run
+    folder, so that a checkpoint writes only what is new."""
 
     def steps_kept(self, n_step: int) -> int:
         """Return the steps of an environment that must be kept, so that there is always one to sample."""
@@ -54,7 +57,7 @@ class StorageConfig:
         return batch_size + n_step * num_envs
 
     def check_capacity(self, num_envs: int, n_step: int) -> None:
-        """Raises InputError where the buffer could not keep enough steps of every environment."""
+        """Raise InputError where the buffer could not keep enough steps of every environment."""
         steps = self.steps_kept(n_step)
         if self.capacity < num_envs * steps:
             raise InputError(
@@ -105,10 +108,10 @@ class Sample(NamedTuple):
     """Importance weights, the largest is 1; all 1 where sampling is uniform. [batch]"""
     index: NDArray[np.int64]  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a batch
     """Names the transitions to `update_priorities`. [batch]"""
-    mask: NDArray[np.bool_] | None = None
-    """Which actions were valid, None where all always are. [batch, actions]"""
-    next_mask: NDArray[np.bool_] | None = None
-    """Which are valid in `next_observation`; they mean nothing where `discount` is 0. [batch, actions]"""
+    mask: Masks = None
+    """Valid actions; None where all always are. [batch, actions]"""
+    next_mask: Masks = None
+    """Valid actions in `next_observation`; meaningless where `discount` is 0. [batch, actions]"""
 
 
 class FrameRing:
@@ -172,20 +175,55 @@ class FrameRing:
         """Push whole observations, the first of their episodes. [num_envs, *obs], or those of `envs`."""
         self._push(self._envs if envs is None else envs, self.stacks_of(observation))
 
-    def follow(self, before: NDArray, after: NDArray) -> None:
-        """Push what is new in `after`, the observations that followed `before`. [num_envs, *obs] each
+    def push(
+        self, before: Sequence[NDArray], steps: Sequence[Step], over: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Push what is new in the observations of some steps, and the first ones of new episodes.
+
+        before: what was acted on, [num_envs, *obs] each; over: where an episode ended, [steps, num_envs].
+        Returns the newest frame of each observation and of each that followed it. [steps, num_envs] each
+        """
+        if self.stack > 1:
+            return self._push_stacks(before, steps, over)
+        count = 1 + over
+        following = self.head + count.cumsum(axis=0) - count
+        self.head += count.sum(axis=0)
+        # `written` before the frames, so that a process that dies in between has not said too little.
+        np.maximum(self.written, self.head, out=self.written)
+        new = _stacked([step.next_observation for step in steps])
+        self._flat[following % self.length + self._start] = new.reshape(*over.shape, *self.frame)
+        for number, env in zip(*(each.tolist() for each in over.nonzero()), strict=True):
+            place = (following[number, env] + 1) % self.length
+            self.frames[env, place] = steps[number].observation[env]
+        return following - 1, following
+
+    def _push_stacks(
+        self, before: Sequence[NDArray], steps: Sequence[Step], over: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Do as `push` for stacks of frames."""
+        newest, following = np.empty((2, *over.shape), np.int64)
+        for number, step in enumerate(steps):
+            newest[number] = self.head - 1
+            self._follow(before[number], step.next_observation)
+            following[number] = self.head - 1
+            envs = np.flatnonzero(over[number])
+            if len(envs):
+                self.begin(step.observation[envs], envs)
+        return newest, following
+
+    def _follow(self, before: NDArray, after: NDArray) -> None:
+        """Push what is new in `after`, the stacks that followed `before`. [num_envs, *obs] each
 
         A stack that is not the one before it shifted by a frame is pushed whole.
         """
         new = self.stacks_of(after)
-        if self.stack > 1:
-            same = np.equal(new[:, :-1], self.stacks_of(before)[:, 1:], out=self._same)
-            if not same.all():
-                shifted = same.reshape(self.num_envs, -1).all(axis=1)
-                self._push(self._envs[~shifted], new[~shifted])
-                self._push(self._envs[shifted], new[shifted, -1:])
-                return
-        self._push(self._envs, new[:, -1:])
+        shifted = np.equal(new[:, :-1], self.stacks_of(before)[:, 1:], out=self._same)
+        if shifted.all():
+            self._push(self._envs, new[:, -1:])
+            return
+        same = shifted.reshape(self.num_envs, -1).all(axis=1)
+        self._push(self._envs[~same], new[~same])
+        self._push(self._envs[same], new[same, -1:])
 
     def observations(self, env: NDArray[np.int64], newest: NDArray[np.int64]) -> NDArray:
         """Return observations of `env` that end with the frames `newest`. [batch] each -> [batch, *obs]"""
@@ -226,16 +264,9 @@ class FrameRing:
 
     def _push(self, envs: NDArray[np.int64], frames: NDArray) -> None:
         """Push the same number of frames in each of `envs`. frames: [len(envs), number, *frame]"""
-        # `written` before the frames, so that a process that dies in between has not said too little.
-        if frames.shape[1] == 1 and len(envs) == self.num_envs:
-            places = self.head % self.length
-            places += self._start
-            self.head += 1
-            np.maximum(self.written, self.head, out=self.written)
-            self._flat[places] = frames[:, 0]
-            return
         head = self.head[envs]
         after = head + frames.shape[1]
+        # Before the frames, as in `push`.
         self.written[envs] = np.maximum(self.written[envs], after)
         places = (head[:, None] + np.arange(frames.shape[1])) % self.length
         self.frames[envs[:, None], places] = frames
@@ -305,6 +336,7 @@ class Replay:
         """The stored transitions, of `row_dtype`. [num_envs, slots]"""
         ring.open(arrays["frames"], self._written[:num_envs], live_frames)
         self._columns = {name: self.rows[name] for name in self.rows.dtype.names or ()}
+        self._by_slot = {name: column.swapaxes(0, 1) for name, column in self._columns.items()}
         self.slots = self.rows.shape[1]
         """Places for transitions of each environment; those beyond `live` hold what checkpoints may need."""
         self.oldest = np.zeros(num_envs, np.int64)
@@ -317,6 +349,9 @@ class Replay:
         self._ahead = np.arange(n_step)
         self._powers = gamma ** np.arange(n_step + 1)  # float64 [n_step + 1]
         self._current: NDArray | None = None  # the observation that is to be acted on
+        self._waiting: list[tuple[NDArray, NDArray, Step, NDArray[np.bool_] | None]] = []
+        # Images take longer to copy than all else, and would take memory while they wait.
+        self._block = 1 if ring.is_image or ring.stack > 1 else min(LONGEST_BLOCK, self.live - n_step)
         self._warned = False
         # Vectors have frames for episodes of one step, but not for what was broken off besides.
         self._may_lack_frames = ring.is_image
@@ -325,15 +360,16 @@ class Replay:
 
     @classmethod
     def check(cls, config: StorageConfig, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raises InputError where options contradict each other."""
+        """Raise InputError where options contradict each other."""
         config.check_capacity(num_envs, n_step)
 
     @classmethod
     def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raises InputError where the buffer needs goals and the environment has none."""
+        """Raise InputError where the buffer needs goals and the environment has none."""
 
     def __len__(self) -> int:
         """Transitions that can be sampled now: the latest, but for those whose window is not whole."""
+        self._write()
         return int((self.complete - self.oldest).sum())
 
     @property
@@ -348,21 +384,18 @@ class Replay:
 
     def mark(self) -> None:
         """Note that a checkpoint counts on the present content."""
+        self._write()
         self._marked[:] = self._ring.head
 
     def spent(self) -> float:
         """Return the part of the room for frames that was filled since the last mark, or may be with the
         next step."""
+        self._write()
         filled = int((self._ring.head - self._marked).max()) + self._ring.most_frames
         return filled / max(self._ring.length - self._ring.live, 1)
 
     def add(
-        self,
-        observation: NDArray,
-        action: NDArray,
-        step: Step,
-        mask: NDArray[np.bool_] | None = None,
-        state: NDArray | None = None,
+        self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
         """Store one vector step, unless nothing was played in it.
 
@@ -372,31 +405,42 @@ class Replay:
         `observation`, for sequences. Raises ValueError when `observation` is another one.
         """
         if observation is not self._current:
+            self._write()
             self._check_observation(observation)
         if step.void:
+            self._write()
             self._break_off(step.observation)
             return
-        ring, slot, over = self._ring, self.steps % self.slots, step.episode_over
-        cut = step.terminated | over
-        self._written[-1] = max(self._written[-1], self.steps + 1)  # before the row, as for frames
-        columns = self._columns
-        columns["frame"][:, slot] = ring.head - 1
-        ring.follow(observation, step.next_observation)
-        columns["next_frame"][:, slot] = ring.head - 1
-        columns["action"][:, slot] = action
-        columns["reward"][:, slot] = step.reward
-        columns["terminated"][:, slot] = step.terminated
-        columns["cut"][:, slot] = cut
-        if self._masked:
-            columns["mask"][:, slot] = mask
-            columns["next_mask"][:, slot] = step.next_mask
-        if over.any():
-            envs = np.flatnonzero(over)
-            ring.begin(step.observation[envs], envs)
+        self._waiting.append((observation, action.copy(), step, mask))
         self._current = step.observation
         self.steps += 1
+        if len(self._waiting) == self._block:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the steps that wait into the rings: several at once take little longer than one."""
+        if not self._waiting:
+            return
+        observations, actions, steps, masks = zip(*self._waiting, strict=True)
+        self._waiting.clear()
+        first = self.steps - len(steps)
+        slots = np.arange(first, self.steps) % self.slots
+        over = _stacked([step.episode_over for step in steps])  # [steps, num_envs], as all that follow
+        terminated = _stacked([step.terminated for step in steps])
+        cut = terminated | over
+        self._written[-1] = max(self._written[-1], self.steps)  # before the rows, as for frames
+        columns = self._by_slot
+        columns["frame"][slots], columns["next_frame"][slots] = self._ring.push(observations, steps, over)
+        columns["action"][slots] = _stacked(actions)
+        columns["reward"][slots] = _stacked([step.reward for step in steps])
+        columns["terminated"][slots] = terminated
+        columns["cut"][slots] = cut
+        if self._masked:
+            columns["mask"][slots] = _stacked(masks)
+            columns["next_mask"][slots] = _stacked([step.next_mask for step in steps])
+        last_cut = (cut * np.arange(first + 1, self.steps + 1)[:, None]).max(axis=0)
         np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
-        self.complete[cut] = self.steps
+        np.maximum(self.complete, last_cut, out=self.complete)
         np.maximum(self.oldest, self.steps - self.live, out=self.oldest)
         self._drop_without_frames()
 
@@ -421,14 +465,21 @@ class Replay:
         """Take in the errors of a sample. Nothing to do: all transitions are alike. [batch] each"""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters, and the content unless it is in files, which are flushed; not the generator."""
+        """Return counters, and the content unless it is in files, which are flushed; not the generator.
+
+        The content is the filled part of the arrays themselves, environment by environment: it changes with
+        the next transition, and no memory is needed for a second buffer while a checkpoint is written.
+        """
+        self._write()
         content = None
         if self._folder is None:
-            # Bytes before they are cut: a copy of rows leaves out what lies between their fields, and has
-            # there whatever the process had in that place.
-            rows = self.rows.view(np.uint8)[:, : self.steps * self.rows.itemsize]
-            frames = self._ring.frames[:, : int(self._ring.head.max())]
-            content = {"frames": frames.copy(), "rows": rows.copy()}
+            # As bytes: a copy of rows would leave out what lies between their fields.
+            used = self.steps * self.rows.itemsize
+            heads = zip(self._ring.frames, self._ring.head.tolist(), strict=True)
+            content = {
+                "frames": [frames[:head] for frames, head in heads],
+                "rows": [rows[:used] for rows in self.rows.view(np.uint8)],
+            }
         self.close()
         counters = {
             "extent": self._lengths(),
@@ -451,6 +502,7 @@ class Replay:
 
     def close(self) -> None:
         """Write out what is in files."""
+        self._write()
         for array in self._arrays.values():
             if isinstance(array.base, np.memmap):
                 array.base.flush()
@@ -592,17 +644,18 @@ class Replay:
         self.complete[:] = saved["complete"]
         ring.head[:] = saved["head"]
         self._current = None
+        self._waiting.clear()
         self._may_lack_frames = True
         if content is None:
             self._check_files()
             return
-        rows = np.ascontiguousarray(content["rows"]).view(self.rows.dtype)
-        self.rows[:, : rows.shape[1]] = rows
-        ring.frames[:, : content["frames"].shape[1]] = content["frames"]
+        for place, (rows, frames) in enumerate(zip(content["rows"], content["frames"], strict=True)):
+            self.rows.view(np.uint8)[place, : len(rows)] = rows
+            ring.frames[place, : len(frames)] = frames
         ring.written[:] = ring.head
 
     def _check_files(self) -> None:
-        """Raises DamagedFileError unless the files still hold all that the counters say."""
+        """Raise DamagedFileError unless the files still hold all that the counters say."""
         if self.steps == 0:
             return
         problem, frames, steps = None, self._written[:-1], int(self._written[-1])
@@ -632,6 +685,11 @@ def replay_class(memory: Component) -> type[Replay]:
         code="target",
         key=memory.key or "agent.memory",
     )
+
+
+def _stacked(arrays: Sequence[Any]) -> NDArray:
+    """Return arrays of the same shape as one, in less time than np.stack. [steps, num_envs, ...]"""
+    return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
 def _has_image(space: gym.Space[Any]) -> bool:

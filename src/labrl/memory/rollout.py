@@ -1,7 +1,7 @@
 """Rollouts: what one policy has just played, the advantages over it, and minibatches of it.
 
 A `Rollout` is `horizon` steps of every environment, `Episodes` are a number of whole episodes. Agents use
-both alike: `add_choice`, `add_cuts` and `add_outcome` in each step; once it is `full`, `set_values`,
+both alike: `add_choice` and `add_outcome` in each step; once it is `full`, `set_values`,
 `advantages`, `batch` and `clear`.
 """
 
@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from labrl.errors import InputError, LabrlError
 from labrl.observations import array_dtype
-from labrl.step import Step
+from labrl.step import Masks, States, Step
 from labrl.workspace import gigabytes, memory_available
 
 STACK = 4
@@ -56,7 +56,7 @@ def generalized_advantages(
 
 
 def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
-    """Raises InputError where memory has no room for the observations of a rollout; space: of one."""
+    """Raise InputError where memory has no room for the observations of a rollout; space: of one."""
     needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
     available = memory_available()
     if available is not None and needed > available:
@@ -69,6 +69,44 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
         )
 
 
+def nearest_divisor(number: int, wanted: int, unit: int) -> int:
+    """Return the divisor of `number`, a multiple of `unit`, that is nearest to `wanted`; the smaller of
+    two."""
+    number //= unit
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = small + [number // divisor for divisor in reversed(small)]
+    return unit * min(divisors, key=lambda divisor: abs(unit * divisor - wanted))
+
+
+def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) -> None:
+    """Raise InputError unless minibatches divide the rollout.
+
+    env: the `env` group; unit: steps that a minibatch holds a multiple of.
+    """
+    rollout = horizon * env.num_envs
+    if rollout % batch_size:
+        raise InputError(
+            f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
+            f"{horizon} x env.num_envs={env.num_envs}), got {batch_size}. The nearest "
+            f"value that does is agent.batch_size={nearest_divisor(rollout, batch_size, unit)}.",
+            code="contradiction",
+            key="agent.batch_size",
+        )
+
+
+def check_budget(horizon: int, env: Any) -> None:
+    """Raise InputError if training would end before the first update. env: the `env` group."""
+    rollout = horizon * env.num_envs
+    if env.max_frame < rollout:
+        raise InputError(
+            f"env.max_frame must be at least one rollout of {rollout} frames (agent.horizon={horizon} x "
+            f"env.num_envs={env.num_envs}), got {env.max_frame}. Set env.max_frame={rollout} or a smaller "
+            "agent.horizon.",
+            code="contradiction",
+            key="env.max_frame",
+        )
+
+
 @dataclass(slots=True)
 class Minibatch:
     """Rows of a rollout to learn from, or whole sequences of them, one after the other.
@@ -78,9 +116,9 @@ class Minibatch:
     """
 
     observations: Tensor
-    """Where `observation` is taken from. [n, *obs]"""
+    """Observations of which `observation` is a part. [n, *obs]"""
     rows: Tensor | None
-    """Which of `observations` are in the minibatch [batch]; None: all."""
+    """Rows of `observations` in the minibatch, [batch]; None: all."""
     action: Tensor
     """[batch, *action]"""
     advantage: Tensor
@@ -92,7 +130,7 @@ class Minibatch:
     log_prob: Tensor
     """Log-probability of the action when it was drawn; 0 where nobody wants it. [batch]"""
     mask: Tensor | None
-    """Which actions were valid, None where all always are. [batch, actions]"""
+    """Valid actions; None where all always are. [batch, actions]"""
     sequence_length: int
     """Rows of a sequence."""
     state: Tensor
@@ -173,6 +211,20 @@ class Minibatch:
             )
 
 
+class Cut(NamedTuple):
+    """The last state of a truncated episode: whose value is needed, and which is in no row."""
+
+    t: int
+    """Step of the rollout that led to it."""
+    env: int
+    observation: NDArray
+    """Observation as the network reads it. [*obs]"""
+    mask: Masks
+    """Valid actions in it; None where all always are. [actions]"""
+    state: States
+    """Recurrent state before the observation, of size 0 without one. [state_size]"""
+
+
 class Rollout:
     """Fixed arrays `[horizon, num_envs, ...]` that are filled step by step and then read as one batch.
 
@@ -192,11 +244,7 @@ class Rollout:
             "episode_over": np.zeros(shape, np.bool_),
         }
         self._state = np.zeros((horizon // sequence_length, num_envs, state_size), np.float32)
-        # Final observations of truncated episodes, by (t, env): the only states that are not in the rows.
-        self.cut: dict[tuple[int, int], NDArray] = {}
-        self.cut_mask: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        """Which actions are valid in these, where there are masks."""
-        self._cut_state: list[NDArray] = []
+        self.cuts: list[Cut] = []
         self.t = 0
         """Steps stored so far."""
 
@@ -213,23 +261,25 @@ class Rollout:
         self,
         observation: NDArray,
         action: NDArray,
-        parameters: NDArray,
-        value: NDArray | float,
-        mask: NDArray[np.bool_] | None = None,
-        state: NDArray | None = None,
+        parameters: NDArray | None = None,
+        value: NDArray | float = 0.0,
+        mask: Masks = None,
+        state: States = None,
     ) -> None:
         """Store what the agent saw and did at step t; the outcome follows by `add_outcome`.
 
-        observation: as the network reads it; parameters, value: what it gave; mask: which actions were valid;
-        state: before the observation, where the network is recurrent. [num_envs, ...] each
+        observation: as the network reads it; parameters, value: what it gave, where that is of use; mask:
+        which actions were valid, where there are masks; state: before the observation, where the network is
+        recurrent. [num_envs, ...] each
         """
         arrays, t = self._arrays, self.t
         if "observation" not in arrays:
             self._make_arrays(observation=observation, action=action, parameters=parameters, mask=mask)
         arrays["observation"][t] = observation
         arrays["action"][t] = action
-        arrays["parameters"][t] = parameters
         arrays["value"][t] = value
+        if parameters is not None:
+            arrays["parameters"][t] = parameters
         if mask is not None:
             arrays["mask"][t] = mask
         if state is not None and self._state.size and t % self.sequence_length == 0:
@@ -242,35 +292,35 @@ class Rollout:
                 dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
                 self._arrays[name] = np.zeros((self.horizon, *row.shape), dtype)
 
-    def add_cuts(self, step: Step, final: NDArray, state: NDArray | None = None) -> None:
-        """Store the last states of the episodes that the outcome of step t truncates; before `add_outcome`.
+    def add_outcome(
+        self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
+    ) -> None:
+        """Store the outcome of step t; the rollout moves on to t + 1.
 
-        final: what the step led to, as the network reads it [num_envs, *obs]; state: after step t, where the
-        network is recurrent [num_envs, state_size].
+        layout: of the network, for the last observations of truncated episodes; state: recurrent state after
+        step t, where the network is recurrent. [num_envs, state_size]
         """
-        for env in np.flatnonzero(step.truncated & ~step.terminated):
-            self.cut[self.t, int(env)] = final[env].copy()
-            if step.next_mask is not None:
-                self.cut_mask[self.t, int(env)] = step.next_mask[env].copy()
-            if state is not None:
-                self._cut_state.append(state[env].copy())
-
-    def add_outcome(self, reward: NDArray, terminated: NDArray, episode_over: NDArray) -> None:
-        """Store the outcome of step t, [num_envs] each; the rollout moves on to t + 1."""
-        self._arrays["reward"][self.t] = reward
-        self._arrays["terminated"][self.t] = terminated
-        self._arrays["episode_over"][self.t] = episode_over
+        if step.truncated.any():
+            final, masks = layout(step.next_observation), step.next_mask
+            for env in map(int, np.flatnonzero(step.truncated & ~step.terminated)):
+                mask = None if masks is None else masks[env].copy()
+                after = None if state is None else state[env].copy()
+                self.cuts.append(Cut(self.t, env, final[env].copy(), mask, after))
+        self._arrays["reward"][self.t] = step.reward
+        self._arrays["terminated"][self.t] = step.terminated
+        self._arrays["episode_over"][self.t] = step.episode_over
         self.t += 1
 
     def beyond(self, observation: NDArray, state: NDArray) -> tuple[NDArray, NDArray]:
-        """Return the states whose values `advantages` needs: those after the last row, then those of `cut`.
+        """Return the states whose values `advantages` needs: those after the last row, then those of `cuts`.
 
         observation, state: what the last row led to, as the network reads it, and the recurrent state there,
         of size 0 without one [num_envs, ...]. Returns observations and recurrent states, [n, ...] each.
         """
-        if not self.cut:
+        if not self.cuts:
             return observation, state
-        finals, states = np.stack(list(self.cut.values())), np.stack(self._cut_state)
+        finals = [cut.observation for cut in self.cuts]
+        states = [cut.state for cut in self.cuts if cut.state is not None]
         return np.concatenate([observation, finals]), np.concatenate([state, states])
 
     def set_values(self, value: NDArray) -> None:
@@ -287,8 +337,8 @@ class Rollout:
         reward, value = arrays["reward"][:t], arrays["value"][:t]
         terminated, episode_over = arrays["terminated"][:t], arrays["episode_over"][:t]
         next_value = np.concatenate([value[1:], beyond[None, : self.num_envs]])
-        for position, final in zip(self.cut, beyond[self.num_envs :], strict=True):
-            next_value[position] = final
+        for cut, final in zip(self.cuts, beyond[self.num_envs :], strict=True):
+            next_value[cut.t, cut.env] = final
         return self._learned_from(
             generalized_advantages(reward, value, next_value, terminated, episode_over, gamma, gae_lambda)
         )
@@ -301,7 +351,7 @@ class Rollout:
         advantage: as `advantages` returns them; log_prob: of the actions, in the order of `rows`, None where
         nobody wants them. [n] each
         """
-        value, length = self.rows("value"), self.sequence_length
+        value, mask, length = self.rows("value"), self.masks, self.sequence_length
         old = np.zeros_like(value) if log_prob is None else log_prob.numpy()
         # One array for all: what is read of them later is read together.
         small = torch.from_numpy(np.stack([advantage, advantage + value, value, old]))
@@ -315,19 +365,22 @@ class Rollout:
             value_target=columns[1],
             value=columns[2],
             log_prob=columns[3],
-            mask=torch.from_numpy(self.rows("mask")).to(device) if "mask" in self._arrays else None,
+            mask=None if mask is None else torch.from_numpy(mask).to(device),
             sequence_length=length,
             state=torch.from_numpy(self._state.reshape(len(over), self._state.shape[2])).to(device),
             # At the first row of a sequence the state is 0 where an episode begins.
             start=np.concatenate([np.zeros_like(over[:, :1]), over[:, :-1]], axis=1),
         )
 
+    @property
+    def masks(self) -> Masks:
+        """Return the valid actions in the rows that are learned from; None where all always are. [n, ...]"""
+        return self.rows("mask") if "mask" in self._arrays else None
+
     def clear(self) -> None:
         """Begin the next rollout."""
         self.t = 0
-        self.cut.clear()
-        self.cut_mask.clear()
-        self._cut_state.clear()
+        self.cuts.clear()
 
     def rows(self, name: str) -> NDArray:
         """Return the rows of one of the arrays that are learned from, sequence after sequence. [n, ...]"""
@@ -346,10 +399,8 @@ class Rollout:
             "t": self.t,
             "observation": pack_stacks(arrays.pop("observation")) if "observation" in arrays else None,
             "arrays": {name: array.copy() for name, array in arrays.items()},
-            "cut": [[t, env, observation.copy()] for (t, env), observation in self.cut.items()],
-            "cut_mask": [[t, env, mask.copy()] for (t, env), mask in self.cut_mask.items()],
+            "cuts": [list(cut) for cut in self.cuts],
             "state": self._state[:begun].copy(),
-            "cut_state": [state.copy() for state in self._cut_state],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -361,10 +412,8 @@ class Rollout:
             if name not in self._arrays:
                 self._arrays[name] = np.zeros((self.horizon, *rows.shape[1:]), rows.dtype)
             self._arrays[name][: self.t] = rows
-        self.cut = {(int(t), int(env)): observation for t, env, observation in state["cut"]}
-        self.cut_mask = {(int(t), int(env)): mask for t, env, mask in state["cut_mask"]}
+        self.cuts = [Cut(*cut) for cut in state["cuts"]]
         self._state[: len(state["state"])] = state["state"]
-        self._cut_state = list(state["cut_state"])
 
 
 class Episodes(Rollout):
@@ -394,10 +443,12 @@ class Episodes(Rollout):
         self._make_room(self.t + 1)
         super().add_choice(observation, *choice, **state)
 
-    def add_outcome(self, reward: NDArray, terminated: NDArray, episode_over: NDArray) -> None:
-        """Store the outcome of step t, [num_envs] each; the rollout moves on to t + 1."""
-        super().add_outcome(reward, terminated, episode_over)
-        ended = terminated | episode_over
+    def add_outcome(
+        self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
+    ) -> None:
+        """Store the outcome of step t, as a Rollout, and count the episodes that it ends."""
+        super().add_outcome(step, layout, state)
+        ended = step.terminated | step.episode_over
         self._end[ended] = self.t
         self._ended += int(ended.sum())
 
@@ -442,7 +493,7 @@ class Episodes(Rollout):
         return array[: self.t].swapaxes(0, 1)[self._whole().T]
 
     def _make_room(self, rows: int) -> None:
-        """Raises LabrlError before the system would end the process."""
+        """Raise LabrlError before the system would end the process."""
         while self.horizon < rows:
             more, free = sum(array.nbytes for array in self._arrays.values()), memory_available()
             if free is not None and more > free:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from labrl.config.types import NonNegativeInt, PositiveInt
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayTraits, StorageConfig
-from labrl.step import Step
+from labrl.step import Masks, States, Step
 from labrl.workspace import Layout
 
 
@@ -64,7 +64,7 @@ class Rows:
     observation: NDArray
     """[rows, *obs]"""
     start: NDArray[np.bool_]
-    """Which are the first of their episodes; the recurrent state before a sequence is so already. [rows]"""
+    """Whether rows are the first of their episodes; states before a sequence are reset already. [rows]"""
     begin: NDArray[np.int64]
     """The row that each sequence begins with, and the number of rows. [sequences + 1]"""
 
@@ -100,8 +100,8 @@ class SequenceSample:
     """Importance weights, the largest is 1. [sequences]"""
     index: NDArray[np.int64]
     """Names the sequences to `update_priorities`. [sequences]"""
-    next_mask: NDArray[np.bool_] | None
-    """Which actions are valid at `following`, None where all are. [sequences * learned, actions]"""
+    next_mask: Masks
+    """Valid actions at `following`; None where all are. [sequences * learned, actions]"""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -145,7 +145,7 @@ class SequenceReplay(Replay):
 
     @classmethod
     def check(cls, config: Any, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raises InputError where no sequence would fit, or a minibatch would not be of whole ones."""
+        """Raise InputError where no sequence would fit, or a minibatch would not be of whole ones."""
         super().check(config, batch_size=batch_size, num_envs=num_envs, n_step=n_step)
         learned = config.learned
         if batch_size % learned:
@@ -160,15 +160,11 @@ class SequenceReplay(Replay):
 
     def __len__(self) -> int:
         """Sequences that can be sampled now."""
+        self._write()
         return int(self._counts().sum())
 
     def add(
-        self,
-        observation: NDArray,
-        action: NDArray,
-        step: Step,
-        mask: NDArray[np.bool_] | None = None,
-        state: NDArray | None = None,
+        self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
         """Store one vector step, and the recurrent state where a sequence begins. [num_envs, state_size]"""
         number, rest = divmod(self.steps, self._period)
@@ -216,11 +212,11 @@ class SequenceReplay(Replay):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the generator."""
+        """Return all but the generator; states that are in memory as they are, not as a copy."""
         used = -(-self.steps // self._period)
         return {
             **super().state_dict(),
-            "states": self._states[:, :used].copy() if self._folder is None else None,
+            "states": [states[:used] for states in self._states] if self._folder is None else None,
             "sequence_length": self._config.sequence_length,
             "burn_in": self._config.burn_in,
         }
@@ -237,7 +233,8 @@ class SequenceReplay(Replay):
                 )
         super()._restore(state)
         if state["states"] is not None:
-            self._states[:, : state["states"].shape[1]] = state["states"]
+            for own_states, states in zip(self._states, state["states"], strict=True):
+                own_states[: len(states)] = states
 
     def _more_layouts(self, live: int, spare: int, state_size: int) -> dict[str, Layout]:
         # As many more as the transitions have spare places, so that they outlast these.

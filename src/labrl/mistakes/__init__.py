@@ -1,1 +1,1 @@
-"""What is wrong with a command line, and what was meant by it."""
+"""Explanations of wrong command lines, with what was probably meant."""

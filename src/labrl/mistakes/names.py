@@ -1,4 +1,4 @@
-"""What keys and options are called: in labrl's files, and in other libraries."""
+"""Names of keys and options, in labrl's files and in other libraries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.folder import config_folder
+from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.envs.games import environments
 from labrl.errors import Mistake
 from labrl.mistakes.spelling import nearest, suggested
 
-VERBS = ("resume", "rerun", "enjoy", "force", "pin")
+VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin")
 """Words that are typed with a plus and are no keys."""
 
 SOME = 8
@@ -89,7 +89,7 @@ class OtherName:
     meaning: str
     """The beginning of a sentence that the key ends."""
     type: str
-    """What to type; empty where it is the key with the value that was given."""
+    """Override to type; empty where it is the key with the given value."""
 
     def typed(self, value: str) -> str:
         """Return what to type instead of the other name with `value`."""

@@ -1,4 +1,4 @@
-"""What is wrong with overrides that Hydra has refused to compose, and what to type instead."""
+"""Explanations of overrides that Hydra has refused to compose, with what to type instead."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from labrl.errors import LabrlError, Mistake
 from labrl.mistakes.names import SOME, all_keys, env_of, option_named, owners_of, some, unknown_key
@@ -94,7 +95,7 @@ def _bad_syntax(word: str, parser: OverridesParser) -> Mistake:
 
 
 def _is_choice(one: Override, loader: ConfigLoader) -> bool:
-    """Whether an override chooses an option of a group."""
+    """Return whether an override chooses an option of a group."""
     return "/" in one.key_or_group or bool(_options(one.key_or_group, loader))
 
 
@@ -144,7 +145,7 @@ def _wrong_in_trial(
 
 
 def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
-    """What is wrong with a choice of an option beside those that make `cfg`."""
+    """Explain a wrong choice of an option beside those that make `cfg`."""
     group, word = one.key_or_group, str(one.input_line)
     if isinstance(error, LabrlError):
         return error.mistakes[0]
@@ -203,11 +204,11 @@ def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
 
 
 def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
-    """What is wrong with an override of a key in `cfg`."""
+    """Explain a wrong override of a key in `cfg`."""
     key, word, known = one.key_or_group, str(one.input_line), all_keys(cfg)
     value = word.partition("=")[2]
     cause = error.__cause__
-    full = str(getattr(cause, "full_key", None) or key)
+    full = (cause.full_key if isinstance(cause, OmegaConfBaseException) else None) or key
     if key in known and full.startswith(f"{key}."):
         inner = OmegaConf.select(OmegaConf.create({key: one.value()}), full.replace(key, f"[{key}]", 1))
         mistake = unknown_key(full, "" if OmegaConf.is_config(inner) else str(inner), known)

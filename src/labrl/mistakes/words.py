@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from labrl.config.folder import config_folder
+from labrl.config import config_folder
 from labrl.errors import Code, Mistake
 from labrl.mistakes.names import (
     VERBS,
@@ -34,7 +34,7 @@ FLAGS = {
 
 
 def stray_words(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
-    """What is wrong with words that are neither flags nor key=value nor ~key, and the overrides.
+    """Return what is wrong with words that are neither flags, key=value nor ~key, and the overrides.
 
     They are commands of other programs (train, --env pong, -s 3), options without their group (pong), or
     overrides that the shell has divided (env = pong, key=[1, 2]). One mistake says of all of them how the
@@ -80,7 +80,7 @@ def _taken(left: list[str]) -> tuple[list[str], str]:
 
 
 def _goes_on(word: str, following: str) -> bool:
-    """Whether `following` is the rest of `word`: a value, or what the shell has cut off."""
+    """Return whether `following` is the rest of `word`: a value, or what the shell has cut off."""
     if following.startswith("="):
         return "=" not in word
     if _is_open(word):
@@ -96,12 +96,12 @@ def _goes_on(word: str, following: str) -> bool:
 
 
 def _is_open(word: str) -> bool:
-    """Whether a bracket is not closed."""
+    """Return whether a bracket is not closed."""
     return sum(map(word.count, "[{(")) > sum(map(word.count, "]})"))
 
 
 def _takes(flag: str, equals: str, value: str) -> bool:
-    """Whether a flag can have this value."""
+    """Return whether a flag can have this value."""
     allowed = FLAGS[flag]
     if not value:
         return not equals and (not allowed or flag in ("--info", "-i"))
@@ -109,7 +109,7 @@ def _takes(flag: str, equals: str, value: str) -> bool:
 
 
 def _meant(name: str, value: str) -> str:
-    """What to type in place of an unknown flag or a bare word. value: what follows it, or ''."""
+    """Return what to type in place of an unknown flag or a bare word. value: what follows it, or ''."""
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not value and ":" in plain:
         plain, _, value = plain.partition(":")

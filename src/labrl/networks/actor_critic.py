@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.building import build_torso
 from labrl.networks.layers import (
     Activation,
     Output,
@@ -23,6 +22,7 @@ from labrl.networks.layers import (
     orthogonal,
 )
 from labrl.networks.spaces import Spaces, sees_images
+from labrl.networks.torso import build_torso
 
 
 @dataclass(kw_only=True)
@@ -48,7 +48,7 @@ class ActorCriticConfig:
 
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
-    """Whether policy and value function are to have one torso."""
+    """Return whether policy and value function are to have one torso."""
     return sees_images(spaces.observation) if config.shared is None else config.shared
 
 
@@ -76,9 +76,9 @@ class ActorCriticOutput(NamedTuple):
     """Result of an ActorCritic for a batch of observations."""
 
     parameters: Tensor | None
-    """Of the distribution over actions, [batch, num_outputs], float32; None where nobody asked."""
+    """Parameters of the distribution over actions, [batch, num_outputs], float32; None if not asked for."""
     value: Tensor | None
-    """Of the states, [batch], float32; None where nobody asked."""
+    """Values of the states, [batch], float32; None if not asked for."""
     state: Tensor | None
     """The recurrent state after each piece, [pieces, state_size]; as it was given without one."""
 

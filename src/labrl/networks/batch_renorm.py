@@ -13,15 +13,14 @@ from torch.nn.functional import batch_norm
 
 from labrl.config.component import Component
 from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
-from labrl.networks.building import TorsoTraits, build_torso
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
-from labrl.networks.preprocessing import numbers
-from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, fitting
+from labrl.networks.spaces import numbers
+from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, TorsoTraits, build_torso, fitting
 
 
 @dataclass(kw_only=True)
 class BatchRenormConfig:
-    """How a layer's features are normalized."""
+    """Options of the normalization of a layer's features."""
 
     momentum: Fraction
     """Share of a minibatch in the running mean and variance, in (0, 1]."""
@@ -93,9 +92,9 @@ class RenormalizedMLPConfig:
     activation: Activation
     """After each layer: an activation of torch.nn by its name."""
     initialization: Initialization
-    """How weights begin."""
+    """Initialization of the weights."""
     renorm: BatchRenormConfig
-    """Of vectors, and of what each layer gives."""
+    """Normalization of vectors and of the outputs of each layer."""
 
 
 class RenormalizedMLP(nn.Module):
@@ -126,7 +125,7 @@ class RenormalizedConfig(RenormalizedMLPConfig):
     """A normalized torso that fits the observation space: the layers of a perceptron are for vectors."""
 
     features: PositiveInt
-    """Of images: units after the convolutions."""
+    """Units after the convolutions, for images."""
 
 
 class RenormalizedCNN(ImageTorso):

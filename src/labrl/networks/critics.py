@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.building import build_torso
 from labrl.networks.layers import Output, activation_layer
-from labrl.networks.preprocessing import numbers, vector_space
 from labrl.networks.q_network import Stream
-from labrl.networks.spaces import Spaces, is_image
-from labrl.networks.torso import MLP, AutoTorso
+from labrl.networks.spaces import Spaces, is_vector, numbers, vector_space
+from labrl.networks.torso import MLP, AutoTorso, build_torso
 
 
 @dataclass(kw_only=True)
@@ -26,9 +24,9 @@ class PolicyAndCriticsConfig:
     """Networks of an off-policy actor-critic."""
 
     torso: Component
-    """Of the policy: from observations to features, a labrl torso or any `nn.Module` by `_target_`."""
+    """Torso of the policy, from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
     critic_torso: Component | None
-    """Of each critic; null: as the policy's."""
+    """Torso of each critic; null: the same as the policy's."""
     action_head: list[PositiveInt]
     """Units of a critic's layers after the torso where continuous actions join its features: with images and
     choices as observations. Vectors go into the torso together with the action, and no layer follows."""
@@ -65,9 +63,9 @@ class Perceptrons(nn.Module):
             weights = [torch.stack([part.weight.T for part in layer]).contiguous() for layer in layers]
             biases = [torch.stack([part.bias for part in layer]).unsqueeze(1) for layer in layers]
         self.weights = nn.ParameterList(weights)
-        """Of each layer, [perceptrons, inputs, outputs]."""
+        """Weights of each layer, [perceptrons, inputs, outputs]."""
         self.biases = nn.ParameterList(biases)
-        """Of each layer, [perceptrons, 1, outputs]."""
+        """Biases of each layer, [perceptrons, 1, outputs]."""
 
     def forward(self, x: Tensor, first: bool = False) -> Tensor:
         """x: [batch, inputs]; first: by the first perceptron alone. Returns [perceptrons, batch, outputs]."""
@@ -87,12 +85,15 @@ class Perceptrons(nn.Module):
 class Critics(nn.Module):
     """Several action values that share nothing: Q_i(s, a), or Q_i(s, .) where actions are discrete."""
 
-    def __init__(self, config: PolicyAndCriticsConfig, spaces: Spaces, count: int) -> None:
+    def __init__(
+        self, config: PolicyAndCriticsConfig, spaces: Spaces, count: int, num_outputs: int = 1
+    ) -> None:
+        """count: critics; num_outputs: numbers that each gives for a continuous action."""
         super().__init__()
         torso, space = config.critic_torso or config.torso, vector_space(spaces.observation)
         self.continuous = isinstance(spaces.action, gym.spaces.Box)
         action_size = math.prod(spaces.action.shape or ()) if self.continuous else 0
-        self.joint = self.continuous and _is_vector(space)
+        self.joint = self.continuous and is_vector(space)
         if self.joint:
             size = gym.spaces.flatdim(space) + action_size
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
@@ -101,13 +102,16 @@ class Critics(nn.Module):
         num_inputs, hidden = torsos[0].num_features, []
         if self.continuous and not self.joint:
             num_inputs, hidden = num_inputs + action_size, config.action_head
-        num_outputs = 1 if self.continuous else int(spaces.action.n)  # type: ignore[attr-defined]
+        self.scalar = self.continuous and num_outputs == 1
+        """Whether each gives a single number for an action."""
+        if not self.continuous:
+            num_outputs = int(spaces.action.n)  # type: ignore[attr-defined]
         heads = [Stream(num_inputs, hidden, num_outputs) for _ in range(count)]
         self.perceptrons: Perceptrons | None = None
-        is_vector = _is_vector(space)
-        self.numbers = nn.Sequential(*numbers(vector_space(spaces.observation)) if is_vector else [])
+        reads_numbers = is_vector(space)
+        self.numbers = nn.Sequential(*numbers(vector_space(spaces.observation)) if reads_numbers else [])
         mlps: list[Any] = [torso[0] if type(torso) is AutoTorso else torso for torso in torsos]
-        if is_vector and all(type(mlp) is MLP and not mlp.layer_norm for mlp in mlps):
+        if reads_numbers and all(type(mlp) is MLP and not mlp.layer_norm for mlp in mlps):
             linear = [[layer for layer in mlp if isinstance(layer, nn.Linear)] for mlp in mlps]
             layers = [[*own, *head.layers] for own, head in zip(linear, heads, strict=True)]
             self.perceptrons = Perceptrons(layers, activation_layer(mlps[0].activation))
@@ -115,8 +119,8 @@ class Critics(nn.Module):
         self.torsos, self.heads = nn.ModuleList(torsos), nn.ModuleList(heads)
 
     def forward(self, observation: Tensor, action: Tensor, first: bool = False) -> Tensor:
-        """Values of the actions taken, [critics, batch]; of all actions where they are discrete,
-        [critics, batch, actions].
+        """Values of the actions taken, [critics, batch], or [critics, batch, num_outputs] where they are
+        several; of all actions where they are discrete, [critics, batch, actions].
 
         observation: [batch, *obs]; action: continuous ones in [-1, 1], [batch, size], others are not looked
         at; first: of the first critic alone.
@@ -128,18 +132,11 @@ class Critics(nn.Module):
         else:
             parts = list(zip(self.torsos, self.heads, strict=True))[: 1 if first else None]
             values = torch.stack([self._values(torso, head, observation, action) for torso, head in parts])
-        return values.squeeze(2) if self.continuous else values
+        return values.squeeze(2) if self.scalar else values
 
     def _values(self, torso: nn.Module, head: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
-        """Of one critic. [batch, outputs]"""
+        """Return the values of one critic. [batch, outputs]"""
         features = torso(observation)
         if self.continuous and not self.joint:
             features = torch.cat([features, action.to(features.dtype)], dim=1)
         return head(features)
-
-
-def _is_vector(space: gym.Space) -> bool:
-    """Whether observations are real numbers that an action can stand beside."""
-    return (
-        isinstance(space, gym.spaces.Box) and not is_image(space) and np.issubdtype(space.dtype, np.floating)
-    )

@@ -58,10 +58,26 @@ def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tenso
     return u.tanh(), (normal - log_tanh_slope(u)).sum(1) - constant
 
 
+def tensor_type(dtype: np.dtype[Any]) -> torch.dtype:
+    """Return the type of tensors for a type of arrays."""
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+def gumbel(logits: Tensor) -> Tensor:
+    """Draw Gumbel noise of the shape of `logits`: the argmax of logits plus it is a sample."""
+    return -torch.log(-torch.log(torch.rand_like(logits)))
+
+
 def typed(action: NDArray, dtype: np.dtype[Any]) -> NDArray:
     """Return actions in the type of a space: cutting off what follows the point would favour 0."""
     real = np.issubdtype(dtype, np.floating)
     return (action if real else np.rint(action)).astype(dtype, copy=False)
+
+
+def _typed_tensor(action: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    """The same as `typed` of a tensor."""
+    real = np.issubdtype(dtype, np.floating)
+    return (action if real else torch.round(action)).to(tensor_type(dtype))
 
 
 class BoxActions:
@@ -97,13 +113,20 @@ class BoxActions:
         scaled = np.clip(self._middle + action * self.half, self._low, self._high)
         return typed(scaled, self._dtype).reshape(-1, *self._shape)
 
+    def in_graph(self, action: Tensor) -> Tensor:
+        """Rescale to the bounds, of tensors. [n, size] -> [n, *action]"""
+        middle, half = torch.from_numpy(self._middle), torch.from_numpy(self.half)
+        low, high = (torch.from_numpy(bound).to(middle.dtype) for bound in (self._low, self._high))
+        scaled = torch.minimum(torch.maximum(middle + action * half, low), high)
+        return _typed_tensor(scaled, self._dtype).reshape(-1, *self._shape)
+
     def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1]. [count, size]"""
         return generator.random((count, self.size), np.float32) * np.float32(2) - np.float32(1)
 
 
 class ActionDistribution(Protocol):
-    """What a policy-gradient agent needs of its policy."""
+    """The action distribution of a policy-gradient agent."""
 
     num_parameters: int
     """Columns of the parameters."""
@@ -127,12 +150,17 @@ class ActionDistribution(Protocol):
         """Sampled actions as the environment takes them, [batch, ...]."""
         ...
 
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Actions as the environment takes them, drawn or the most likely ones, of an exported policy."""
+        ...
+
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """What a sample is drawn by, for histograms. [batch, ...] each"""
+        """Return the numbers that a sample is drawn by, for histograms. [batch, ...] each"""
         ...
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """What a metrics row says of the actions taken."""
+        """Return the columns of a metrics row about actions that are real numbers; others are counted by the
+        environments."""
         ...
 
 
@@ -147,7 +175,7 @@ class Categorical:
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
         """Gumbel-max: the argmax of logits plus Gumbel noise is a sample. [batch]"""
-        return np.argmax(parameters + generator.gumbel(size=parameters.shape), axis=1)
+        return (parameters + generator.gumbel(size=parameters.shape)).argmax(axis=1)
 
     def mode(self, parameters: NDArray) -> NDArray:
         """The action with the largest logit. [batch]"""
@@ -163,14 +191,17 @@ class Categorical:
         """Counted from the space's first action. [batch]"""
         return action + self._first if self._first else action
 
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Actions as the environment takes them. [batch]"""
+        return (parameters + gumbel(parameters) if sampled else parameters).argmax(1) + self._first
+
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Of each action. [batch, actions]"""
+        """Return the probability of each action. [batch, actions]"""
         return {"probability": torch.softmax(torch.from_numpy(parameters), dim=1).numpy()}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Share of the most frequent action: 1 is a policy that has collapsed to one action."""
-        counts = torch.bincount(action.flatten(), minlength=self.num_parameters)
-        return {"action_top_share": float(counts.max()) / max(action.numel(), 1)}
+        """Return nothing: the environments count discrete actions."""
+        return {}
 
 
 class MultiCategorical:
@@ -208,16 +239,20 @@ class MultiCategorical:
         """Counted from the first of each choice. [batch, *action_shape]"""
         return action + self._first
 
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Actions as the environment takes them. [batch, *action_shape]"""
+        logits = parameters + gumbel(parameters) if sampled else parameters
+        choices = torch.stack([part.argmax(1) for part in logits.split(self.sizes, dim=1)], dim=1)
+        return choices.reshape(-1, *self.action_shape) + torch.from_numpy(self._first)
+
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Of each option of each choice. [batch, options]"""
+        """Return the probability of each option of each choice. [batch, options]"""
         logits = torch.from_numpy(parameters).split(self.sizes, dim=1)
         return {"probability": torch.cat([torch.softmax(one, dim=1) for one in logits], dim=1).numpy()}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Share of the most frequent value, of that choice where it is largest."""
-        columns = action.flatten(1).unbind(1)
-        shares = [float(torch.bincount(column).max()) / max(len(column), 1) for column in columns]
-        return {"action_top_share": max(shares)}
+        """Return nothing: the environments count discrete actions."""
+        return {}
 
 
 class Bernoulli:
@@ -229,11 +264,11 @@ class Bernoulli:
         self.action_dtype = torch.int8
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """On where log-odds plus logistic noise are above 0. [batch, *action_shape]"""
+        """Return 1 where log-odds plus logistic noise are above 0. [batch, *action_shape]"""
         return self.mode(parameters + generator.logistic(size=parameters.shape))
 
     def mode(self, parameters: NDArray) -> NDArray:
-        """On where that is the likelier. [batch, *action_shape]"""
+        """Return 1 where that is more likely. [batch, *action_shape]"""
         return (parameters > 0).astype(np.int8).reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,16 +278,23 @@ class Bernoulli:
         return log_prob, -(log_on.exp() * log_on + log_off.exp() * log_off).sum(1)
 
     def to_env(self, action: NDArray) -> NDArray:
-        """As it is. [batch, *action_shape]"""
+        """Return the action unchanged. [batch, *action_shape]"""
         return action
 
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Actions as the environment takes them. [batch, *action_shape]"""
+        if sampled:
+            uniform = torch.rand_like(parameters)
+            parameters = parameters + torch.log(uniform) - torch.log1p(-uniform)
+        return (parameters > 0).to(self.action_dtype).reshape(-1, *self.action_shape)
+
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """That a part is 1. [batch, parts]"""
+        """Return the probability that a part is 1. [batch, parts]"""
         return {"probability": torch.sigmoid(torch.from_numpy(parameters)).numpy()}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Share of switches that are on."""
-        return {"action_on_share": float((action > 0).float().mean())}
+        """Return nothing: the environments count discrete actions."""
+        return {}
 
 
 class DiagonalGaussian:
@@ -292,6 +334,18 @@ class DiagonalGaussian:
         """Clipped to the bounds of the space. [batch, *action_shape]"""
         return typed(np.clip(action, self._low, self._high), self._dtype)
 
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Actions as the environment takes them. [batch, *action_shape]"""
+        mean, log_std = parameters.chunk(2, dim=1)
+        action = mean + log_std.exp() * torch.randn_like(mean) if sampled else mean
+        return self._bounded(action)
+
+    def _bounded(self, action: Tensor) -> Tensor:
+        """Bring samples within the bounds. [batch, size] -> [batch, *action_shape]"""
+        action = action.reshape(-1, *self.action_shape)
+        low, high = (torch.as_tensor(bound, dtype=action.dtype) for bound in (self._low, self._high))
+        return _typed_tensor(torch.minimum(torch.maximum(action, low), high), self._dtype)
+
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Before it is brought within bounds. [batch, size] both"""
         mean, log_std = np.split(parameters, 2, axis=1)
@@ -320,6 +374,10 @@ class RescaledGaussian(DiagonalGaussian):
         """Within the bounds of the space. [batch, *action_shape]"""
         return self._box.to_env(np.clip(action, -1, 1).reshape(-1, self._box.size))
 
+    def _bounded(self, action: Tensor) -> Tensor:
+        """Bring samples within the bounds. [batch, size] -> [batch, *action_shape]"""
+        return self._box.in_graph(action.clamp(-1, 1))
+
 
 class SquashedGaussian(RescaledGaussian):
     """The hyperbolic tangent of a Gaussian, stretched to the bounds (Haarnoja et al., 2018).
@@ -329,7 +387,7 @@ class SquashedGaussian(RescaledGaussian):
     """
 
     NODES = 32
-    """Of the quadrature of the entropy; with these it is right to three digits for deviations up to 3."""
+    """Nodes of the quadrature of the entropy, which is then right to three digits for deviations up to 3."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
@@ -356,6 +414,10 @@ class SquashedGaussian(RescaledGaussian):
         """Within the bounds of the space. [batch, *action_shape]"""
         return super().to_env(np.tanh(action))
 
+    def _bounded(self, action: Tensor) -> Tensor:
+        """Bring samples within the bounds. [batch, size] -> [batch, *action_shape]"""
+        return super()._bounded(torch.tanh(action))
+
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Mean standard deviation before squashing, and the share of components within 1 % of a bound."""
         names = super().statistics(parameters, torch.tanh(action) / 0.98)
@@ -363,7 +425,7 @@ class SquashedGaussian(RescaledGaussian):
 
 
 ActionBounds = Literal["clip", "rescale", "squash"]
-"""How a Gaussian policy keeps to the bounds of a box: its sample clipped to them; clipped to [-1, 1] and
+"""Treatment of the bounds of a box by a Gaussian policy: its sample clipped to them; clipped to [-1, 1] and
 stretched to them; or its hyperbolic tangent stretched to them."""
 
 _GAUSSIANS: dict[ActionBounds, type[DiagonalGaussian]] = {

@@ -26,7 +26,7 @@ class ImpalaCNNConfig:
     activation: Activation
     """Around the convolutions of a block and after the last layers: an activation of torch.nn by its name."""
     initialization: Initialization
-    """How weights begin; residual blocks begin as the identity."""
+    """Initialization of the weights; residual blocks begin as the identity."""
 
 
 class Residual(nn.Module):
@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
     def __init__(self, channels: int, kind: Initialization, between: Activation = "ReLU") -> None:
         super().__init__()
-        self.activate: nn.Module = getattr(nn, between)()  # not in place: x is added
+        self.activate: nn.Module = vars(nn)[between]()  # not in place: x is added
         self.first = initialized(nn.Conv2d(channels, channels, 3, padding=1), kind)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         for zero in (self.second.weight, self.second.bias):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
@@ -25,7 +25,7 @@ Activation = Literal[
 
 def activation_layer(name: Activation) -> nn.Module:
     """The activation of that name, for outputs of a layer that nobody else reads."""
-    return nn.ReLU(inplace=True) if name == "ReLU" else getattr(nn, name)()
+    return nn.ReLU(inplace=True) if name == "ReLU" else vars(nn)[name]()
 
 
 def autocast_device() -> str | None:
@@ -58,11 +58,6 @@ class Output(nn.Linear):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-def identity(observation: NDArray) -> NDArray:
-    """Return observations as they are: the `layout` of a torso that has none of its own."""
-    return observation
-
-
 class Normalized(nn.Module):
     """Layers, each with a layer normalization and an activation after it."""
 
@@ -87,7 +82,7 @@ def activated(layers: Sequence[nn.Linear], between: Activation, layer_norm: bool
 
 
 def check_head(units: Mapping[str, list[int]], layer_norm: bool) -> None:
-    """Raises ValueError if layers between torso and outputs are to be normalized and there are none.
+    """Raise ValueError if layers between torso and outputs are to be normalized and there are none.
 
     units: of these layers, by their keys in `agent.network`.
     """
@@ -110,9 +105,9 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
 Initialization = Literal[
     "orthogonal", "uniform", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal"
 ]
-"""How weights begin: orthogonal with gain sqrt(2); all uniform within 1 / sqrt(inputs), biases too, as in
-torch; after Glorot & Bengio (2010), with a variance of 2 / (inputs + outputs); after He et al. (2015,
-arXiv:1502.01852), of 2 / inputs. Biases are 0 but for `uniform`.
+"""Initialization of weights: orthogonal with gain sqrt(2); all uniform within 1 / sqrt(inputs), biases too,
+as in torch; after Glorot & Bengio (2010), with a variance of 2 / (inputs + outputs); after He et al. (2015,
+arXiv:1502.01852), of 2 / inputs. Biases are 0 except with `uniform`.
 
 With `uniform` features are smallest, so that a step of Adam changes values less: learning action values is
 steadier.
@@ -141,3 +136,45 @@ def normalization(layer: nn.Linear | nn.Conv2d) -> nn.Module:
     if isinstance(layer, nn.Conv2d):
         return nn.GroupNorm(1, layer.out_channels)
     return nn.LayerNorm(layer.out_features)
+
+
+def factor_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """f(x) = sgn(x) sqrt(|x|) of standard normal numbers, for `NoisyLinear`, on the generator's device."""
+    noise = torch.randn(shape, generator=generator, device=generator.device)
+    return noise.sign() * noise.abs().sqrt()
+
+
+class NoisyLinear(nn.Module):
+    """A layer with noise in its weights, so that exploration is learned (NoisyNet).
+
+    y = (mu_w + sigma_w eps_w) x + mu_b + sigma_b eps_b with factorized noise (Fortunato et al., 2018,
+    arXiv:1706.10295, eqs. 9 to 11). The noise is handed to `forward` and not kept in the module: whoever
+    draws it decides how long it holds, copies of a network for several threads see the same, and there is
+    nothing to save but the generator.
+    """
+
+    def __init__(self, num_inputs: int, num_outputs: int, sigma: float) -> None:
+        """sigma: initial size of the noise, sigma_0, relative to 1 / sqrt(num_inputs)."""
+        super().__init__()
+        bound = 1 / math.sqrt(num_inputs)
+        self.num_inputs = num_inputs
+        self.num_noise = num_inputs + num_outputs
+        """Noise variables: one for each input and each output."""
+        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
+        self.weight_sigma = nn.Parameter(torch.full((num_outputs, num_inputs), sigma * bound))
+        self.bias_sigma = nn.Parameter(torch.full((num_outputs,), sigma * bound))
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """x: [batch, num_inputs]. Returns [batch, num_outputs].
+
+        noise: made by `factor_noise`, one for all rows [num_noise] or one for each [batch, num_noise];
+        None: the mean weights alone.
+        """
+        mean = nn.functional.linear(x, self.weight, self.bias)
+        if noise is None:
+            return mean
+        inputs, outputs = noise[..., : self.num_inputs], noise[..., self.num_inputs :]
+        # eps_w is an outer product: it is applied to inputs and outputs and never made.
+        spread = nn.functional.linear(x * inputs, self.weight_sigma, self.bias_sigma)
+        return mean + outputs * spread

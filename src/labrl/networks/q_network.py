@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
-from labrl.networks.building import build_torso
-from labrl.networks.layers import Activation, Output, activation_layer, check_head, in_float32
-from labrl.networks.noisy import NoisyLinear
+from labrl.networks.layers import Activation, NoisyLinear, Output, activation_layer, check_head, in_float32
 from labrl.networks.spaces import Spaces
+from labrl.networks.torso import build_torso
 
 
 @dataclass(kw_only=True)
@@ -84,7 +83,7 @@ class QOutput(NamedTuple):
     """Result of a QNetwork for a batch of observations."""
 
     outputs: Tensor
-    """For each action, [batch, actions, outputs], float32."""
+    """Outputs for each action, [batch, actions, outputs], float32."""
     state: Tensor | None
     """The recurrent state after each piece, [pieces, state_size]; as it was given without one."""
 

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import PackedSequence
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
 from labrl.errors import InputError
-from labrl.networks.building import TorsoTraits, build_torso, check_reads, traits_of
 from labrl.networks.layers import in_float32
+from labrl.networks.torso import TorsoTraits, build_torso, check_reads, traits_of
 
 
 class Pieces(NamedTuple):
@@ -67,7 +67,7 @@ class Pieces(NamedTuple):
 
 
 def forgotten(state: NDArray | None, start: NDArray[np.bool_], state_size: int) -> NDArray:
-    """What is remembered where episodes go on, and 0 where they begin. [num_envs, state_size]
+    """Return the recurrent state where episodes continue, and 0 where they begin. [num_envs, state_size]
 
     state: None before there is any; of another number of environments it is none either.
     """
@@ -81,7 +81,7 @@ class RecurrentConfig:
     """A GRU (Cho et al., 2014, arXiv:1406.1078) or LSTM (Hochreiter & Schmidhuber, 1997) behind a torso."""
 
     torso: Component
-    """What the memory is fed with: a labrl torso or any `nn.Module` by `_target_`."""
+    """Torso before the recurrent layers: a labrl torso or any `nn.Module` by `_target_`."""
     kind: Literal["gru", "lstm"]
     """Its cells."""
     hidden_size: PositiveInt
@@ -117,7 +117,7 @@ class Recurrent(nn.Module):
 
     @classmethod
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
-        """Raises InputError if the torso cannot read the observations, or is recurrent itself."""
+        """Raise InputError if the torso cannot read the observations, or is recurrent itself."""
         if traits_of(config.torso).recurrent:
             raise InputError(
                 f"agent.network.torso.torso: {config.torso.target} is recurrent itself, and its state would "
@@ -170,6 +170,6 @@ class Recurrent(nn.Module):
         return (parts[: self._layers], parts[self._layers :]) if self._parts > self._layers else parts
 
     def _joined(self, parts: Any) -> Tensor:
-        """As torch's cells give it, [pieces, state_size]."""
+        """Return the state as torch's cells give it, [pieces, state_size]."""
         whole = torch.cat(parts) if self._parts > self._layers else parts
         return whole.transpose(0, 1).flatten(1)

@@ -2,12 +2,15 @@
 
 A torso is built from the observation space, has `forward(observation) -> [batch, num_features]`, and
 may have `layout(observation)`, which brings raw observations once, when they are collected, into the
-layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` alone.
+layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` alone; `build_torso` checks it
+before a run begins.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,21 +20,221 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
+from labrl.config.component import Component, accepted_settings
 from labrl.config.types import PositiveInt
-from labrl.networks.building import TorsoTraits, build_torso, refusal
-from labrl.networks.inputs import InputsConfig
+from labrl.errors import Code, InputError, LabrlError
 from labrl.networks.layers import (
     Activation,
     Initialization,
     activated,
     activation_layer,
     autocast_device,
+    in_float32,
     initialized,
     normalization,
 )
-from labrl.networks.preprocessing import Shares, numbers, range_of
-from labrl.networks.spaces import is_image
+from labrl.networks.spaces import (
+    Shares,
+    SideBySide,
+    Spaces,
+    is_image,
+    numbers,
+    range_of,
+    sees_images,
+    several_images,
+    vector_space,
+)
+from labrl.observations import example
+
+TORSO = "agent.network.torso"
+UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"
+BY_THE_MINIBATCH = (
+    "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
+)
+
+
+@dataclass(frozen=True)
+class TorsoTraits:
+    """Capabilities of a torso class, declared in an attribute `TRAITS` where they differ from these."""
+
+    several_inputs: bool = False
+    """Whether it takes a Dict space with images; its `layout` makes one array of the inputs."""
+    recurrent: bool = False
+    """Whether it has a `state_size` and is called as `torso(observation, state, lengths)`."""
+    batch_statistics: bool = False
+    """Whether, in training, what it makes of one sample depends on the others of the minibatch."""
+
+
+def traits_of(torso: Component) -> TorsoTraits:
+    """Return what the class of a torso declares."""
+    return getattr(torso.load(), "TRAITS", TorsoTraits())
+
+
+def refusal(what: str, code: Code = "unsupported") -> InputError:
+    """Return the error for a torso that cannot be used."""
+    return InputError(f"{TORSO}: {what}", code=code, key=TORSO)
+
+
+def check_torso(
+    torso: Component, spaces: Spaces, recurrent: bool | None = False, whole_minibatches: bool = False
+) -> bool:
+    """Raise InputError for a torso that cannot read the observations, or that the agent cannot use.
+
+    recurrent: whether the torso must carry a state from step to step (True), must not (False), or may (None);
+    whole_minibatches: whether the agent learns from each as a whole, and acts by what its network keeps of
+    them. Return whether the torso is recurrent.
+    """
+    for part in () if whole_minibatches else _components(torso):
+        if traits_of(part).batch_statistics:
+            raise refusal(
+                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=wide or another one "
+                "(agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
+            )
+    is_recurrent = traits_of(torso).recurrent
+    if is_recurrent and recurrent is False:
+        raise refusal(
+            f"{torso.target} is recurrent, and this agent carries no state between steps. Set "
+            "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
+        )
+    if recurrent and not is_recurrent:
+        raise refusal(
+            f"{torso.target} is not recurrent, but a recurrent agent needs one that is: set "
+            "agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn)."
+        )
+    check_reads(torso, spaces.observation)
+    return is_recurrent
+
+
+def check_reads(torso: Component, space: gym.Space[Any]) -> None:
+    """Raise InputError for observations that the torso cannot read."""
+    if several_images(space) and not traits_of(torso).several_inputs:
+        raise refusal(
+            f"{torso.target} reads one array, this environment's observations are {space}. Use "
+            "agent/network=auto or agent/network=inputs."
+        )
+    taken = accepted_settings(torso.load())
+    if taken is not None and "observation_space" not in taken:
+        raise refusal(
+            f"{torso.target} cannot be built for an environment, because its __init__ takes no argument "
+            "observation_space. Derive a class from it whose __init__ does, and name that one.",
+            "target",
+        )
+    torso.check("check", vector_space(space))
+
+
+def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
+    """Return the torso, a module, for observations of `space`. Raise InputError where it is none.
+
+    It has `layout`, from observations as they come, [batch, *obs], to the one array that it takes;
+    `num_features`; `state_size`, 0 where it is not recurrent; and `changes`, the names of buffers that its
+    forward pass writes to.
+    """
+    check_reads(torso, space)
+    layout = SideBySide(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
+    try:
+        built: Any = torso.build(observation_space=space if layout is None else layout.space)
+        weights = list(built.parameters()) if isinstance(built, nn.Module) else []
+    except LabrlError:
+        raise
+    except Exception as error:  # whatever a user's own code may raise
+        raise refusal(f"{torso.target} cannot be made: {type(error).__name__}: {error}", "target") from error
+    if not isinstance(built, nn.Module):
+        raise refusal(f"{torso.target} is not a torch.nn.Module; derive it from that class.", "target")
+    for weight in weights:
+        if weight.dtype != torch.float32:
+            raise refusal(
+                f"{torso.target} has weights in {weight.dtype}; labrl trains weights in torch.float32, and "
+                "meta.precision=bf16 computes in bfloat16 with them.",
+                "target",
+            )
+    made: Any = built
+    made.layout = layout or getattr(built, "layout", _unchanged)
+    made.state_size = built.state_size if traits_of(torso).recurrent else 0
+    made.num_features, made.changes = _examine(made, made.layout(example(space)))
+    return made
+
+
+def _unchanged(observation: Any) -> Any:
+    """Return observations as they are: the `layout` of a torso that has none of its own."""
+    return observation
+
+
+def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
+    """Return how many features a torso makes, and the buffers that a forward pass changes.
+
+    Its buffers and torch's generator are afterwards as they were.
+    """
+    one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
+    several = torch.cat([one, one])
+    torso.eval()
+    with torch.no_grad():
+        size = _count_features(torso, one)
+    torso.train()
+    generator = torch.get_rng_state()
+    before = {name: buffer.clone() for name, buffer in torso.named_buffers()}
+    _features(torso, several)
+    draws = not torch.equal(generator, torch.get_rng_state())
+    torch.set_rng_state(generator)
+    now = dict(torso.named_buffers())
+    changes = tuple(name for name in now if not torch.equal(now[name], before.get(name, several)))
+    with torch.no_grad():
+        for name, buffer in now.items():
+            buffer.copy_(before.get(name, buffer))
+        _count_features(torso.eval(), several)
+    torso.train()
+    if draws:
+        raise refusal(
+            f"the forward pass of {type(torso).__name__} draws random numbers, {UNSEEDED}. Leave them out."
+        )
+    return size, changes
+
+
+def _count_features(torso: nn.Module, batch: Tensor) -> int:
+    version = batch._version
+    features = _features(torso, batch)
+    if batch._version != version:
+        raise refusal(
+            f"{type(torso).__name__} changes the observations that it is given, which are stored to be "
+            "learned from. Clone them first in its forward().",
+            "target",
+        )
+    expected = f"{type(torso).__name__} must turn observations into features [batch, features]"
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
+        given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise refusal(f"{expected}, it turned {list(batch.shape)} into {given}.", "target")
+    if features.dtype not in (torch.float32, torch.bfloat16):
+        raise refusal(f"{expected} in float32, it returned {features.dtype}.", "target")
+    return int(features.shape[1])
+
+
+def _features(torso: Any, batch: Tensor) -> Any:
+    try:
+        return torso(batch)[0] if torso.state_size else torso(batch)
+    except Exception as error:  # whatever a user's own code may raise
+        raise refusal(
+            f"{type(torso).__name__} must turn observations into features [batch, features], and fails on "
+            f"{list(batch.shape)}: {type(error).__name__}: {error}",
+            "target",
+        ) from error
+
+
+def is_recurrent(settings: Any) -> bool:
+    """Return whether a torso in some settings carries a state from step to step."""
+    found = (traits_of(part) for part in _components(settings))
+    return any(isinstance(traits, TorsoTraits) and traits.recurrent for traits in found)
+
+
+def _components(settings: Any) -> Iterator[Component]:
+    """Yield all components in some settings, and those in theirs."""
+    if isinstance(settings, Component):
+        yield settings
+        yield from _components(settings.config)
+    elif is_dataclass(settings):
+        for inner in vars(settings).values():
+            yield from _components(inner)
+    elif isinstance(settings, dict):
+        for inner in settings.values():
+            yield from _components(inner)
 
 
 @dataclass(kw_only=True)
@@ -43,7 +246,7 @@ class MLPConfig:
     activation: Activation
     """After each layer: an activation of torch.nn by its name."""
     initialization: Initialization
-    """How weights begin."""
+    """Initialization of the weights."""
     layer_norm: bool
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
@@ -114,7 +317,7 @@ def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
 
 
 class ImageTorso(nn.Module):
-    """What torsos for images share: how pixels are laid out, and how they become numbers."""
+    """Base of torsos for images: layout of pixels, and conversion to numbers."""
 
     smallest: int
     """Pixels of height and width below which nothing is left after the convolutions."""
@@ -142,10 +345,15 @@ class ImageTorso(nn.Module):
                 f"{width}. Use agent/network=mlp or a torso of your own."
             )
 
-    def layout(self, observation: NDArray) -> NDArray:
-        """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels]."""
+    def layout(self, observation: Any) -> Any:
+        """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels].
+
+        Takes arrays, and tensors in an exported policy.
+        """
         if not self.channels_first:
             return observation
+        if isinstance(observation, Tensor):
+            return observation.permute(0, 2, 3, 1)
         channels = observation.shape[1]
         pixels = np.empty((len(observation), *observation.shape[2:], channels), observation.dtype)
         for channel in range(channels):  # four times as fast as a copy of the transposed view
@@ -162,7 +370,7 @@ class NatureCNNConfig:
     activation: Activation
     """After each layer: an activation of torch.nn by its name."""
     initialization: Initialization
-    """How weights begin."""
+    """Initialization of the weights."""
     layer_norm: bool
     """Whether each layer's outputs are normalized before the activation (arXiv:1607.06450)."""
 
@@ -203,6 +411,120 @@ class NatureCNN(ImageTorso):
         return self.linear(self.convolutions(self.first(observation)))
 
 
+@dataclass(kw_only=True)
+class InputsConfig:
+    """Torsos of several inputs."""
+
+    joint: Component
+    """Torso over the concatenated features of all images and all other inputs: one for vectors."""
+    image: Component
+    """Torso of each image."""
+    own: dict[str, Component]
+    """Torsos of single images, by name, in place of `image`."""
+
+
+class Inputs(nn.Module):
+    """A torso for each image, and one over what they make of them beside all other inputs.
+
+    Vectors and choices without images are one vector, and any torso for vectors reads it.
+    It reads rows of bytes: images as they are, all else as float32. Images alone have no joint torso.
+    """
+
+    Config = InputsConfig
+    TRAITS = TorsoTraits(several_inputs=True)
+
+    def __init__(self, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.check(config, observation_space)
+        assert isinstance(observation_space, gym.spaces.Dict)
+        images = {name: inner for name, inner in observation_space.spaces.items() if is_image(inner)}
+        others = {name: inner for name, inner in observation_space.spaces.items() if name not in images}
+        self._numbers = SideBySide(gym.spaces.Dict(others)) if others else None
+        size = math.prod(self._numbers.space.shape) if self._numbers is not None else 0
+        # A module has methods of its own, which an input may be called as.
+        self.images = nn.ModuleDict()
+        self._layouts: dict[str, Any] = {}
+        self._num_bytes = 4 * size
+        """Bytes of the numbers, with which a row begins."""
+        self._shapes: list[tuple[int, ...]] = []
+        for name, inner in images.items():
+            part = build_torso(_of(config, name), inner)
+            self.images[f"{name}_torso"], self._layouts[name] = part, part.layout
+            self._shapes.append(part.layout(np.zeros((1, *(inner.shape or ())), np.uint8)).shape[1:])
+            size += part.num_features
+        self.joint: nn.Module = nn.Identity()
+        if others:
+            self.joint = build_torso(config.joint, gym.spaces.Box(-np.inf, np.inf, (size,), np.float32))
+
+    @classmethod
+    def check(cls, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
+        """Raise InputError for observations that are no Dict, and torsos that cannot read their input."""
+        if not several_images(observation_space):
+            raise refusal(
+                f"Inputs is for several inputs with images among them, got {observation_space}. Use "
+                "agent/network=auto."
+            )
+        assert isinstance(observation_space, gym.spaces.Dict)
+        names = [name for name, inner in observation_space.spaces.items() if is_image(inner)]
+        for name in config.own:
+            if name not in names:
+                raise InputError(
+                    f"agent.network.torso.own.{name}: there is no such image; there are {', '.join(names)}",
+                    code="unknown-key",
+                    key=f"agent.network.torso.own.{name}",
+                )
+        for name in names:
+            check_reads(_of(config, name), observation_space.spaces[name])
+
+    def layout(self, observation: Any) -> Any:
+        """A batch with a field for each input as rows of bytes. [batch] -> [batch, bytes]
+
+        Tensors by name, in an exported policy, become rows of float32: no other runtime reads bytes as
+        numbers.
+        """
+        if isinstance(observation, dict):
+            rows = [] if self._numbers is None else [self._numbers(observation)]
+            for name, layout in self._layouts.items():
+                rows.append(layout(observation[name]).flatten(1).float())
+            return torch.cat(rows, dim=1)
+        count, parts = len(observation), []
+        if self._numbers is not None:
+            parts.append(self._numbers(observation).view(np.uint8))
+        for name, layout in self._layouts.items():
+            parts.append(layout(observation[name]).reshape(count, -1))
+        return np.concatenate(parts, axis=1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """observation: as `layout` makes it, [batch, bytes]. Returns [batch, features]."""
+        numbers, pictures = _numbers_and_pictures(observation, self._num_bytes)
+        features, begin = [], 0
+        for part, shape in zip(self.images.values(), self._shapes, strict=True):
+            end = begin + math.prod(shape)
+            features.append(part(pictures[:, begin:end].reshape(-1, *shape)))
+            begin = end
+        if self._numbers is None:
+            return torch.cat(features, dim=1)
+        # Positions need more than bfloat16's three digits.
+        return in_float32(self.joint, torch.cat([*(part.float() for part in features), numbers], dim=1))
+
+
+@torch.fx.wrap  # torch.fx cannot trace a choice by a dtype
+def _numbers_and_pictures(rows: Tensor, num_bytes: int) -> tuple[Tensor, Tensor]:
+    """Split rows as `Inputs.layout` makes them into numbers in float32 and the values of pictures.
+
+    num_bytes: of the numbers, as float32.
+    """
+    if rows.dtype != torch.uint8 or num_bytes == 0:
+        return rows[:, : num_bytes // 4], rows[:, num_bytes // 4 :]
+    # A copy even of one row, which counts as contiguous whatever number of bytes follows it.
+    numbers = rows[:, :num_bytes].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    return numbers, rows[:, num_bytes:]
+
+
+def _of(config: InputsConfig, name: str) -> Component:
+    return config.own.get(name, config.image)
+
+
 def fitting(own: Component, images: Component, others: Component, space: gym.Space[Any]) -> Component:
     """Return the torso for a space: `images`, `others` for all else, or both, by `own`, for several inputs.
 
@@ -216,7 +538,7 @@ def fitting(own: Component, images: Component, others: Component, space: gym.Spa
             "own: ~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
         )
     if isinstance(space, gym.spaces.Dict):
-        return Component("labrl.networks.inputs.Inputs", InputsConfig(joint=own, image=own, own={}))
+        return Component(f"{__name__}.Inputs", InputsConfig(joint=own, image=own, own={}))
     return images if is_image(space) and min(image_shape(space)[:2]) >= NatureCNN.smallest else others
 
 

@@ -20,14 +20,14 @@ from labrl.observations import array_dtype, flat_space, packed
 
 @dataclass(kw_only=True)
 class OfflineMinariConfig(OfflineConfig):
-    """The dataset that is learned from."""
+    """Options of a Minari dataset to learn from."""
 
     dataset: str
-    """Its id, such as D4RL/door/human-v2, among the local ones (`minari list local`)."""
+    """Id of a local dataset, such as D4RL/door/human-v2 (`minari list local` lists them)."""
 
 
 class OfflineMinari(OfflineData):
-    """Episodes with their raw rewards; actions are brought into the form that the agent remembers."""
+    """Episodes with raw rewards; actions are converted to the form that the agent stores."""
 
     Config = OfflineMinariConfig
 
@@ -56,7 +56,7 @@ class OfflineMinari(OfflineData):
 
     @classmethod
     def check(cls, config: OfflineMinariConfig) -> None:
-        """Raises InputError if Minari is not installed or the dataset is not there."""
+        """Raise InputError if Minari is not installed or the dataset is not there."""
         if importlib.util.find_spec("minari") is None:
             raise InputError(
                 'agent.offline: Minari is not installed. Install it with: pip install "labrl[offline]"',
@@ -77,12 +77,12 @@ class OfflineMinari(OfflineData):
 
     @classmethod
     def transforms(cls, config: OfflineMinariConfig) -> dict[str, Component]:
-        """What observations and rewards have gone through: nothing."""
+        """Return the transforms of observations and rewards: none."""
         return {}
 
 
 def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
-    """Whether elements have the same parts, shapes and kinds; bounds may differ."""
+    """Return whether elements have the same parts, shapes and kinds; bounds may differ."""
     if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
         names = one.spaces.keys() == other.spaces.keys()
         return names and all(_alike(one[name], other[name]) for name in one.spaces)
@@ -110,7 +110,7 @@ def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:
 
 
 def stored_actions(action: NDArray, wanted: Wanted) -> NDArray:
-    """Actions as the environment takes them -> as the agent remembers them."""
+    """Convert actions of the environment to actions as the agent stores them."""
     space = wanted.action
     if isinstance(space, gym.spaces.Discrete):
         return action - int(space.start)

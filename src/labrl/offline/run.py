@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.config.component import Component
+from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
-from labrl.memory.offline import OfflineConfig, OfflineData, PieceReplay, Wanted
+from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Wanted
 from labrl.memory.replay import ReplayConfig, row_dtype
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.provenance import read_config
@@ -22,16 +23,14 @@ from labrl.workspace import Layout, Workspace
 
 FOLDER = "agent.offline.folder"
 """The key that names the run."""
-_PIECE = 4096
-"""Transitions that are read at once."""
 
 
 @dataclass(kw_only=True)
 class OfflineRunConfig(OfflineConfig):
-    """The run that is learned from."""
+    """Options of a run to learn from."""
 
     folder: str
-    """A run folder, of an agent with a replay memory; all its sessions count."""
+    """Run folder of an agent with a replay buffer; all of its sessions are read."""
 
 
 class OfflineRun(OfflineData):
@@ -44,12 +43,12 @@ class OfflineRun(OfflineData):
         self.check(config)
         memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
         total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
-        pieces = (piece for memory in memories for piece in memory.pieces(_PIECE))
+        pieces = (piece for memory in memories for piece in memory.pieces(AT_ONCE))
         super().__init__(config, pieces, total, wanted, generator)
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
-        """Raises InputError if the folder is not a run, or a run without usable transitions."""
+        """Raise InputError if the folder is not a run, or a run without usable transitions."""
         path = Path(config.folder).expanduser()
         given = f"agent.offline.folder={config.folder}"
         if not (path / MARKER).exists():
@@ -81,15 +80,17 @@ class OfflineRun(OfflineData):
 
     @classmethod
     def environment(cls, config: OfflineRunConfig) -> Component:
-        """What it was played in."""
-        return Component.parse(read_config(RunFolder.open(Path(config.folder).expanduser()))["env"], "env")
+        """Return the environment of the run."""
+        return dataclass_of(
+            Component, read_config(RunFolder.open(Path(config.folder).expanduser()))["env"], "env"
+        )
 
     @classmethod
     def transforms(cls, config: OfflineRunConfig) -> dict[str, Component]:
-        """What observations and rewards have gone through, by name."""
+        """Return the transforms of observations and rewards, by name."""
         plain = read_config(RunFolder.open(Path(config.folder).expanduser())).get("transforms") or {}
         return {
-            name: Component.parse(part, f"transforms.{name}")
+            name: dataclass_of(Component, part, f"transforms.{name}")
             for name, part in plain.items()
             if part is not None
         }
@@ -160,7 +161,7 @@ class _SavedArrays(Workspace):
     frames: int
     """Places for frames of each environment."""
     content: Any
-    """What the checkpoint holds of arrays in memory; None: they are in files."""
+    """Arrays that the checkpoint holds; None: they are in files."""
 
     def arrays(self, layouts: Mapping[str, Layout], capacity: int, in_files: bool) -> dict[str, NDArray]:
         """Return the arrays. Raises ValueError if observations are of another kind."""
@@ -173,7 +174,7 @@ class _SavedArrays(Workspace):
         else:
             arrays = {name: np.zeros(layout.shape, layout.dtype) for name, layout in layouts.items()}
             arrays["frames"] = np.zeros(shape, frames.dtype)
-            held = np.asarray(self.content["frames"])
-        if held.dtype != frames.dtype or held.shape[2:] != shape[2:]:
-            raise ValueError(f"it holds {held.dtype} of {held.shape[2:]}")
+            held = self.content["frames"]
+        if any(one.dtype != frames.dtype or one.shape[1:] != shape[2:] for one in held):
+            raise ValueError(f"it holds {held[0].dtype} of {held[0].shape[1:]}")
         return arrays

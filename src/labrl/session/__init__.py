@@ -1,1 +1,1 @@
-"""One training run: the loop, and what hangs on its clock."""
+"""One training run: the loop and its callbacks."""

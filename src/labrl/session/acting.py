@@ -1,4 +1,4 @@
-"""A copy of a session's agent that acts in another place, with weights that it is handed."""
+"""A copy of a session's agent that acts elsewhere, with weights that it receives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labrl.workspace import Workspace
 
 
 def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str, Any]:
-    """Return all that decides how the agent acts now, apart from its streams: a copy, on the processor.
+    """Return a copy, on the CPU, of all that decides how the agent acts now, except its streams.
 
     It is small beside the agent's whole state: neither optimizer nor replay buffer.
     """
@@ -34,7 +34,7 @@ def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str
 
 
 class ActingCopy:
-    """An agent, its transforms and a clock that are built as a session builds its own, and never learn."""
+    """A copy of a session's agent, transforms and clock that never learns."""
 
     def __init__(
         self, config: TrialConfig, spaces: Spaces, seed: int, compute: Compute, num_ranks: int = 1

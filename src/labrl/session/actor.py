@@ -19,6 +19,7 @@ from labrl.agents.agent import Agent, Observation
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
+from labrl.envs.action_shares import ActionShares
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ActionRecord, ReplayError, VectorEnv
 from labrl.networks.spaces import Spaces
@@ -32,13 +33,13 @@ from labrl.storage.run_folder import SessionFolder
 
 NAME = "the actor process (meta.async_unroll)"
 START_SECONDS = 300.0
-"""What the process has to begin, unless its timeout is longer: a busy machine loads torch slowly."""
+"""Seconds that the process has to start, unless its timeout is longer: loading torch may be slow."""
 WINDOW = 100
 """Vector steps over which a training row looks back."""
 
 
 class Described(NamedTuple):
-    """The environments, as the learner has to know them."""
+    """Properties of the environments that the learner needs."""
 
     name: str
     frame_skip: int
@@ -48,47 +49,47 @@ class Described(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Where to begin."""
+    """State at which the actor begins."""
 
     acting: dict[str, Any]
-    """What `acting_state` returned."""
+    """The result of `acting_state`."""
     env: dict[str, Any] | None
     """A saved state of the environments; None: from their first episodes."""
     weights: Path
-    """Of a `WeightsFile`."""
+    """Path of a `WeightsFile`."""
 
 
 class Begun(NamedTuple):
-    """Where it has begun."""
+    """State at which the actor has begun."""
 
     observation: NDArray
     """Observations from the environments, before any transform. [num_envs, *obs]"""
     mask: NDArray[np.bool_] | None
-    """Which actions are valid there. [num_envs, flags]"""
+    """Valid actions there. [num_envs, flags]"""
 
 
 class Acted(NamedTuple):
     """One vector step."""
 
     action: NDArray
-    """What the environments took. [num_envs, *action]"""
+    """Actions that the environments took. [num_envs, *action]"""
     decision: dict[str, NDArray]
     """The same, in the agent's own terms."""
     step: Step
-    """What the environments gave, before any transform."""
+    """Step of the environments, before any transform."""
     version: int
-    """Of the weights that acted: optimizer updates before they were published."""
+    """Version of the acting weights: optimizer updates before they were published."""
     ended: float
-    """When, in seconds of a clock that both processes share."""
+    """Time of the end of the step, in seconds of a clock that both processes share."""
 
 
 class ActorProcess:
-    """Stands in a session for its environments, and for its agent where that acts.
+    """Replaces a session's environments, and its agent for acting.
 
     The process plays ahead by at most `queue_size` vector steps, with weights that are published every
-    `update_period` updates. What it plays is learned from in its order, all of it, so updates for each frame
-    are exact; how old the weights were that acted depends on the machine. Frames, episodes and statistics are
-    those that the learner has taken. It raises CompanionError.
+    `update_period` updates. The learner takes all of its steps in order, so updates per frame are exact; how
+    old the acting weights were depends on timing. Frames, episodes and statistics are those that the learner
+    has taken. Methods raise CompanionError.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class ActorProcess:
         self.num_envs: int = config.env.config.num_envs
         self.action_mask: NDArray[np.bool_] | None = None
         self.actions: NDArray | None = None
-        """What was done in the last step, None before there is one. [num_envs, *action]"""
+        """Actions of the last step; None before there is one. [num_envs, *action]"""
         self._options, self._weights_path = options, folder.path / "acting_weights.bin"
         self._companion = Companion(NAME, serve, (config, options, index, seed, num_threads), folder.log)
         try:
@@ -117,6 +118,7 @@ class ActorProcess:
         self.goals = goals_of(config.env, described.observation_space)
         self._episode = np.zeros(self.num_envs, np.int64)
         self._record = ActionRecord(self.num_envs, self.action_space)
+        self._shares = ActionShares(self.num_envs, self.action_space)
         self._steps = self._published = 0
         self._latest: deque[tuple[int, float]] = deque(maxlen=WINDOW)
 
@@ -138,6 +140,7 @@ class ActorProcess:
         """Let the process begin fresh episodes; those that ran are cut. Return [num_envs, *obs]."""
         self.seed, self._steps = int(state["seed"]), int(state["steps"])
         self._episode = np.array(state["episode"], np.int64)
+        self._shares.load(np.asarray(state["latest_actions"]))
         return self._begin(dict(state))
 
     def act(self, observation: Observation) -> NDArray:
@@ -154,10 +157,11 @@ class ActorProcess:
         """Return what came of these actions."""
         step = self._acted.step
         self._record.append(action)
+        self._shares.add(action)
         self.actions, self.action_mask = action, step.mask
         self._reached, self._observation = step.next_observation, step.observation
         self._steps += 1
-        if step.void:  # the episodes of a run that goes on were cut, and the process has begun the next ones
+        if step.void:  # the episodes of a resumed run were cut, and the process has begun the next ones
             self._episode += 1
         for episode in step.episodes:
             self._episode[episode.env] = episode.index + 1
@@ -177,20 +181,23 @@ class ActorProcess:
     def metrics(self) -> dict[str, float]:
         """Return optimizer updates that the weights which acted were behind, and seconds of a vector step.
 
-        Both are of the last WINDOW vector steps.
+        Both are of the last WINDOW vector steps; and the columns of `ActionShares`.
         """
+        shares = self._shares.metrics()
         if not self._latest:
-            return dict.fromkeys(("staleness", "staleness_max", "step_interval"), np.nan)
+            return {**dict.fromkeys(("staleness", "staleness_max", "step_interval"), np.nan), **shares}
         staleness = [behind for behind, _ in self._latest]
         (_, first), (_, last) = self._latest[0], self._latest[-1]
         return {
             "staleness": float(np.mean(staleness)),
             "staleness_max": max(staleness),
             "step_interval": (last - first) / (len(staleness) - 1) if len(staleness) > 1 else np.nan,
+            **shares,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a VectorEnv whose episodes do not come back: the actor has played on."""
+        """Return the state of a VectorEnv whose episodes cannot be reproduced, because the actor has played
+        on."""
         shape = self.action_space.shape or ()
         return {
             "seed": self.seed,
@@ -202,6 +209,7 @@ class ActorProcess:
             "lost": True,
             "steps": self._steps,
             "action_mask": self.action_mask,
+            "latest_actions": self._shares.latest,
         }
 
     def close(self) -> None:
@@ -225,7 +233,7 @@ class ActorProcess:
         self._weights.publish(self._modules, self._published)
 
     def _next(self, at_least: float = 0.0) -> Any:
-        """Return the next message, waited for as long as it may take, and `at_least` seconds."""
+        """Wait for the next message, for the timeout and at least `at_least` seconds."""
         timeout = max(self._options.timeout, at_least)
         if self._companion.has_word(timeout):
             return self._companion.receive()
@@ -242,7 +250,7 @@ class ActorProcess:
 def serve(
     line: Line, config: TrialConfig, options: AsyncUnrollConfig, index: int, seed: int, num_threads: int
 ) -> None:
-    """Act ahead of the learner, with the newest weights that there are: the work of the process."""
+    """Act ahead of the learner with the newest weights: the work of the process."""
     env = make_env(config.env, seed, num_threads)
     try:
         line.send(Described(env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
@@ -299,7 +307,7 @@ def _first_observation(env: VectorEnv, begin: Begin) -> NDArray:
 
 
 class Sender:
-    """Sends in the background: a learner that is busy does not read, and steps of images fill a line."""
+    """Sends in the background, because a busy learner does not read and steps with images fill the pipe."""
 
     def __init__(self, line: Line) -> None:
         self._line = line

@@ -1,4 +1,4 @@
-"""A process that works beside a session's own: started by it, ended with it, its errors raised in it."""
+"""A process beside a session, which starts it, ends it and raises its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labrl.script import Carried
 from labrl.storage.session_log import warnings_kept
 
 LEAVE_SECONDS = 5.0
-"""What it has to leave by itself when training has ended; then it is killed."""
+"""Seconds that the process has to exit when training has ended, before it is killed."""
 
 _GONE = (EOFError, OSError, pickle.UnpicklingError)
 
@@ -32,25 +32,25 @@ class CompanionError(LostProcessError):
 
 
 class RemoteError(Exception):
-    """What another process said of its end: a traceback, as text."""
+    """The traceback of another process, as text."""
 
 
 class TrainingEndedError(Exception):
-    """In the process beside training: nobody waits for it any more."""
+    """Raised in the process beside training when training has ended."""
 
 
 class Failure(NamedTuple):
-    """What a process sends as its last word."""
+    """The last message of a process."""
 
     told: str
     traceback: str
 
 
 class Companion:
-    """The session's hold on such a process. Messages both ways are whatever can be pickled.
+    """The session's handle of such a process. Messages are anything that can be pickled.
 
-    It ignores the signals that ask a run to stop: it is the session that has to save, and lets it go then.
-    SIGUSR2 lets it write into the log where it is.
+    The process ignores the signals that stop a run, because the session has to save first and then ends it.
+    On SIGUSR2 it writes into the log where it is.
     """
 
     def __init__(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...], log: Path) -> None:
@@ -71,7 +71,7 @@ class Companion:
         there.close()  # so that its end is seen
 
     def send(self, message: Any) -> None:
-        """Hand it a message that it is waiting for. Raises CompanionError where it is gone."""
+        """Send the process a message. Raises CompanionError if it has ended."""
         try:
             _send(self._line, message)
             return
@@ -80,11 +80,11 @@ class Companion:
         raise self._ended()
 
     def has_word(self, seconds: float = 0.0) -> bool:
-        """Whether it has sent something, or is gone; waits for that as long."""
+        """Wait up to this long for a message or the end of the process. Return whether there is one."""
         return self._line.poll(seconds)
 
     def receive(self) -> Any:
-        """Its next message, waited for. Raises CompanionError where it failed or is gone."""
+        """Wait for its next message. Raises CompanionError where it failed or is gone."""
         message: Any = None
         with contextlib.suppress(*_GONE):
             message = self._line.recv()
@@ -102,7 +102,7 @@ class Companion:
             os.kill(self._process.pid, number)
 
     def close(self) -> None:
-        """Let it go; calling it again changes nothing."""
+        """Let the process end; calling it again changes nothing."""
         self._line.close()
         self._process.join(LEAVE_SECONDS)
         if self._process.is_alive():
@@ -129,7 +129,7 @@ class Companion:
 
 
 class Line:
-    """What the process has of the session. Its methods raise TrainingEndedError once that is gone."""
+    """The process's connection to the session. Its methods raise TrainingEndedError once that has ended."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -145,7 +145,7 @@ class Line:
             raise TrainingEndedError from None
 
     def receive(self) -> Any:
-        """The session's next message, waited for."""
+        """Wait for the session's next message."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
@@ -159,7 +159,8 @@ class Line:
             raise TrainingEndedError from None
 
     def stopped(self) -> bool:
-        """Return False, or raise where the session is gone; for often, while no message is expected."""
+        """Return False, or raise if the session has ended; to be called often while no message is
+        expected."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + 0.1

@@ -1,4 +1,4 @@
-"""Finished whole episodes: statistics of the last ones, and those worth keeping."""
+"""Finished whole episodes: statistics of the last ones, and those that are recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from labrl.session.actor import ActorProcess
 
 Source = Literal["training", "evaluation"]
-"""Whose episodes a return is of: those that were learned from, or those of separate environments."""
+"""Kind of episodes: those that were learned from, or those of separate environments."""
 
 
 class Played(NamedTuple):
@@ -70,7 +70,7 @@ class EpisodeWindow:
 
     def __init__(self, window: int) -> None:
         self.latest: deque[Episode] = deque(maxlen=window)
-        """What the statistics are over. Of episodes from a checkpoint only return and length are known."""
+        """Episodes of the statistics. Of those from a checkpoint only return and length are known."""
 
     def statistics(self) -> dict[str, float]:
         """Return the columns of `episode_statistics`; all are nan as long as no episode has ended."""

@@ -27,17 +27,17 @@ from labrl.step import Step
 
 NAME = "the process of asynchronous evaluation (meta.async_eval)"
 POLL_SECONDS = 0.05
-"""How often its answer is looked for."""
+"""Seconds between two checks for an answer."""
 
 
 @dataclass(frozen=True)
 class Quota:
-    """How much is played for a row, and by which actions."""
+    """Episodes played for one row, and how actions are chosen."""
 
     num_envs: int
-    """Environments; 0: nothing is played, rows tell of the training episodes."""
+    """Number of environments; 0: nothing is played, and rows are of the training episodes."""
     episodes: int = 1
-    """Of each of them."""
+    """Episodes of each environment."""
     greedy: bool = False
     """Whether the best actions are played, rather than the policy's own."""
     epsilon: float = 0.0
@@ -145,12 +145,12 @@ class EvaluationEnvs:
 
 
 class Snapshot(NamedTuple):
-    """What is to be evaluated."""
+    """A snapshot to be evaluated."""
 
     columns: dict[str, Any]
     """The columns of the clock, with which its row begins."""
     acting: dict[str, Any] | None
-    """What `acting_state` returned; None: the session's own agent as it is."""
+    """The result of `acting_state`; None: the session's own agent as it is."""
 
     @property
     def frame(self) -> int:

@@ -11,20 +11,23 @@ from labrl.processes import SIGNALS, exit_code_of, leave_at_once
 
 
 class Interruption:
-    """While entered, the first signal is noted for the loop to see; a second Ctrl-C leaves at once."""
+    """While entered, it records the first signal for the loop; a second Ctrl-C exits at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first signal that asked for the stop, or None."""
         self.pruned = False
-        """Whether a search has seen enough of the run."""
+        """Whether a search has ended the run."""
         self.requested = False
         """Whether the run is to stop after the present step."""
         self._before: dict[int, Any] = {}
 
-    def give_up(self) -> None:
-        """Stop after the present step because the run is not worth its time."""
-        self.pruned = self.requested = True
+    def end(self, pruned: bool = False) -> None:
+        """Stop after the present step because a search or a limit ends the run.
+
+        pruned: by a search, which has better use for the time.
+        """
+        self.pruned, self.requested = self.pruned or pruned, True
 
     def stop(self, number: int) -> None:
         """Stop as if signal `number` had come, where none has."""
@@ -33,7 +36,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a program that this signal ended: 130 for Ctrl-C, 143 otherwise."""
+        """Exit code that shells expect after this signal: 130 for Ctrl-C, 143 otherwise."""
         return exit_code_of(self.signal)
 
     def __enter__(self) -> Interruption:

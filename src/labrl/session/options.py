@@ -1,8 +1,9 @@
-"""The keys of `meta` that are groups of their own: what is profiled, and how a process acts ahead."""
+"""Keys that are groups: the profiled frames, acting in a process of its own, weights to begin with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from labrl.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from labrl.errors import InputError
@@ -13,9 +14,9 @@ class ProfileConfig:
     """A window of training that is profiled."""
 
     start: NonNegativeInt
-    """Frame at which it begins, >= 0."""
+    """First profiled frame, >= 0."""
     frames: PositiveInt
-    """Frames that it lasts, >= 1: a few updates are enough, and each makes a trace longer."""
+    """Number of profiled frames, >= 1: a few updates are enough, and each lengthens the trace."""
 
 
 @dataclass(kw_only=True)
@@ -23,13 +24,13 @@ class AsyncUnrollConfig:
     """One process that acts ahead of the learner."""
 
     queue_size: PositiveInt
-    """Vector steps that it may be ahead, >= 1: with more, the weights that act are older."""
+    """Vector steps that the actor may be ahead of the learner, >= 1: with more, acting weights are older."""
     update_period: PositiveInt
-    """Optimizer updates from one publication of the weights to the next, >= 1."""
+    """Optimizer updates between two publications of the weights, >= 1."""
     step_interval: NonNegativeFloat
-    """Seconds from one vector step to the next at least, for what runs in real time, >= 0."""
+    """Least seconds between two vector steps, for environments in real time, >= 0."""
     timeout: PositiveFloat
-    """Seconds of silence after which it counts as hanging, > 0."""
+    """Seconds without a step after which the actor counts as hanging, > 0."""
 
     def __post_init__(self) -> None:
         if self.timeout <= self.step_interval:
@@ -39,3 +40,21 @@ class AsyncUnrollConfig:
                 code="contradiction",
                 key="meta.async_unroll.timeout",
             )
+
+
+@dataclass(kw_only=True)
+class StartFromConfig:
+    """The run whose weights the agent begins with. Its optimizer, replay buffer and clock begin anew."""
+
+    run: str | None
+    """A run folder, or latest; null: the agent begins with weights of its own."""
+    session: NonNegativeInt | Literal["best", "same"]
+    """Number of the session of that run; best: the one with the highest evaluation score; same: each session
+    begins with the weights of the session of its number."""
+    checkpoint: NonNegativeInt | Literal["best", "latest"]
+    """Checkpoint: best, latest, or a frame."""
+    parts: str | list[str]
+    """Parts of the networks that are taken: all, or names such as torso or [policy, critics]; the statistics
+    of normalized observations are the part `observation`."""
+    partial: bool
+    """Whether what does not fit begins anew; false: the run is refused then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,9 +19,11 @@ from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams, session_seed
+from labrl.session.beginning import begin_with
 from labrl.session.callbacks import Callback, build_callbacks
 from labrl.session.callbacks.callback import SessionView
 from labrl.session.callbacks.evaluate import Evaluate
+from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Highlights
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import Hogwild
@@ -35,7 +38,7 @@ NO_EPISODES: list[Episode] = []
 
 
 class Session:
-    """Act, step, observe, learn, tick the clock, let the callbacks that are due speak.
+    """Act, step, observe, learn, advance the clock, and call the callbacks that are due.
 
     Where steps come from (`sources.py`) and with whom the session learns (`team.py`) are objects of their
     own.
@@ -48,12 +51,14 @@ class Session:
         folder: SessionFolder,
         num_threads: int,
         ranks: Ranks = ALONE,
+        start: Mapping[str, Any] | None = None,
     ) -> None:
         """Build environments, agent and callbacks.
 
         config: resolved, with a seed; index: number of the session in its trial; num_threads: cores
         that it may keep busy; ranks: the processes that train it together, each with an equal share of the
-        environments. Raises InputError for what only the built parts can find out.
+        environments; start: weights of another run to begin with, as `read_beginning` returns them. Raises
+        InputError for what only the built parts can find out.
         """
         assert config.seed is not None, "the trial draws a seed before it starts sessions"
         self.config, self.index, self.folder, self.num_threads = config, index, folder, num_threads
@@ -92,6 +97,8 @@ class Session:
                 streams=self.streams,
                 compute=compute,
             )
+            if start is not None:
+                begin_with(self.agent, self.transforms, start)
             self.act = source.connect(self.agent, self.transforms, self.clock)
             self.team = self._make_team(ranks)
             on_failure.pop_all()
@@ -112,13 +119,17 @@ class Session:
             return Hogwild(own, self.folder.path.parent, meta.distributed)
         if ranks.alone:
             return Alone(own)
-        return RankTeam(own, ranks, (log_frames, self.config.eval_frames), log_frames, meta.max_wall)
+        keep = self.config.keep_frames
+        written = (log_frames, self.config.eval_frames, *([] if keep is None else [keep]))
+        return RankTeam(own, ranks, written, log_frames, meta.max_wall)
 
     def run(self) -> None:
         """Train until the budget is spent or an interruption is asked for."""
         with self.interruption, ExitStack() as finishing:
             finishing.callback(self.close)
             self.team.begin()
+            gc.freeze()  # every full collection would go through all that imports have made, for 80 ms
+            finishing.callback(gc.unfreeze)
             finishing.callback(self.clock.stop)
             for callback in self.callbacks:
                 callback.start(self.view)
@@ -140,7 +151,7 @@ class Session:
                 timers.lap("act")
                 step = env.step(action)
                 timers.lap("env")
-                seen = transforms.step(step)
+                seen = transforms.step(step) if transforms.active else step
                 agent.observe(seen)
                 self._observation, ended = Observation(seen.observation, seen.mask), step.episodes
             updates = agent.learn()
@@ -153,7 +164,7 @@ class Session:
             timers.lap("callbacks")
 
     def _call_back(self) -> None:
-        """Let the callbacks that are due speak, and look up when the next one is."""
+        """Call the callbacks that are due, and determine when the next one is."""
         clock = self.clock
         for callback in self.callbacks:
             if callback.is_due(clock, self.timers.now):
@@ -164,10 +175,11 @@ class Session:
         self._look_at_callbacks()
 
     def _look_at_callbacks(self) -> None:
-        """Stop if one of them has seen enough, and look up when the next one is due."""
+        """Stop if one of them ends the session, and determine when the next one is due."""
         callbacks = self.callbacks
-        if any(callback.gives_up for callback in callbacks):
-            self.interruption.give_up()
+        pruned = any(callback.gives_up for callback in callbacks)
+        if pruned or any(callback.stopped_by is not None for callback in callbacks):
+            self.interruption.end(pruned)
         frames = (self.clock.next_due(each) for callback in callbacks for each in callback.frequencies)
         self._next_frame = min(frames, default=math.inf)
         self._next_time = min((callback.next_time for callback in callbacks), default=math.inf)
@@ -189,6 +201,7 @@ class Session:
             num_threads=self.num_threads,
             stopping=lambda: self.interruption.requested,
             interrupted=lambda: self.interrupted,
+            stop=lambda: self.stop,
             observation=lambda: None if self._observation is None else self._observation.array.copy(),
             metrics=self.team.metrics,
             state_dict=self.state_dict,
@@ -196,9 +209,9 @@ class Session:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal kept something from being done: frames, or the evaluation after the last one."""
+        """Whether a signal or a search kept something from being done: frames, or the last evaluation."""
         owed = self.evaluate is not None and self.evaluate.owed is not None
-        return self.interruption.requested and (owed or not self.clock.finished)
+        return self.interruption.requested and self.stop is None and (owed or not self.clock.finished)
 
     @property
     def pruned(self) -> bool:
@@ -206,13 +219,21 @@ class Session:
         interruption = self.interruption
         return interruption.pruned and interruption.signal is None and not self.clock.finished
 
+    @property
+    def stop(self) -> Stop | None:
+        """Why a callback ended it before its budget was spent, None where none did."""
+        interruption = self.interruption
+        if interruption.signal is not None or interruption.pruned or self.clock.finished:
+            return None
+        return next((one.stopped_by for one in self.callbacks if one.stopped_by is not None), None)
+
     def close(self) -> None:
         """End environments and background threads."""
         self.env.close()
         self.agent.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that decides the future of the session, but for its configuration."""
+        """Return all that decides the future of the session, except its configuration."""
         own = self._own_state()
         callbacks = {name: part.state_dict() for name, part in self._named_callbacks().items()}
         return {
@@ -227,7 +248,7 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a session of the same configuration was saved.
 
-        Environments that do not come back begin fresh episodes, and the log says so.
+        Environments that do not reproduce their past begin fresh episodes, and the log says so.
         """
         self.clock.load_state_dict(state["clock"])
         self.streams.load_state_dict(state["streams"])
@@ -292,7 +313,7 @@ def _compute(
 
     Large arrays lie in files in which nothing is overwritten that the oldest checkpoint counts on.
     """
-    meta, replay = config.meta, folder.path / "replay"
+    meta, replay = config.meta, folder.replay
     # A checkpoint is due at the first step across a multiple of the frequency.
     frames_kept = meta.keep_last * config.log_frames + config.env.config.num_envs
     workspace = Workspace(

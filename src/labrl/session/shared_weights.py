@@ -27,7 +27,7 @@ from labrl.storage.checkpoint import Checkpoint, CheckpointStore
 from labrl.storage.run_folder import RunFolder
 
 FOLDER = "shared_weights"
-"""In the run folder, for as long as the sessions run."""
+"""Folder in the run folder, while the sessions run."""
 
 
 class Hogwild(Alone):
@@ -45,7 +45,7 @@ class Hogwild(Alone):
         super().count(updates, ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring back the agent, but for its weights, which are common."""
+        """Restore the agent, except its weights, which are common."""
 
         def load_furthest() -> None:
             found = furthest(self._run_folder)
@@ -55,12 +55,12 @@ class Hogwild(Alone):
 
 
 class SharedWeights:
-    """One session's hold on the common weights, in a file that every session maps into its memory."""
+    """One session's access to the common weights, in a file that every session maps into memory."""
 
     def __init__(self, run_folder: Path, mode: Literal["shared", "synced"], flat: FlatParameters) -> None:
         """run_folder: of the trial; flat: the session's own weights.
 
-        The first session to come brings the initial weights, the others take them over. `shared`: all work
+        The first session provides the initial weights, the others copy them. `shared`: all work
         on the same memory. `synced`: each works on its own and adds what it changed after each update.
         """
         self._folder, self._own, self._synced = run_folder / FOLDER, flat.vector, mode == "synced"
@@ -74,7 +74,7 @@ class SharedWeights:
         if not self._synced:
             flat.move_to(self._common)
         self._base = Tensor()
-        """What the session had after its last exchange."""
+        """Weights of the session after its last exchange."""
         self._take_over()
 
     def exchange(self) -> None:
@@ -84,7 +84,7 @@ class SharedWeights:
             self._take_over()
 
     def restore(self, load: Callable[[], None], load_furthest: Callable[[], None]) -> None:
-        """Let `load` bring back a session, but for its weights, which are common.
+        """Let `load` restore a session, except its weights, which are common.
 
         load_furthest: brings back the session of the trial that had come furthest; the first session that is
         restored takes the weights from there.

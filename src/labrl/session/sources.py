@@ -1,4 +1,4 @@
-"""Where a session's steps come from: environments of its own, or a process that acts ahead of the learner."""
+"""Sources of a session's steps: its own environments, or a process that acts ahead of the learner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where steps come from."""
+    """A source of steps."""
 
     @property
     def env(self) -> VectorEnv | ActorProcess:
@@ -46,7 +46,7 @@ class OwnEnvironments:
         return agent.act
 
     def restore(self, state: Mapping[str, Any]) -> NDArray:
-        """Replay the episodes; where they do not come back begin fresh ones, and warn."""
+        """Replay the saved actions; where episodes are not reproduced, begin fresh ones and warn."""
         try:
             return self.env.load_state_dict(state)
         except ReplayError as error:

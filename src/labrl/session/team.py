@@ -1,4 +1,4 @@
-"""With whom a session learns: by itself, or as one of the ranks that torchrun has started."""
+"""The team that a session learns with: itself alone, or the ranks that torchrun has started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labrl.session.interruption import Interruption
 from labrl.step import Episode
 
 STEPS_BETWEEN_AGREEMENTS = 8
-"""Vector steps after which the ranks ask each other whether one was told to stop."""
+"""Vector steps after which the ranks ask each other whether one must stop."""
 
 
 class ReplicaError(RuntimeError):
@@ -27,7 +27,7 @@ class ReplicaError(RuntimeError):
 
 @dataclass(frozen=True)
 class Own:
-    """What this process has of the session."""
+    """This process's part of the session."""
 
     clock: Clock
     episodes: EpisodeWindow
@@ -36,9 +36,9 @@ class Own:
     num_envs: int
     """Environments of this process."""
     metrics: Callable[[], dict[str, float]]
-    """What a training row says of learning and collecting in this process."""
+    """Columns of a training row about learning and collecting in this process."""
     state_dict: Callable[[], dict[str, Any]]
-    """What this process has to remember for itself."""
+    """State of this process alone."""
 
 
 class Alone:
@@ -52,7 +52,7 @@ class Alone:
         """Agree with the others on what is there before the first step."""
 
     def stops(self) -> bool:
-        """Return whether anybody was told to stop: then all do, here."""
+        """Return whether any rank must stop; then all stop at this step."""
         return self._interruption.requested
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
@@ -78,8 +78,8 @@ class Alone:
 class RankTeam(Alone):
     """One of several ranks, each with an equal part of the environments; rank 0 leads, and writes all files.
 
-    All ranks call each method after the same vector step. Where a row or a checkpoint is due they meet: the
-    episodes that ended, the metrics and the states of all come together.
+    All ranks call each method after the same vector step. Where a row or a checkpoint is due, they gather the
+    finished episodes, the metrics and the states of all.
     """
 
     def __init__(
@@ -106,14 +106,18 @@ class RankTeam(Alone):
         if clock.frame // self._frames_per_step % STEPS_BETWEEN_AGREEMENTS and not self._writes():
             return False
         spent = self._max_wall is not None and clock.wall >= self._max_wall
-        signal, over = self._ranks.largest(self._interruption.signal or 0, int(spent))
+        interruption = self._interruption
+        asked = (interruption.signal or 0, int(spent), int(interruption.requested))
+        signal, over, stop = self._ranks.largest(*asked)
         if over:
             clock.end_with_the_next_tick()
         if signal:
-            self._interruption.stop(signal)
-            if self._met_at != clock.frame:
-                self._meet()
-        return bool(signal)
+            interruption.stop(signal)
+        elif stop:  # on rank 0, which alone has callbacks
+            interruption.end()
+        if stop and self._met_at != clock.frame:
+            self._meet()
+        return bool(stop)
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
         """Count the frames of all ranks; episodes when they meet."""

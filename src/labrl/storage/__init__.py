@@ -1,1 +1,1 @@
-"""What a run writes: its folder, checkpoints, tables of metrics, provenance."""
+"""The files of a run: folder, checkpoints, tables of metrics, provenance."""

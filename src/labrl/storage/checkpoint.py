@@ -3,6 +3,7 @@
 checkpoints/frame_000000100000/     also best/ and best_before/, of the same shape
     manifest.json                   format version, frame, size and SHA-256 of the other file
     state.pt                        the nested state, for torch.load(weights_only=True)
+    best/, replay/                  of a kept one: the best checkpoint at its frame, the replay buffer's files
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from typing import IO, Any, TypeVar, cast
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.storage.atomic import HashedFile, copy_synced, sync_folder, write_atomic, write_synced
 from labrl.storage.folder import check_format
+from labrl.storage.run_folder import REPLAY
 
 FORMAT_VERSION = 2
-"""Of a checkpoint. Whatever the version, the manifest keeps `format_version`, `frame` and `checksum`."""
+"""Version of the format of a checkpoint. Whatever the version, the manifest keeps `format_version`, `frame`
+and `checksum`."""
 
 MANIFEST, STATE = "manifest.json", "state.pt"
 BEST = "best"
@@ -44,6 +47,8 @@ class Checkpoint:
     path: Path
     frame: int
     state: Any
+    checksum: str = ""
+    """SHA-256 of the file with the state."""
 
 
 @contextmanager
@@ -67,7 +72,7 @@ def loading(path: str) -> Iterator[None]:
 
 
 class CheckpointStore:
-    """The checkpoints of one session in one folder: the `keep_last` newest, and the best.
+    """The checkpoints of one session in one folder: the `keep_last` newest, the kept ones, and the best.
 
     Nothing is written before the first `save`, so a store also reads what may not be written.
     """
@@ -78,35 +83,49 @@ class CheckpointStore:
         self.broken: dict[Path, str] = {}
         """The checkpoints that were skipped while loading, the newest first, and why."""
         self._ready = False
+        self._kept: set[int] = set()
 
     def save(
-        self, frame: int, state: Any, best: bool = False, kept: int | None = None, provisional: bool = False
+        self,
+        frame: int,
+        state: Any,
+        best: bool = False,
+        owed: int | None = None,
+        provisional: bool = False,
+        keep: bool = False,
+        replay: Path | None = None,
     ) -> Path:
         """Write `state` as the checkpoint of `frame`, also as `best/` if `best`; returns its folder.
 
         Once it lies on the disk, those older than the `keep_last` newest are removed, but for that of frame
-        `kept`, which `declare_best` may be asked for. With `provisional` the best one until now is kept, for
-        `take_back_best`. Raises TypeError if `state` holds anything but plain data, arrays and tensors,
-        OSError if the disk refuses; then what was there before still is.
+        `owed`, which `declare_best` may be asked for. With `provisional` the best one until now is kept, for
+        `take_back_best`. With `keep` it is never removed, and holds what a fork from it needs and training
+        replaces: the best checkpoint, and the files of the folder `replay`. Raises TypeError if `state` holds
+        anything but plain data, arrays and tensors, OSError if the disk refuses; then what was there before
+        still is.
         """
         from labrl.storage.tree import pack  # loads PyTorch, which looking at a folder does without
 
-        return self.write(frame, pack(state), best, kept, provisional)
+        return self.write(frame, pack(state), best, owed, provisional, keep, replay)
 
     def write(
         self,
         frame: int,
         packed: Any,
         best: bool = False,
-        kept: int | None = None,
+        owed: int | None = None,
         provisional: bool = False,
+        keep: bool = False,
+        replay: Path | None = None,
     ) -> Path:
         """Do as `save` does with a state that was packed before."""
         self._make_ready()
         target = self.folder / f"frame_{frame:012d}"
         temporary = self._temporary(target.name)
         try:
-            _write(temporary, frame, packed, best)
+            if keep:
+                self._add_past(temporary, best, replay)
+            _write(temporary, frame, packed, best, keep)
             self._publish(temporary, target)
             if best and provisional:
                 self._keep_best_before(frame)
@@ -114,8 +133,10 @@ class CheckpointStore:
                 self._publish_best(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+        if keep:
+            self._kept.add(frame)
         for old in [path for path in self._newest_first() if _frame(path) <= frame][self.keep_last :]:
-            if _frame(old) != kept:
+            if _frame(old) != owed and _frame(old) not in self._kept:
                 self._remove(old)
         return target
 
@@ -190,8 +211,45 @@ class CheckpointStore:
                 return int(_whole(_checked_manifest, path)["frame"])
         return None
 
+    def whole_frames(self) -> list[int]:
+        """Return the frames of which a checkpoint is whole by its manifest, the best included, in order."""
+        whole = set()
+        for path in [*self._newest_first(), self.folder / BEST]:
+            with suppress(LabrlError):
+                whole.add(int(_whole(_checked_manifest, path)["frame"]))
+        return sorted(whole)
+
+    def copy_past(self, frame: int, target: Path) -> None:
+        """Copy the checkpoint of `frame`, and what was the best one by then, to the store in `target`.
+
+        What lies on the same disk is linked, which takes no room. Raises OSError where it is not there.
+        """
+        source = self._path_of(frame)
+        flagged = [path for path in self._newest_first() if _claims_best(path)]
+        bests = [source / BEST] if (source / BEST).is_dir() else [self.folder / BEST, *flagged]
+        by_then = [path for path in bests if 0 <= _claimed_frame(path) <= frame]
+        copies = {target / f"frame_{frame:012d}": source}
+        if by_then:
+            copies[target / BEST] = max(by_then, key=_claimed_frame)
+        if 0 <= _claimed_frame(self.folder / BEFORE) < frame:
+            copies[target / BEFORE] = self.folder / BEFORE
+        for copy, original in copies.items():
+            copy.mkdir(parents=True)
+            _link_files(original, copy)
+            sync_folder(copy)
+        sync_folder(target)
+
+    def replay_of(self, frame: int) -> Path | None:
+        """Return the copy of a replay buffer that belongs to the checkpoint of `frame`, if it has one."""
+        copy = self._path_of(frame) / REPLAY
+        return copy if copy.is_dir() else None
+
+    def _path_of(self, frame: int) -> Path:
+        path = self.folder / f"frame_{frame:012d}"
+        return self.folder / BEST if not path.is_dir() and self.best_frame() == frame else path
+
     def refuse_broken(self, latest: Checkpoint | None) -> None:
-        """Raises DamagedFileError where there are checkpoints and `latest` found none whole."""
+        """Raise DamagedFileError where there are checkpoints and `latest` found none whole."""
         if latest is None and self.broken:
             raise DamagedFileError(
                 f"{self.told_broken}, and none is whole. Restore one from a copy, or delete "
@@ -201,7 +259,7 @@ class CheckpointStore:
 
     @property
     def told_broken(self) -> str:
-        """How many of the checkpoints are broken and what is wrong with the first of them, in a line."""
+        """Return, in one line, how many checkpoints are broken and what is wrong with the first."""
         path, why = next(iter(self.broken.items()))
         count = f"{len(self.broken)} checkpoint" + ("s are" if len(self.broken) > 1 else " is")
         return f"{count} broken in {self.folder} ({path.name}: {why})"
@@ -243,7 +301,17 @@ class CheckpointStore:
             self._publish_best(marked)
         for leftover in self.folder.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
+        self._kept = {_frame(path) for path in self._newest_first() if _is_kept(path)}
         self._ready = True
+
+    def _add_past(self, kept: Path, is_best: bool, replay: Path | None) -> None:
+        """Put into the folder of a kept checkpoint what training replaces later."""
+        if not is_best and self.best_frame() is not None:
+            (kept / BEST).mkdir()
+            _link_files(self.folder / BEST, kept / BEST)
+            sync_folder(kept / BEST)
+        if replay is not None:
+            copy_replay(replay, kept / REPLAY)
 
     def _publish(self, temporary: Path, target: Path) -> None:
         """Put a written folder in its place; a folder cannot be renamed over one that has content."""
@@ -262,11 +330,7 @@ class CheckpointStore:
 
     def _publish_best(self, source: Path) -> None:
         temporary = self._temporary(BEST)
-        for path in source.iterdir():
-            try:
-                os.link(path, temporary / path.name)  # costs no space as long as the source is kept
-            except OSError:  # a file system without hard links
-                copy_synced(path, temporary / path.name)
+        _link_files(source, temporary)
         sync_folder(temporary)
         self._publish(temporary, self.folder / BEST)
 
@@ -290,14 +354,41 @@ def _frame(path: Path) -> int:
     return int(path.name.removeprefix("frame_"))
 
 
-def _write(folder: Path, frame: int, packed: Any, best: bool) -> None:
+def copy_replay(source: Path, target: Path) -> None:
+    """Copy the files of a replay buffer, which its session may go on writing to.
+
+    `written.npy`, which says how far the others are overwritten, comes last by its name: so it never says too
+    little of them.
+    """
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_dir():  # of another rank
+            copy_replay(path, target / path.name)
+        else:
+            copy_synced(path, target / path.name)
+    sync_folder(target)
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """Let the folder `target` have the manifest and the state of the checkpoint in `source`."""
+    for name in (STATE, MANIFEST):
+        try:
+            os.link(source / name, target / name)  # costs no space as long as the source is kept
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without hard links
+            copy_synced(source / name, target / name)
+
+
+def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> None:
     import torch  # which takes a second to load, and looking at a folder does without
 
     file = HashedFile(folder / STATE)
     # Straight to the disk: a rollout of frames is tens of megabytes.
     torch.save(packed, cast(IO[bytes], file))
     files = {STATE: file.finish()}
-    manifest = {"format_version": FORMAT_VERSION, "frame": frame, "best": best, "files": files}
+    facts = {"format_version": FORMAT_VERSION, "frame": frame, "best": best, "keep": keep}
+    manifest = {**facts, "files": files}
     write_synced(folder / MANIFEST, _as_json(manifest))
     sync_folder(folder)
 
@@ -307,13 +398,13 @@ def _mark(path: Path, manifest: dict[str, Any], best: bool) -> None:
 
 
 def _as_json(manifest: dict[str, Any]) -> bytes:
-    """With its checksum."""
+    """Return the manifest as JSON, with its checksum."""
     manifest["checksum"] = _checksum(manifest)
     return (json.dumps(manifest, indent=2) + "\n").encode()
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
-    """Of the manifest itself: without it, one flipped bit could pass for a newer version."""
+    """Return the checksum of the manifest: without it, one flipped bit could pass for a newer version."""
     content = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -335,6 +426,13 @@ def _claims_best(path: Path) -> bool:
         return False
 
 
+def _is_kept(path: Path) -> bool:
+    try:
+        return bool(_read_manifest(path).get("keep"))
+    except (OSError, ValueError):
+        return False
+
+
 def _claimed_frame(path: Path) -> int:
     """The frame in a manifest, -1 where it cannot be read."""
     try:
@@ -344,7 +442,7 @@ def _claimed_frame(path: Path) -> int:
 
 
 def _whole(read: Callable[[Path], Found], path: Path) -> Found:
-    """What `read` finds in a checkpoint. Raises DamagedFileError, InputError if it has another format."""
+    """Return what `read` finds in a checkpoint. Raises DamagedFileError, or InputError for another format."""
     try:
         return read(path)
     except LabrlError:
@@ -378,4 +476,4 @@ def _read(path: Path) -> Checkpoint:
         state = unpack(torch.load(path / STATE, map_location="cpu", mmap=True, weights_only=True))
     except Exception as error:  # torch raises many types on foreign files
         raise ValueError(f"{STATE} holds something other than plain data and tensors: {error}") from error
-    return Checkpoint(path, int(manifest["frame"]), state)
+    return Checkpoint(path, int(manifest["frame"]), state, checksum)

@@ -30,9 +30,9 @@ class RecordedEpisode:
     """One whole episode, to be played again."""
 
     seed: int
-    """What the environment was reset with."""
+    """Seed with which the environment was reset."""
     actions: NDArray
-    """As the environment got them, in the narrowest type that keeps them. [length, *action]"""
+    """Actions as the environment got them, in the narrowest type that holds them. [length, *action]"""
     episode_return: float
     """Undiscounted sum of the raw rewards."""
     length: int
@@ -46,14 +46,15 @@ class RecordedEpisode:
     source: str
     """`training`, or `evaluation` in an environment of its own."""
     environment: int
-    """Which one of the vector environment."""
+    """Index in the vector environment."""
     number: int
     """Episodes that this environment had played before."""
     env: dict[str, Any]
     """The environment's node of the configuration, as plain data."""
 
     def plain(self) -> dict[str, Any]:
-        """As plain data and one array, for a checkpoint: `RecordedEpisode(**plain)` is equal to this one."""
+        """Return the episode as plain data and one array, for a checkpoint: `RecordedEpisode(**plain)` is
+        equal to this one."""
         return dict(vars(self))
 
 
@@ -75,8 +76,8 @@ def write_episode(folder: Path, name: str, episode: RecordedEpisode) -> None:
 
 
 def read_episode(path: Path) -> RecordedEpisode:
-    """What `write_episode` wrote. Raises DamagedFileError where the file is damaged, InputError where a newer
-    labrl wrote it."""
+    """Return the episode that `write_episode` wrote. Raises DamagedFileError where the file is damaged,
+    InputError where a newer labrl wrote it."""
     try:
         with np.load(path, allow_pickle=False) as content:
             actions, facts = content["actions"], json.loads(str(content["facts"]))

@@ -18,16 +18,16 @@ from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 
 TRIAL_LOG = "trial.log"
-"""In the run folder of a search's trial: what it printed, and the traceback where it crashed."""
+"""File in the run folder of a search's trial: its output, and the traceback if it crashed."""
 
 STUDY_FILE = "study.db"
 """The SQLite storage of a search that is told of no other."""
 
 CONFIRMING = "confirm_"
-"""How the run folders begin in which a search runs its best trials again, on fresh seeds."""
+"""Prefix of the run folders in which a search runs its best trials on fresh seeds."""
 
 SHOWN_TRIALS = 8
-"""Of an experiment, where a message lists them."""
+"""Trials of an experiment that a message lists."""
 
 EXPERIMENT_MARKER = "experiment.json"
 """The file whose existence says that a folder belongs to an experiment."""
@@ -46,7 +46,7 @@ def experiment_of(run: Path) -> Path | None:
 
 
 def is_first_of_experiment(run: Path) -> bool:
-    """Whether the trial in folder `run` is to tell what holds for all; true outside experiments."""
+    """Return whether the trial in folder `run` is to tell what holds for all; true outside experiments."""
     experiment = experiment_of(run)
     if experiment is None:
         return True
@@ -59,27 +59,27 @@ class TrialRecord:
     """One trial as `experiment.json` has it."""
 
     number: int
-    """Of the trial in its experiment, >= 0; never given twice."""
+    """Number of the trial in its experiment, >= 0; never given twice."""
     overrides: list[str]
-    """All words that compose it, without those for Hydra."""
+    """All overrides that compose it, without those for Hydra."""
     folder: str
     """Its run folder, relative to the experiment's; there is none before the trial starts."""
     status: TrialStatus = "waiting"
     error: str | None = None
-    """What ended a failed trial, in a line."""
+    """Error of a failed trial, in one line."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else is known, plain data: a search's `params`, `values`, `intermediate`. In the file these
+    """Further plain data: a search's `params`, `values`, `intermediate`. In the file these
     stand beside the others."""
 
     def as_json(self) -> dict[str, Any]:
-        """As the file has it."""
+        """Return the entry as in the file."""
         content = dataclasses.asdict(self)
         facts = content.pop("facts")
         return {**content, **facts}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TrialRecord:
-        """What `as_json` gave. Raises KeyError where a field is missing."""
+        """Build from the result of `as_json`. Raises KeyError where a field is missing."""
         names = [own.name for own in dataclasses.fields(cls) if own.name != "facts"]
         facts = {name: value for name, value in content.items() if name not in names}
         return cls(**{name: content[name] for name in names}, facts=facts)
@@ -110,7 +110,7 @@ class ExperimentFolder(Folder):
 
     @property
     def status(self) -> ExperimentStatus:
-        """How the experiment stands."""
+        """Status of the experiment."""
         return self.info()["status"]
 
     def set_status(self, status: ExperimentStatus, **facts: Any) -> None:
@@ -150,12 +150,12 @@ class ExperimentFolder(Folder):
 
 
 def is_experiment(folder: Path) -> bool:
-    """Whether `folder` belongs to an experiment."""
+    """Return whether `folder` belongs to an experiment."""
     return (folder / EXPERIMENT_MARKER).exists()
 
 
 def one_of_its_trials(folder: Path) -> str:
-    """What to say where a run is wanted and the `folder` of an experiment was given."""
+    """Return the message where a run is wanted and the `folder` of an experiment was given."""
     trials = sorted(marker.parent for marker in folder.glob(f"*/{RUN_MARKER}"))
     shown = "".join(f"\n  {trial}" for trial in trials[:SHOWN_TRIALS])
     more = f"\n  and {len(trials) - SHOWN_TRIALS} more" if len(trials) > SHOWN_TRIALS else ""
@@ -163,7 +163,7 @@ def one_of_its_trials(folder: Path) -> str:
 
 
 def names_in(folder: Path) -> set[str] | None:
-    """What lies in a folder; None where there is none."""
+    """Return the names in a folder; None without a folder."""
     return {path.name for path in folder.iterdir()} if folder.is_dir() else None
 
 
@@ -185,5 +185,5 @@ def take_away(folder: Path, before: set[str] | None) -> None:
 
 
 def _files_besides_log(trial: Path) -> bool:
-    """Whether the folder of a trial holds more than what its process said before it began."""
+    """Return whether the folder of a trial holds more than what its process said before it began."""
     return any(path.is_file() and path.name != TRIAL_LOG for path in trial.rglob("*"))

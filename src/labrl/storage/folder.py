@@ -16,7 +16,7 @@ from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
-"""What a report writes into the folder of a run or an experiment."""
+"""Files of a report in the folder of a run or an experiment."""
 
 
 class Folder:
@@ -31,13 +31,13 @@ class Folder:
     FORMAT_VERSION: ClassVar[int]
     """Raised whenever an older labrl could no longer read what is written."""
     KIND: ClassVar[str]
-    """What such a folder belongs to, for messages."""
+    """Owner of such a folder, for messages."""
     RESUME: ClassVar[str]
     """The command that resumes it, which the path follows."""
     KEY: ClassVar[str]
     """The configuration key that gives the folder."""
     WRITTEN: ClassVar[tuple[str, ...]]
-    """What may not be in it before, because it would be written over or mixed up, as patterns."""
+    """Patterns of files that must not exist before, because they would be overwritten or mixed up."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class Folder:
         return FolderLock(self.path)
 
     def check_version(self, info: Mapping[str, Any]) -> None:
-        """Raises DamagedFileError where a marker's content has no format, InputError where it is another."""
+        """Raise DamagedFileError where a marker's content has no format, InputError where it is another."""
         version = info.get("format_version")
         if not isinstance(version, int):
             raise DamagedFileError(
@@ -118,7 +118,7 @@ class Folder:
         check_format(self.path, version, self.FORMAT_VERSION)
 
     def _check_free(self) -> None:
-        """Raises InputError where the folder belongs to a run or an experiment, or holds files of others."""
+        """Raise InputError where the folder belongs to a run or an experiment, or holds files of others."""
         if self.marker.exists():
             raise self._not_free(f"already contains {self.MARKER} (to resume it: {self.RESUME}{self.path})")
         there = sorted({path.name for pattern in self.WRITTEN for path in self.path.glob(pattern)})
@@ -151,7 +151,7 @@ def place(value: Any, key: str) -> Path:
 
 
 def check_format(path: Path, version: int, known: int) -> None:
-    """Raises InputError where what lies at `path` has another format than this version of labrl reads."""
+    """Raise InputError where what lies at `path` has another format than this version of labrl reads."""
     if version != known:
         raise InputError(
             f"{path} has format {version}, and this version of labrl reads format {known}. Install the "

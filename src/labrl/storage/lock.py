@@ -1,4 +1,4 @@
-"""Which living process works in a folder."""
+"""Lock of a folder by the process that works in it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from labrl.errors import BusyFolderError, InputError
 _log = logging.getLogger(__name__)
 
 LOCK = ".lock"
-"""In the folder: the file that is held, with who holds it."""
+"""File in the folder that is locked, with the holder's name."""
 
 _LOOK_SECONDS = 0.1
-"""How long one who merely looks whether a folder is held may keep one who wants to hold it waiting."""
+"""Seconds for which a check of the lock may delay a process that wants to take it."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
@@ -40,7 +40,7 @@ class FolderLock:
         )
 
     def __enter__(self) -> FolderLock:
-        """Raises BusyFolderError where another process, or this one, holds the folder, InputError where it
+        """Raise BusyFolderError where another process, or this one, holds the folder, InputError where it
         cannot be written."""
         try:
             self._acquire()

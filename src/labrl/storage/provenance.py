@@ -1,13 +1,15 @@
-"""Where a run comes from: configuration, command, code, packages, machine; at its start and each resume."""
+"""Provenance of a run: configuration, command, code, packages, machine; at its start and each resume."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -47,7 +49,7 @@ _PLAIN_DIFF = (
 
 
 Typed = list[str] | str
-"""What was typed: the words of a command line, or a call from Python."""
+"""Typed command: the words of a command line, or a call from Python."""
 
 
 def as_typed(arguments: Sequence[str]) -> list[str]:
@@ -60,7 +62,7 @@ def as_typed(arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Command:
-    """What was typed, and what it chose."""
+    """The overrides of a command, and their choices."""
 
     overrides: list[str] = field(default_factory=list)
     """The words, but for those that name folders."""
@@ -79,18 +81,23 @@ class Command:
         config_dir: str | os.PathLike[str] | None,
         typed: Typed,
     ) -> Command:
-        """From the words, what they chose, --config-dir, and the whole command."""
+        """Build from overrides, their choices, --config-dir, and the whole command."""
         return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None, typed)
 
 
 def write_provenance(
-    folder: RunFolder, config: Mapping[str, Any], command: Command, resume: int | None = None
+    folder: RunFolder,
+    config: Mapping[str, Any],
+    command: Command,
+    resume: int | None = None,
+    start_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write `config.yaml`, `overrides.yaml`, `provenance.json` and a `.diff` for each changed repository.
 
     `provenance.json` holds what is in the two YAML files too, for where they are edited, damaged or lost.
     config: resolved, as plain data, with the seed actually used. resume: number of this resume, whose
     provenance goes into a folder of its own, while the two YAML files are replaced; None: the start.
+    start_from: what is known of the weights of another run that this one begins with, as plain data.
     Facts that this machine does not tell are left out; only writing the files can fail (OSError).
     Returns what `provenance.json` holds besides the configuration.
     """
@@ -118,6 +125,7 @@ def write_provenance(
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "machine": describe_machine(),
         "packages": installed_packages(),
+        **({} if start_from is None else {"start_from": dict(start_from)}),
     }
     write_json(target / PROVENANCE, {**content, "config": dict(config)})
     return content
@@ -132,7 +140,7 @@ def known_provenance(folder: RunFolder) -> dict[str, Any]:
 
 
 def read_command(folder: RunFolder) -> Command:
-    """What a run was started, and later resumed, with: by its provenance, else by `overrides.yaml`.
+    """Return the command of a run, including resumes: from its provenance, else from `overrides.yaml`.
 
     Raises DamagedFileError where both are missing or damaged.
     """
@@ -222,7 +230,7 @@ def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type
 
 def _yaml(text: str) -> Any:
     # the parser in C takes a tenth of the time, which a list of hundreds of runs notices
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -341,7 +349,7 @@ def _root(folder: Path) -> Path | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, or None where there is no git, no repository, or no answer in time."""
+    """Return git's output, or None without git, a repository, or an answer in time."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(
@@ -378,14 +386,9 @@ def _addition(root: Path, name: str) -> str | None:
     if "\0" in text:
         return None
     head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
-    if not text:
-        return head
-    lines = text.split("\n")
-    ending = "" if lines[-1] == "" else "\n\\ No newline at end of file\n"
-    if not ending:
-        lines.pop()
-    body = "\n".join("+" + line for line in lines) + (ending or "\n")
-    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n{body}"
+    lines = [line for line in re.split(r"(?<=\n)", text) if line]  # at other ends of lines git does not
+    body = "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{name}", n=0))
+    return head + body + ("" if not body or body.endswith("\n") else "\n\\ No newline at end of file\n")
 
 
 def _processor() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,12 +20,15 @@ MARKER = "run.json"
 
 PROVENANCE = "provenance.json"
 
+REPLAY = "replay"
+"""Name of the folder of a replay buffer in files: that of a session, and the copy in a kept checkpoint."""
+
 RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
 """`pruned`: a search stopped it early."""
 
 
 class SessionFolder:
-    """Where one session writes. The folder is made by `RunFolder.session`."""
+    """The folder of one session, made by `RunFolder.session`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,6 +38,8 @@ class SessionFolder:
         """Rows of evaluation metrics."""
         self.checkpoints = path / "checkpoints"
         """Folder of the resumable states and the best model."""
+        self.start = path / "start"
+        """Folder of the weights of another run that the session begins with."""
         self.networks = path / "networks.txt"
         """The networks' layers and parameters as text."""
         self.crash = path / "crash"
@@ -42,6 +48,8 @@ class SessionFolder:
         """Folder of the trace and the table of a profiled window."""
         self.tensorboard = path / "tensorboard"
         """Folder of TensorBoard's event files."""
+        self.replay = path / REPLAY
+        """Folder of the replay buffer, where it lies in files."""
         self.episodes = path / "episodes"
         """Folder of recorded episodes."""
         self.videos = path / "videos"
@@ -51,7 +59,7 @@ class SessionFolder:
         self.result = path / "result.json"
         """The session's outcome."""
         self.progress = path / "progress.json"
-        """How far the session is; at most a second old while it runs."""
+        """Progress of the session; at most a second old while it runs."""
 
     @property
     def index(self) -> int:
@@ -66,6 +74,11 @@ class SessionFolder:
     def read_result(self) -> dict[str, Any]:
         """Return what `result.json` says; empty until the session has ended, and where it is damaged."""
         return read_json(self.result)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the session has ever been built."""
+        return any(path.exists() for path in (self.result, self.progress, self.networks, self.log))
 
     @property
     def ended_well(self) -> bool:
@@ -120,7 +133,7 @@ class RunFolder(Folder):
 
     @property
     def status(self) -> RunStatus:
-        """How the run stands."""
+        """Status of the run."""
         return self.info()["status"]
 
     def set_status(self, status: RunStatus, **facts: Any) -> None:
@@ -129,8 +142,17 @@ class RunFolder(Folder):
 
     @property
     def unrecorded(self) -> bool:
-        """Whether it was killed before all that describes it was written: then it has done nothing."""
-        return not self.provenance.exists() and not self.sessions()
+        """Whether it was killed before all that describes it was written: then it has done nothing.
+
+        A fork has the past of its sessions by then.
+        """
+        return not self.provenance.exists() and not any(session.has_begun for session in self.sessions())
+
+    def discard_unrecorded(self) -> None:
+        """Delete what a run that is `unrecorded` left behind."""
+        for session in self.sessions():
+            shutil.rmtree(session.path)
+        self.marker.unlink()
 
     @property
     def has_lost_marker(self) -> bool:
@@ -139,7 +161,7 @@ class RunFolder(Folder):
 
     @property
     def known(self) -> str:
-        """How the run and its sessions stand, in a line, as far as its files say."""
+        """Return the status of the run and its sessions in one line, from its files."""
         status = read_json(self.marker).get("status")
         found = [f"the run is {status}"] if status else []
         for session in self.sessions():
@@ -200,6 +222,7 @@ class RunFolder(Folder):
         A folder that holds anything besides the run's description stays as it is.
         """
         described = {self.marker, self.config, self.overrides, self.provenance, *self.path.glob("*.diff")}
+        described |= {path for session in self.sessions() for path in session.start.rglob("*")}
         found = sorted(self.path.rglob("*"), reverse=True)  # what lies in a folder before the folder
         if any(path.name != LOCK and path not in described for path in found if not path.is_dir()):
             return

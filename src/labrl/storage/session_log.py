@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
-    """What labrl warns of meanwhile is also found in the file `log`.
+    """Also write labrl's warnings to the file `log` in this context.
 
     aloud: that must not keep it from being told where nobody listens otherwise. What numpy remarks of labrl's
     own arithmetic is left out: where a number that is not finite comes of it, labrl says which.

@@ -26,13 +26,11 @@ class CsvTable:
     None and nan are empty cells. Each row is flushed as it is appended; where the disk refuses it, it
     is kept and written with a later one. A file that a killed process left with half a last line is mended.
 
-    With `strict`, a key that is no column raises KeyError; without, the file is rewritten with the column
-    added, so that no value is lost.
+    For a key that is no column the file is rewritten with the column added, so that no value is lost.
     """
 
-    def __init__(self, path: Path, strict: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.strict = strict
         self._columns: list[str] | None = None
         self._waiting: list[dict[str, str]] = []
 
@@ -41,8 +39,6 @@ class CsvTable:
         cells = {key: _to_cell(value) for key, value in row.items()}
         columns = self._header()
         unknown = [key for key in cells if key not in columns]
-        if unknown and columns and self.strict:
-            raise KeyError(f"{self.path.name} has no column {', '.join(unknown)}")
         self._waiting.append(cells)
         try:
             if unknown:

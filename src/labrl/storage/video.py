@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 SMALLEST = 256
-"""Smaller pictures are enlarged until one of their sides has so many pixels."""
+"""Pixels to which one side of smaller images is enlarged."""
 
 LARGEST = 4096
-"""Pixels that no side is enlarged beyond."""
+"""Largest size of a side after enlargement, pixels."""
 
 
 class EncoderError(Exception):

@@ -1,6 +1,6 @@
 """The random policy's return, measured once for each environment and kept in the cache.
 
-`python -m labrl.trial.baseline <run folder>` measures what the environment of that run has not got yet.
+`python -m labrl.trial.baseline <run folder>` measures the return if the environment of that run has none yet.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
 from labrl.config.component import Component
 from labrl.config.compose import prepare
+from labrl.config.validate import dataclass_of
 from labrl.errors import DONE, FAILED, BusyFolderError
 from labrl.processes import stop_when_orphaned
 from labrl.storage.atomic import write_json
@@ -34,10 +35,10 @@ EPISODES = 100
 """Whole episodes of a complete measurement."""
 
 LONGEST = 20.0
-"""Seconds of a processor that a measurement may take at a trial's end."""
+"""CPU seconds that a measurement may take at a trial's end."""
 
 SHORTEST = 5.0
-"""Seconds that it may take after however short a trial, where there is no published return to go by."""
+"""CPU seconds that a measurement may always take if there is no published return."""
 
 PATIENCE = 60.0
 """Seconds by the clock after which it ends in any case, where ten times what it may take is not more: the
@@ -75,7 +76,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
         if allowed < 1:
             return None
         prepare(past.command.config_dir)
-        env = Component.parse(past.config["env"], "env")
+        env = dataclass_of(Component, past.config["env"], "env")
         path.parent.mkdir(parents=True, exist_ok=True)
         return _measured_by_one(path, past.config["env"], env, allowed, EPISODES if whole else 1)
     except Exception as error:  # a user's environment may fail in any way, and its trial has ended well
@@ -84,7 +85,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
 
 
 def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
-    """Mean return of the random policy in an environment that nobody may have played yet.
+    """Return the mean return of the random policy in an environment without a measurement so far.
 
     plain: its part of the configuration. None where it cannot be measured.
     """
@@ -100,8 +101,8 @@ def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
 
 
 def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> list[float]:
-    """Returns of whole episodes of actions that are uniform over the valid ones: at least `episodes`, or what
-    `seconds` allow.
+    """Return the returns of whole episodes of uniformly random valid actions: at least `episodes`, or as many
+    as `seconds` allow.
 
     seconds: of a processor, so that other work on the machine does not make the measurement worse.
     Every environment plays as many episodes as the one that played the fewest, so that none counts
@@ -125,7 +126,7 @@ def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> 
 def _measured_by_one(
     path: Path, plain: Mapping[str, Any], env: Component, seconds: float, fewest: int = 1
 ) -> Path | None:
-    """Measure unless another process is about it; then wait for that one. fewest: episodes that are kept."""
+    """Measure unless another process already does; then wait for that one. fewest: episodes that are kept."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Tab completion of what Hydra does not know: the runs that +resume, +rerun and +enjoy name."""
+"""Tab completion of what Hydra does not know: the runs that +resume, +rerun, +fork and +enjoy name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from labrl.storage.experiment_folder import is_experiment
 from labrl.storage.run_folder import MARKER
 from labrl.trial.past import RUNS
 
-TAKE_A_RUN = ("+resume=", "+rerun=", "+enjoy=")
+TAKE_A_RUN = ("+resume=", "+rerun=", "+fork=", "+enjoy=")
 """Words whose value is a run folder, or `latest`."""
 
 
 def completions(line: str) -> list[str] | None:
-    """What the last word of a command line can become, or None where Hydra knows.
+    """Return completions of the last word of a command line, or None where Hydra completes it.
 
     Folders are completed one level at a time: a run folder as it is, and one with a slash that may hold runs.
     """
@@ -23,7 +23,7 @@ def completions(line: str) -> list[str] | None:
     verb = next((verb for verb in TAKE_A_RUN if word.startswith(verb)), None)
     if verb is None:
         verbs = [verb for verb in TAKE_A_RUN if len(word) > 1 and verb.startswith(word)]
-        return verbs if word.startswith(("+r", "+enj")) else None
+        return verbs if word.startswith(("+r", "+f", "+enj")) else None
     typed = word.removeprefix(verb)
     whole = verb == "+resume=" and not {"-m", "--multirun"}.isdisjoint(words)
     start = typed or f"{RUNS}/"

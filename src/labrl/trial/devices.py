@@ -1,4 +1,4 @@
-"""What a machine has for a trial: cores, GPUs, a compiler, memory in large pages."""
+"""Resources of a machine for a trial: cores, GPUs, a compiler, memory in large pages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def machine_cpus() -> int:
 
 
 def available_cpus() -> int:
-    """Cores that this process may use: those of the machine, or the part of them that an experiment has given
-    to its trial, which LABRL_NUM_CPUS says."""
+    """Return the cores that this process may use: those of the machine, or those that an experiment assigned
+    to its trial in LABRL_NUM_CPUS."""
     given = os.environ.get(NUM_CPUS, "")
     return max(1, min(machine_cpus(), int(given))) if given.isdigit() else machine_cpus()
 
@@ -58,10 +58,10 @@ def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
 
 
 def check_machine(config: TrialConfig) -> None:
-    """Raise InputError where a trial asks for more than this machine has, or for a compiler that it lacks."""
+    """Raise InputError where a trial needs more than this machine has, or a compiler that it lacks."""
     # Late: the processes that only count cores need no torch.
     from labrl.learning.compute import Compute
-    from labrl.networks.building import is_recurrent
+    from labrl.networks.torso import is_recurrent
 
     meta = config.meta
     check_resources(math.ceil(meta.num_cpus or 1), meta.num_gpus, machine_cpus(), len(visible_gpus()))
@@ -105,7 +105,7 @@ def visible_gpus() -> list[str]:
 
 
 def _check_compiler(device: str) -> None:
-    """Raises InputError where nothing can be compiled for `device`, cpu or cuda."""
+    """Raise InputError where nothing can be compiled for `device`, cpu or cuda."""
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:
             raise _missing(
@@ -130,7 +130,7 @@ def _missing(what: str, way_out: str) -> InputError:
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Let this process use freed memory again before it gives any back. Returns whether it could be asked.
+    """Let this process reuse freed memory before it returns any. Return whether that is supported.
 
     A convolution's minibatch needs hundreds of megabytes and frees them again. glibc returns them each
     time to the system, which hands them out page by page: an eighth of the time of an update on Atari.
@@ -151,7 +151,7 @@ def keep_freed_memory() -> bool:
 
 
 def _ask_for_large_pages(library: ctypes.CDLL) -> None:
-    """Let the heap's next gigabyte lie in large pages, where the system gives them to those who ask.
+    """Request large pages for the heap's next gigabyte, where the system provides them.
 
     The activations and gradients of an Atari network lie on more pages of the usual size than the processor
     keeps the addresses of; to look them up takes a twentieth of the time of training in a virtual machine.

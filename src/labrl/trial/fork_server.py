@@ -23,7 +23,8 @@ _runs = False
 
 
 def start_session_server(plain: Mapping[str, Any]) -> None:
-    """Let a process import what the sessions of `plain` need, while this one checks the configuration.
+    """Start a process that imports what the sessions of `plain` need, while this one checks the
+    configuration.
 
     They are forked from it then: each would otherwise import PyTorch by itself, which takes a core seconds.
     It imports modules of labrl alone, none of a user's own. A trial of one session needs none.

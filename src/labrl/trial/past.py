@@ -1,4 +1,4 @@
-"""An earlier run: found by name or as the latest, what was asked of it, and how new values differ."""
+"""An earlier run: found by name or as the latest, with its configuration and differences from new values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.consistency import ABSENT, Change, changes, contradictions, only_watches
-from labrl.config.folder import config_folder
-from labrl.config.overrides import override, written
+from labrl.config import config_folder
+from labrl.config.keys import ABSENT, Change, changes, contradictions, override, traits, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import nearest
 from labrl.storage.experiment_folder import experiment_of, is_experiment
@@ -26,12 +25,12 @@ from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 _MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"
 
 RUNS = Path("runs")
-"""Where runs lie that were given no other folder."""
+"""Default folder of runs."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What was asked of a run."""
+    """A request to go back to a run."""
 
     folder: RunFolder
     command: Command
@@ -40,16 +39,17 @@ class Past:
 
     @classmethod
     def of(cls, folder: RunFolder) -> Past:
-        """Read it. Raises DamagedFileError where the folder is damaged or incomplete."""
+        """Read the past of a run. Raises DamagedFileError where the folder is damaged or incomplete."""
         return cls(folder, read_command(folder), recorded_config(folder))
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
-        """What differs in another resolved configuration; numbers as keys are compared as JSON has them."""
+        """Return the differences from another resolved configuration; numeric keys are compared as in
+        JSON."""
         then, now = (json.loads(json.dumps(config, default=str)) for config in (self.config, plain))
         return changes(then, now)
 
     def edited(self) -> dict[str, Any]:
-        """The configuration as `config.yaml` has it now, which somebody may have edited; where there is none,
+        """Return the configuration in `config.yaml`, which may have been edited; without that file,
         the one that was run. Raises DamagedFileError where it cannot be read or keys are missing."""
         path = self.folder.config
         try:
@@ -77,19 +77,19 @@ class Past:
         return plain
 
     def usable(self) -> dict[str, Any]:
-        """The same, and where it cannot be used the configuration that was run, which is then said."""
-        from labrl.trial.summary import say
-
+        """Return the same, or, if it cannot be used, the configuration that was run, with a message."""
         try:
             return self.edited()
         except LabrlError as damage:
+            from labrl.trial.summary import say
+
             say(str(damage))
             return self.config
 
     def check(
         self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
     ) -> None:
-        """Raises InputError, with a table, where the run would have another past with other values.
+        """Raise InputError, with a table, where other values contradict the past of the run.
 
         cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it;
         edited: keys that were changed in `config.yaml`.
@@ -103,11 +103,26 @@ class Past:
 
     @property
     def words(self) -> list[str]:
-        """The command line that composes the run again, wherever its folder may lie."""
+        """Return the command line that composes the run again, wherever its folder may lie."""
         words = [word for word in self.command.overrides if not is_hydras(word)]
         if not any(word.startswith("seed=") for word in words):
             words.append(f"seed={self.config['seed']}")
         return words
+
+
+def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run with the keys that labrl has got since then.
+
+    They are filled in where they say nothing of how an agent acts: in `meta` and `start_from`.
+    """
+    files = {"meta": "meta/default.yaml", "start_from": "config.yaml"}
+    read = {
+        part: yaml.safe_load((config_folder() / file).read_text(encoding="utf-8"))
+        for part, file in files.items()
+    }
+    defaults = {"meta": read["meta"], "start_from": read["start_from"]["start_from"]}
+    defaults["meta"].pop("defaults")
+    return {**plain, **{part: {**defaults[part], **(plain.get(part) or {})} for part in files}}
 
 
 def refusal(
@@ -154,11 +169,11 @@ def ways_out(contradicting: Sequence[Change], pins: Sequence[str]) -> Iterator[s
         yield f"To keep them as they were: {' '.join(pins)}"
     if not all(change.pinnable for change in contradicting):
         yield "A key that is not on both sides comes from another choice or from another version of labrl."
-    yield "To go on all the same, which the run folder will record: +force=true"
+    yield "To resume anyway, which the run folder records: +force=true"
 
 
 def _reference(unresolved: Mapping[str, Any], key: str) -> str:
-    """The key that the value at `key` is taken from, or nothing."""
+    """Return the key that the value at `key` refers to, or nothing."""
     node: Any = unresolved
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
@@ -166,20 +181,42 @@ def _reference(unresolved: Mapping[str, Any], key: str) -> str:
     return found[1] if found else ""
 
 
-Verb = Literal["resume", "rerun", "enjoy", "replay"]
-"""The commands that go back to a run."""
+Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export"]
+"""The commands and functions that go back to a run."""
+
+_TYPED: dict[Verb, tuple[str, str]] = {
+    "resume": ("+resume", "labrl +resume="),
+    "rerun": ("+rerun", "labrl +rerun="),
+    "fork": ("+fork", "labrl +fork="),
+    "enjoy": ("+enjoy", "labrl +enjoy="),
+    "replay": ("run", "labrl-replay "),
+    "load": ("run", "labrl.load "),
+    "export": ("run", "labrl-export "),
+    "start_from": ("start_from.run", "labrl start_from.run="),
+}
+"""For each, what names a run there, for messages, and what stands before the folder."""
 
 
 def report_damages(folder: RunFolder) -> None:
-    """Say which of the files that describe a run are missing or damaged, and that others stand in."""
+    """Print which of the files that describe a run are missing or damaged, and what replaces them."""
     from labrl.trial.summary import say
 
     for damage in damages(folder):
         say(f"{folder.path}: {damage}; the other files of the run stand in for it")
 
 
+def say_differences(differs: Sequence[str] | None) -> None:
+    """Say why what follows may not be exact. differs: from the past; None where nobody knows."""
+    from labrl.trial.summary import say
+
+    if differs:
+        say(f"Not bit for bit as it would have been, because these differ: {'; '.join(differs)}")
+    if differs is None:
+        say("Without provenance.json it is unknown whether code, packages and machine are the same")
+
+
 def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
-    """The run folder `which`, or for `latest` the newest under ./runs that agrees with `edits`.
+    """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
     Of the edits only choices of a group count, such as env=pong. Where the newest is a trial of an
     experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
@@ -216,21 +253,22 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
 
 
 def newest_folder() -> Path:
-    """The newest run under ./runs; of a trial its whole experiment. Raises InputError if there is none."""
+    """Return the newest run in ./runs, or the experiment that it belongs to. Raises InputError without
+    any."""
     run = _latest({}, "latest")
     return experiment_of(run.path) or run.path
 
 
 def _word(verb: Verb) -> str:
-    """The word of the command line that names a run."""
-    return "run" if verb == "replay" else f"+{verb}"
+    """Return the override that names a run."""
+    return _TYPED[verb][0]
 
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
     """List the trials to name in place of an experiment, for a command that takes one run."""
     from labrl.analysis.standings import listed
 
-    return listed(experiment, "labrl-replay " if verb == "replay" else f"labrl +{verb}=")
+    return listed(experiment, _TYPED[verb][1])
 
 
 def near(path: Path, folders: Iterable[Path]) -> str:
@@ -263,7 +301,7 @@ def chosen(command: Command) -> dict[str, str]:
 
 
 def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
-    """Whether a run made these choices."""
+    """Return whether a run made these choices."""
     if not wanted:
         return True
     try:
@@ -273,7 +311,7 @@ def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
 
 
 def _runs() -> Iterable[RunFolder]:
-    """Every run under ./runs, those of experiments included; damaged ones are nobody's latest."""
+    """Return every run in ./runs, including those of experiments, without damaged ones."""
     for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
         try:
             yield RunFolder.open(marker.parent)
@@ -313,10 +351,10 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in pairs
-        if not is_hydras(name) and not only_watches(name) and (config_folder() / name).is_dir()
+        if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
     }
 
 
 def is_hydras(word: str) -> bool:
-    """Whether a word of the command line is for Hydra, not for a trial."""
+    """Return whether a word of the command line is for Hydra, not for a trial."""
     return word.lstrip("+~").startswith(("hydra.", "hydra/"))

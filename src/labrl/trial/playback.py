@@ -1,4 +1,4 @@
-"""Playback: a recorded episode is played again from its seed and actions, checked, and shown."""
+"""Playback of recorded episodes from seed and actions: check and show them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from labrl.config.component import Component
 from labrl.config.compose import prepare
+from labrl.config.validate import dataclass_of
 from labrl.envs.protocol import Backend, action_dtype
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
@@ -28,24 +29,24 @@ from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
 
 SMALLEST = 480
-"""Smaller pictures are enlarged until one of their sides has so many pixels."""
+"""Pixels to which one side of smaller images is enlarged."""
 
 LARGEST = 4096
-"""Pixels that no side is enlarged beyond."""
+"""Largest size of a side after enlargement, pixels."""
 
 VIDEOS = ("best", "last")
 """Recorded episodes of which a trial makes videos at its end."""
 
 LONGEST = 1800
-"""Pictures of one of these: two minutes of an Atari game at the usual frame skip."""
+"""Images in such a video: two minutes of an Atari game at the usual frame skip."""
 
 
 def check(episode: RecordedEpisode) -> str | None:
-    """Play the episode without pictures. Returns where it came out otherwise than recorded, or None.
+    """Play the episode without images. Return where it differs from the record, or None.
 
     Raises InputError where its environment cannot be made.
     """
-    node = Component.parse(episode.env, "env")
+    node = dataclass_of(Component, episode.env, "env")
     env: Backend = node.build(num_envs=1, num_threads=1, evaluation=episode.source == "evaluation")
     try:
         return _played(episode, env, lambda: None)
@@ -72,14 +73,14 @@ class Screening:
         """Return the environment of an episode. Raises InputError where it gives no pictures."""
         if self._env is None or self._made_of != episode.env:
             self.__exit__()
-            self._env, self._made_of = watch(Component.parse(episode.env, "env")), episode.env
+            self._env, self._made_of = watch(dataclass_of(Component, episode.env, "env")), episode.env
         return self._env
 
 
 def to_video(
     episode: RecordedEpisode, path: Path, screening: Screening, longest: int | None = None
 ) -> str | None:
-    """Write the episode as an MP4 file. Returns where it came out otherwise than recorded, or None.
+    """Write the episode as an MP4 file. Return where it differs from the record, or None.
 
     longest: pictures after which it stops unchecked; None: it is played to its end. Raises InputError where
     the environment gives no pictures or nothing here can write a video, OSError where the disk refuses.
@@ -101,7 +102,7 @@ def to_video(
 
 
 def to_window(episode: RecordedEpisode, window: Window, screening: Screening) -> str | None:
-    """Show the episode at the speed at which people play it. Returns the same.
+    """Show the episode at the speed at which people play it. Return where it differs from the record.
 
     Raises InputError where the environment gives no pictures, WindowClosedError.
     """
@@ -149,11 +150,11 @@ def _played(
 
 
 class WindowClosedError(Exception):
-    """Somebody closed it, or pressed Escape or q."""
+    """Raised when the window was closed, or Escape or q was pressed."""
 
 
 class Window:
-    """Shows pictures one after the other. Raises InputError where there is no display."""
+    """A window that shows images one after the other. Raises InputError without a display."""
 
     def __init__(self) -> None:
         displays = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -197,7 +198,7 @@ class Window:
         self._due = time.perf_counter() + 1 / frames_per_second
 
     def close(self) -> None:
-        """Take it away."""
+        """Close the window."""
         self._pygame.display.quit()
 
 
@@ -237,10 +238,10 @@ def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Pat
 
 
 def replay(request: ReplayRequest) -> int:
-    """Show a recorded episode, and say whether it came out as recorded.
+    """Show a recorded episode, and print whether it equals the record.
 
-    Where it cannot be shown, one line says why, and the episode is checked all the same. Returns the exit
-    code, 1 where it did not. Raises InputError where there is no such run or episode.
+    If it cannot be shown, one line says why, and the episode is checked anyway. Returns the exit
+        code, 1 where it did not. Raises InputError where there is no such run or episode.
     """
     window = Window() if request.render == "human" else None
     run = find(request.which, [], "replay")
@@ -281,7 +282,7 @@ def replay(request: ReplayRequest) -> int:
 
 
 def _config_dir(run: RunFolder) -> str | None:
-    """Where modules of the user's own may lie. An environment of labrl or of a package needs none."""
+    """Return the folder of the user's modules; environments of labrl or of a package need none."""
     try:
         folder = read_command(run).config_dir
     except LabrlError:
@@ -290,7 +291,7 @@ def _config_dir(run: RunFolder) -> str | None:
 
 
 def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) -> SessionFolder:
-    """The session that has the episode. Raises InputError with those that there are."""
+    """Return the session that has the episode. Raises InputError that lists those available."""
     wanted = [session for session in sessions if request.session in (None, session.index)]
     if not wanted:
         numbers = ", ".join(str(session.index) for session in sessions) or "none"

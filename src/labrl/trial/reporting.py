@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labrl.config.consistency import ABSENT, changes
+from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, LabrlError
 from labrl.steady_output import doing
 from labrl.storage.atomic import write_json
@@ -33,19 +33,19 @@ LONGEST = 300.0
 """Seconds after which a report is given up."""
 
 MAKING = "making plots and report.html; Ctrl-C leaves them out"
-"""What a terminal shows meanwhile."""
+"""Text that a terminal shows meanwhile."""
 
 PATIENCE = 1.0
-"""Seconds to wait for what has been prepared at a low priority before it is done again at the usual one."""
+"""Seconds to wait for a process prepared at low priority before the work is done again at the usual one."""
 
 GO = "make the report\n"
-"""What a prepared process waits for; at the end of its standard input it leaves without a report."""
+"""Word that a prepared process waits for; at the end of its standard input it exits without a report."""
 
 MOST_WARNINGS = 8
-"""Those that a terminal shows."""
+"""Messages that a terminal shows."""
 
 _NOT_DEFAULTS = {"seed"}
-"""Keys of which no value is a default."""
+"""Keys without a default."""
 
 
 def prepare(folder: Path) -> subprocess.Popen[str] | None:
@@ -61,7 +61,7 @@ def prepare(folder: Path) -> subprocess.Popen[str] | None:
 
 
 def dismiss(prepared: subprocess.Popen[str] | None) -> None:
-    """Let a prepared process go: there is no report to make."""
+    """End a prepared process: there is no report to make."""
     if prepared is not None:
         prepared.kill()
         prepared.communicate()
@@ -117,7 +117,7 @@ def _in_a_process(folder: Path, prepared: subprocess.Popen[str] | None) -> Path:
 
 
 def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
-    """Return what of the configuration is not the default of its agent and environment.
+    """Return the values that differ from the defaults of agent and environment.
 
     Composed with this labrl, so best when the run has just been made. Returns None where the defaults cannot
     be composed: a required value, a folder of groups that is gone.
@@ -159,7 +159,7 @@ def report_experiment(folder: Path) -> None:
 
 
 def wants_report(folder: Path) -> bool:
-    """Whether a trial of the experiment does (`meta.report`)."""
+    """Return whether a trial of the experiment does (`meta.report`)."""
     for path in folder.glob(f"*/{MARKER}"):
         try:
             if recorded_config(RunFolder.open(path.parent))["meta"].get("report", True):
@@ -170,7 +170,7 @@ def wants_report(folder: Path) -> bool:
 
 
 def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:
-    """What `labrl-report` does: build, print the table, and say where the report is.
+    """Do the work of `labrl-report`: build, print the table, and print the path of the report.
 
     places: folders, globs, or `latest`; out: folder for the files; by: see `grouped`; form: of the table:
     `md`, `csv` or `latex`, which then is all that goes to the standard output. Raises InputError.
@@ -226,7 +226,7 @@ def _print(rows: pl.DataFrame, warnings: Sequence[str]) -> None:
 
 
 def _up_to_date(folder: RunFolder) -> bool:
-    """Whether `changed.json` is of the present configuration, which a resume may have changed."""
+    """Return whether `changed.json` is of the present configuration, which a resume may have changed."""
     try:
         return folder.changed.stat().st_mtime >= folder.config.stat().st_mtime
     except OSError:

@@ -16,7 +16,8 @@ TABLES = ("train", "eval")
 
 
 def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
-    """Whether the repetition that gave `result` has the metric rows of the run `then`, and that in a line.
+    """Return whether the repetition that gave `result` has the metric rows of the run `then`, and that in a
+    line.
 
     Rows count as far as both runs came; one that has finished must not have fewer than the other.
     """
@@ -43,7 +44,7 @@ def _rows(session: SessionFolder, table: str) -> list[dict[str, Any]]:
 
 
 def _first_difference(old: list[dict[str, Any]], new: list[dict[str, Any]], whole: bool) -> str | None:
-    """Where the rows part, in words; whole: whether those of `new` are all that there will be."""
+    """Return a message on the first different row; whole: whether `new` is complete."""
     for then, now in zip(old, new, strict=False):
         for column in {**then, **now}:
             one, other = then.get(column), now.get(column)

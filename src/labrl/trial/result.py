@@ -1,11 +1,11 @@
-"""What a session and a trial come to."""
+"""Results of sessions and trials."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 
@@ -40,18 +40,21 @@ class SessionResult:
     return_std: float | None = None
     """Population standard deviation of the same episodes; None for fewer than two."""
     return_episodes: int = 0
-    """How many training episodes `return_mean` is over, at most `meta.episode_window`."""
+    """Number of training episodes of `return_mean`, at most `meta.episode_window`."""
     best_return: float | None = None
     """The highest score of an evaluation checkpoint."""
     best_source: Source | None = None
-    """Whose episodes that score is of: evaluation episodes with `meta.rigorous_eval`, otherwise the last
-    training episodes. None without a score."""
+    """Kind of episodes of that score: evaluation with `meta.rigorous_eval`, otherwise the last training
+    episodes. None without a score."""
     networks: dict[str, int] = field(default_factory=dict)
     """Learned parameters of each network of the agent."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of training by what they were spent on: act, env, learn, callbacks."""
+    stop: dict[str, Any] | None = None
+    """Limit that ended a finished session before its budget: `key`, `limit`, the `value` that reached it, and
+    `why` in a sentence; None where the budget did."""
     error: str | None = None
-    """What ended a failed session, in one line."""
+    """Error of a failed session, in one line."""
 
     @property
     def failure(self) -> str | None:
@@ -77,7 +80,7 @@ class TrialResult:
     report: Path | None = None
     """`report.html` of the run folder; None where none was made."""
     comparison: str | None = None
-    """Of a repetition: in a line, whether every metric row was equal, and where not."""
+    """Result of a repetition in one line: whether every metric row was equal, and where not."""
 
     @property
     def stopped_at_start(self) -> bool:
@@ -88,7 +91,7 @@ class TrialResult:
 
     @property
     def error(self) -> str | None:
-        """What failed, in one line such as "session 0 failed: ..."; None where nothing failed."""
+        """Failure in one line such as "session 0 failed: ..."; None where nothing failed."""
         errors = [session.failure for session in self.sessions if session.failure]
         if self.exit_code == FAILED and self.comparison is not None:
             errors.append(f"rerun: {self.comparison}")

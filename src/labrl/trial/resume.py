@@ -1,11 +1,13 @@
 """`labrl +resume` continues a run in its folder, and `labrl +rerun` repeats it in a new one.
 
-`Again` reads what was typed, composes the run's own command line with the edits, and trains.
+`asked_for` returns which of them was typed, or a fork (`fork.py`). `Again` composes the run's own command
+line with the edits, and trains.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.consistency import ABSENT, Change, changes
-from labrl.config.overrides import quoted, split_word, word
+from labrl.config.keys import ABSENT, Change, changes, contradictions, quoted, split_word, word
 from labrl.errors import FAILED, DamagedFileError, InputError, LabrlError
+from labrl.session.callbacks.stop import Stop
+from labrl.steady_output import doing
 from labrl.storage import folder as folders
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.provenance import Command, differences, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.trial.past import Past, described, find, report_damages
+from labrl.trial.fork import Fork
+from labrl.trial.past import Past, described, find, report_damages, say_differences
 from labrl.trial.torchrun import Launch, check_resume
 
 if TYPE_CHECKING:
@@ -39,9 +43,9 @@ class FinishedError(InputError):
 
 @dataclass(frozen=True)
 class Request:
-    """`+resume=<run>` or `+rerun=<run>`, with what else was typed."""
+    """`+resume=<run>`, `+rerun=<run>` or `+fork=<run>`, with what else was typed."""
 
-    kind: Literal["resume", "rerun"]
+    kind: Literal["resume", "rerun", "fork"]
     which: str
     """A run folder, or `latest`."""
     force: bool
@@ -50,6 +54,8 @@ class Request:
     """The other words, which change the run's own."""
     pin: bool = False
     """Whether, in an experiment, keys that follow an edit keep the value that they had in each trial."""
+    at: str | None = None
+    """The frame to fork at."""
 
 
 def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
@@ -57,20 +63,26 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
 
     multirun: whether they come with -m. Raises InputError for words that contradict each other.
     """
-    given, edits = own_words(words, ("resume", "rerun", *_SWITCHES))
+    given, edits = own_words(words, ("resume", "rerun", "fork", "at", *_SWITCHES))
     if not given:
         return None
     for name in _SWITCHES:
         if given.get(name, "true") not in ("true", "false"):
             raise InputError(f"+{name}={given[name]}: must be true or false", code="range", key=f"+{name}")
-    kinds = [name for name in given if name not in _SWITCHES]
+    kinds = [name for name in given if name not in (*_SWITCHES, "at")]
+    if "at" in given and "fork" not in kinds:
+        raise InputError(
+            f"at={given['at']} is for +fork: labrl +fork=<run folder> at={given['at']}",
+            code="usage",
+            key="at",
+        )
     if "pin" in given and (not multirun or kinds != ["resume"]):
         raise InputError(
             "+pin=true is for a resumed experiment: labrl -m +resume=<experiment folder> +pin=true",
             code="usage",
             key="+pin",
         )
-    if not kinds:
+    if not kinds or ("force" in given and kinds == ["fork"]):
         raise InputError(
             "+force=true is for +resume and +rerun: labrl +resume=<run folder> +force=true",
             code="usage",
@@ -78,7 +90,8 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
         )
     if len(kinds) > 1:
         raise InputError(
-            "+resume continues a run in its folder and +rerun repeats a run in a new folder: leave one out",
+            "+resume continues a run in its folder, +rerun repeats it and +fork continues it in a new one: "
+            f"leave out +{' or +'.join(kinds)}",
             code="contradiction",
             key=f"+{kinds[1]}",
         )
@@ -88,7 +101,14 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
             code="contradiction",
             key="-m",
         )
-    kind: Literal["resume", "rerun"] = "resume" if kinds[0] == "resume" else "rerun"
+    if multirun and kinds[0] == "fork" and any(word.startswith("hydra/sweeper=optuna") for word in edits):
+        raise InputError(
+            "+fork and a search contradict each other: the trials of a search begin at frame 0. Leave out "
+            "hydra/sweeper=optuna, and give the values of a grid: agent.lr=1e-4,3e-4",
+            code="contradiction",
+            key="+fork",
+        )
+    kind: Literal["resume", "rerun", "fork"] = kinds[0]  # type: ignore[assignment]  # one of these names
     of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     folder = next((word for word in edits if word.lstrip("+").startswith(f"{of_folder}=")), None)
     if kind == "resume" and folder:
@@ -99,13 +119,14 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
             code="contradiction",
             key=of_folder,
         )
-    return Request(kind, given[kind], given.get("force") == "true", edits, given.get("pin") == "true")
+    flags = {name: given.get(name) == "true" for name in _SWITCHES}
+    return Request(kind, given[kind], edits=edits, at=given.get("at"), **flags)
 
 
 def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """Return the values of the words `+name=value` that are labrl's own, and the other words.
 
-    Raises InputError for one without a value, with another sign than +, or given twice.
+    `at` needs no sign. Raises InputError for one without a value, with another sign than +, or given twice.
     """
     given: dict[str, str] = {}
     others = []
@@ -115,9 +136,11 @@ def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, s
             others.append(one)
             continue
         if not value:
-            example = "true" if name in _SWITCHES else f"latest or +{name}=<run folder>"
+            example = {"at": "<frame>", **dict.fromkeys(_SWITCHES, "true")}.get(name)
+            example = example or f"latest or +{name}=<run folder>"
             raise InputError(f"{one}: needs a value, as in +{name}={example}", code="missing", key=f"+{name}")
-        if not one.startswith("+") or one.startswith("++"):
+        signs = one[: one.index(name)]
+        if signs != "+" and (signs, name) != ("", "at"):
             raise InputError(f"{one}: write +{name}={value}", code="syntax", key=f"+{name}")
         if name in given:
             raise InputError(
@@ -128,6 +151,29 @@ def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, s
         in_quotes = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
         given[name] = value[1:-1] if in_quotes else value
     return given, others
+
+
+def asked_for(words: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Again | Fork | None:
+    """Return what `words` go back to, or None. Raises InputError where they contradict or no run exists.
+
+    config_dir: with a user's own groups, where it is not the run's own.
+    """
+    request = request_of(words)
+    if request is None:
+        return None
+    if request.kind == "fork":
+        return Fork.asked_for(request.which, request.at, request.edits)
+    past = Past.of(find(request.which, request.edits, request.kind))
+    if request.kind == "rerun":
+        if fork := past.folder.info().get("fork"):
+            raise InputError(
+                f"{past.folder.path} is a fork, and +rerun repeats a run from frame 0. To repeat it: "
+                + shlex.join(["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]),
+                code="usage",
+                key="+rerun",
+            )
+        return Again(request, past)
+    return Again(request, past, *_changes_in_file(past, config_dir or past.command.config_dir))
 
 
 class Again:
@@ -143,22 +189,6 @@ class Again:
         """in_file: what was changed in the run's `config.yaml`, as words; edited: the keys of that."""
         self._request, self._past = request, past
         self._in_file, self._edited = list(in_file), frozenset(edited)
-
-    @classmethod
-    def asked_for(
-        cls, words: Sequence[str], multirun: bool = False, config_dir: str | os.PathLike[str] | None = None
-    ) -> Again | None:
-        """Return what `words` go back to, or None. Raises InputError where they contradict or no run exists.
-
-        config_dir: with a user's own groups, where it is not the run's own.
-        """
-        request = request_of(words, multirun)
-        if request is None:
-            return None
-        past = Past.of(find(request.which, request.edits, request.kind))
-        if request.kind == "rerun":
-            return cls(request, past)
-        return cls(request, past, *_changes_in_file(past, config_dir or past.command.config_dir))
 
     @classmethod
     def on_trial(cls, run: RunFolder, force: bool, words: Sequence[str]) -> Again:
@@ -265,12 +295,13 @@ class Again:
                         run.set_status("finished", sessions=[one.read_result() for one in run.sessions()])
                     raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
                 _check_saved(run, left, reached)
-                if not all(change.harmless for change in changed):
+                if contradictions(changed):
                     _check_fits(config, run, left, reached)
                 begins = {index: reached.get(index, 0) for index in left}
                 with recording_failure(run):
                     differs = self._record(begins, changed, edited, plain, command)
                     _announce(run, begins, reached, [one for one in changed if one.key in edited], differs)
+                    doing("restoring the run")
                     return run_sessions(config, plain, run, left)
 
     def _record(
@@ -296,8 +327,8 @@ class Again:
             "time": folders.now(),
             "frames": {str(index): frame for index, frame in begins.items()},
             "edits": [*self._in_file, *self._request.edits],
-            "changed": [_as_json(change) for change in changed],
-            "forced": self._request.force and not all(change.harmless for change in changed),
+            "changed": [change.as_json() for change in changed],
+            "forced": self._request.force and bool(contradictions(changed)),
             "differs": differs or [],
             "command": now["command"],
             "labrl": now["packages"].get("labrl"),
@@ -327,7 +358,7 @@ def _changes_in_file(past: Past, config_dir: str | os.PathLike[str] | None) -> t
             if isinstance(node, DictConfig) and OmegaConf.is_interpolation(node, name):
                 words.append(word(change.key, change.new))
         cfg = compose([*past.words, *words], config_dir)
-        resolve(to_plain(cfg), cfg)
+        resolve(cfg)
     except LabrlError as error:
         raise InputError.of(
             replace(one, message=f"{past.folder.config} was edited and cannot be used: {one.message}")
@@ -357,6 +388,13 @@ def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[
         raise InputError(
             f"meta.max_session={sessions}: the run has {then} sessions already. Set meta.max_session to "
             f"{then} or more.",
+            code="range",
+            key="meta.max_session",
+        )
+    if sessions > then and "fork" in past.folder.info():
+        raise InputError(
+            f"meta.max_session={sessions}: {past.folder.path} is a fork with {then} sessions, and further "
+            f"ones would have no past. Set meta.max_session={then}.",
             code="range",
             key="meta.max_session",
         )
@@ -419,7 +457,9 @@ def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
     def is_done(session: SessionFolder) -> bool:
         result = session.read_result()
         spent = any(result.get(name, 0) >= limit for name, (_, limit) in _budgets(config).items())
-        return result.get("status") == "finished" and spent
+        stop = Stop.recorded(result)
+        stopped = stop is not None and stop.holds(config.meta)
+        return result.get("status") == "finished" and (spent or stopped)
 
     done = {session.index for session in run.sessions() if is_done(session)}
     return [index for index in range(config.meta.max_session) if index not in done]
@@ -432,20 +472,18 @@ def _finished(run: RunFolder, config: TrialConfig) -> str:
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     all_of_them = f"its {sessions} sessions have" if sessions > 1 else "its session has"
     budgets = list(_budgets(config).values())
-    larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in budgets)
+    found = [stop for session in run.sessions() if (stop := Stop.recorded(session.read_result()))]
+    stops = {stop.key: max(one.value for one in found if one.key == stop.key) for stop in found}
+    larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in [*budgets, *stops.items()])
     or_spent = "".join(f" or spent {key}={limit:g}" for key, limit in budgets[1:])
+    or_spent += "".join(f" or ended early: {stop.why}" for stop in found)
     lacks_report = config.meta.report and not run.report.exists()
     report = f"\nTo make its report: {how_to_report(run.path)}" if lacks_report else ""
     return (
         f"{run.path} has finished: {all_of_them} played the whole budget of {budget} frames{or_spent}.\n"
-        f"To play on, give a larger one: {larger}\n"
+        f"To continue, give a larger budget: {larger}\n"
         f"To add sessions with other seeds: meta.max_session=<more than {sessions}>{report}"
     )
-
-
-def _as_json(change: Change) -> dict[str, Any]:
-    values = {"then": change.old, "now": change.new}
-    return {"key": change.key, **{name: value for name, value in values.items() if value is not ABSENT}}
 
 
 def _announce(
@@ -470,7 +508,4 @@ def _announce(
     alone = list(begins) == [0] and len(run.sessions()) <= 1
     places = [where(index) if alone else f"session {index} from {where(index)}" for index in begins]
     say(f"Resuming {run.path}{' from' if alone else ':'} {', '.join(places)}")
-    if differs:
-        say(f"Not bit for bit as it would have been, because these differ: {'; '.join(differs)}")
-    if differs is None:
-        say("Without provenance.json nobody knows whether code, packages and machine are the same")
+    say_differences(differs)

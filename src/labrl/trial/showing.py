@@ -28,21 +28,21 @@ class EnjoyRequest:
     session: int | None = None
     """Number of the session; None: the one with the highest evaluation score."""
     episodes: int = 10
-    """To be played, >= 1."""
+    """Episodes to play, >= 1."""
     greedy: bool | None = None
     """Whether the agent does what it thinks best, or acts by its policy; None: as under evaluation."""
     epsilon: float | None = None
     """Probability of a random action, in [0, 1]; None: as under evaluation."""
     render: Render = "video"
     videos: int | None = None
-    """How many of the episodes become videos; None: all, and none in a window."""
+    """Number of episodes that become videos; None: all, or none with a window."""
     seed: int = 0
     """Another one gives other episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """What `labrl-replay` was asked for."""
+    """A request to `labrl-replay`."""
 
     which: str
     """A run folder, or `latest`."""
@@ -167,4 +167,4 @@ _VALUES: dict[str, Callable[[str, str], Any]] = {
     "epsilon": _probability,
     "render": _one_of("video", "human"),
 }
-"""How the value of each word is read."""
+"""Parsers of the values, by word."""

@@ -48,7 +48,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     """Sessions, what they reached, and where everything was written."""
     console = console or Terminal()
     if result.stopped_at_start:
-        say(f"interrupted before the first frame; to go on: {how_to_resume(result.folder)}", console)
+        say(f"interrupted before the first frame; to resume: {how_to_resume(result.folder)}", console)
         return
     table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
     evaluated = any(session.best_source == "evaluation" for session in result.sessions)
@@ -65,6 +65,9 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     for line in _meanings(result.sessions, columns):
         say(line, console)
     print_failures(result, console)
+    for session in result.sessions:
+        if session.stop is not None:
+            say(f"session {session.index} ended at frame {session.frame:,}: {session.stop['why']}", console)
     silent = [session for session in result.sessions if _without_return(session)]
     if silent:
         numbers = ", ".join(str(session.index) for session in silent)
@@ -85,9 +88,9 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if result.comparison is not None:
         say(f"rerun: {result.comparison}", console)
     if any(session.status == "interrupted" for session in result.sessions):
-        say(f"interrupted; to go on: {how_to_resume(result.folder)}", console)
+        say(f"interrupted; to resume: {how_to_resume(result.folder)}", console)
     elif result.exit_code and result.comparison is None and _saved(result):
-        say(f"to go on from the last checkpoint: {how_to_resume(result.folder)}", console)
+        say(f"to resume from the last checkpoint: {how_to_resume(result.folder)}", console)
     if result.report is not None:
         say(f"report: {result.report}", console)
     say(f"run folder: {result.folder}", console)
@@ -107,7 +110,7 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
 
 
 def _without_return(session: SessionResult) -> bool:
-    """Whether a session played to its end and has neither a training nor an evaluation return."""
+    """Return whether a session played to its end and has neither a training nor an evaluation return."""
     played = session.status == "finished" and session.frame > 0 and session.episodes == 0
     return played and session.best_return is None
 
@@ -141,5 +144,5 @@ def say(line: str, console: Console | None = None) -> None:
 
 
 def _saved(result: TrialResult) -> bool:
-    """Whether there is something to go on from."""
+    """Return whether there is something to go on from."""
     return any(session.checkpoint_frames() for session in RunFolder(result.folder).sessions())

@@ -32,7 +32,7 @@ _PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun tells each process that it starts."""
+    """Variables that torchrun sets in each process that it starts."""
 
     rank: int
     size: int
@@ -41,7 +41,7 @@ class Launch:
 
     @classmethod
     def here(cls) -> Launch | None:
-        """Of this process; None where it is alone."""
+        """Return those of this process; None without torchrun."""
         told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if "MASTER_ADDR" not in os.environ or not all(number.isdigit() for number in told):
             return None
@@ -62,7 +62,7 @@ def typed_command() -> Typed:
 
 
 def refuse_torchrun(what: str) -> None:
-    """Raises InputError where torchrun has started this process: `what` is for one that is alone.
+    """Raise InputError where torchrun has started this process: `what` is for one that is alone.
 
     what: the word of the command line, or the key with its value.
     """
@@ -76,7 +76,7 @@ def refuse_torchrun(what: str) -> None:
 
 
 def check_launch(config: TrialConfig) -> None:
-    """Raises InputError where the configuration cannot be trained by as many ranks as there are."""
+    """Raise InputError where the configuration cannot be trained by as many ranks as there are."""
     launch = Launch.here()
     if launch is None:
         return
@@ -101,7 +101,7 @@ def check_launch(config: TrialConfig) -> None:
 
 
 def check_resume(run: RunFolder) -> None:
-    """Raises InputError where a run is to go on with another number of ranks than it was begun with."""
+    """Raise InputError where a run is to go on with another number of ranks than it was begun with."""
     launch, then = Launch.here(), run.info().get("ranks", 1)
     now = 1 if launch is None else launch.size
     if then != now:
@@ -164,7 +164,8 @@ class Group:
         self._store.set(_RECORDED, "")
 
     def leave(self) -> None:
-        """Hang up. The threads of a group that is still there when Python ends may abort the process."""
+        """Close the connection. The threads of a group that is still there when Python ends may abort the
+        process."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -179,7 +180,7 @@ class Group:
             time.sleep(0.1)
 
     def why_lost(self) -> str:
-        """What ended the rank that was lost, as far as it could tell."""
+        """Return what ended the lost rank, as far as it is known."""
         for _ in range(10):
             if self._store.check([_FAILED]):
                 return self._store.get(_FAILED).decode()

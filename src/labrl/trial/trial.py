@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -46,6 +46,7 @@ from labrl.trial import playback, reporting
 from labrl.trial.devices import check_machine, threads_per_session
 from labrl.trial.fork_server import session_context
 from labrl.trial.result import SessionResult, TrialResult
+from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume, say
 from labrl.trial.torchrun import check_launch, leading
 from labrl.trial.worker import main as session_main
@@ -55,7 +56,7 @@ from labrl.workspace import memory_available
 _STOPPED = (INTERRUPTED, TERMINATED)
 
 SESSION_BYTES = 150 << 20
-"""What the process of a session takes at the least: torch, and a small environment and network."""
+"""Least memory of the process of a session: torch, and a small environment and network."""
 
 
 def check(config: TrialConfig) -> None:
@@ -86,7 +87,7 @@ def check(config: TrialConfig) -> None:
 
 
 def _check_room(num_sessions: int) -> None:
-    """Raises InputError for more sessions than memory holds: the system would end them, or others."""
+    """Raise InputError for more sessions than memory holds: the system would end them, or others."""
     room = memory_available()
     if num_sessions > 1 and room is not None and num_sessions * SESSION_BYTES > room:
         raise InputError(
@@ -101,22 +102,33 @@ def _check_room(num_sessions: int) -> None:
 
 @kept_for_the_run()
 def run_trial(
-    config: TrialConfig, plain: Mapping[str, Any], folder: str | os.PathLike[str], command: Command
+    config: TrialConfig,
+    plain: Mapping[str, Any],
+    folder: str | os.PathLike[str],
+    command: Command,
+    begin: Callable[[RunFolder], None] | None = None,
 ) -> TrialResult:
     """Run all sessions in a new run folder and record what they came to.
 
-    plain: the configuration as it is saved and handed to processes; command: what was typed. Raises
-    InputError for wrong input, and leaves no folder then, but among the trials of an experiment.
+    plain: the configuration as it is saved and handed to processes; command: what was typed; begin: writes
+    the provenance of a run with a past, and puts that into the folder. Raises InputError for wrong input, and
+    leaves no folder then, but among the trials of an experiment.
     """
     doing("making environments")
     check(config)
+    sessions = list(range(config.meta.max_session))
+    beginning = find_beginning(config, sessions) if begin is None else None
     run = RunFolder.create(folder)
     seed = draw_seed() if config.seed is None else config.seed
     config, plain = dataclasses.replace(config, seed=seed), {**plain, "seed": seed}
     try:
         with run.lock(), recording_failure(run):
-            write_provenance(run, plain, command)
-            return run_sessions(config, plain, run, list(range(config.meta.max_session)))
+            if begin is None:
+                facts = None if beginning is None else beginning.facts()
+                write_provenance(run, plain, command, start_from=facts)
+            else:
+                begin(run)
+            return run_sessions(config, plain, run, sessions, beginning)
     except LabrlError:
         if experiment_of(run.path) is None:
             run.discard_unplayed()
@@ -138,7 +150,7 @@ def recording_failure(run: RunFolder) -> Iterator[None]:
             stop.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
         elif run.provenance.exists():
             run.set_status("interrupted")
-            stop.add_note(f"to go on: {how_to_resume(run.path)}")
+            stop.add_note(f"to resume: {how_to_resume(run.path)}")
         else:
             run.discard_unplayed()
         raise
@@ -149,10 +161,15 @@ def recording_failure(run: RunFolder) -> Iterator[None]:
 
 
 def run_sessions(
-    config: TrialConfig, plain: Mapping[str, Any], run: RunFolder, indices: list[int]
+    config: TrialConfig,
+    plain: Mapping[str, Any],
+    run: RunFolder,
+    indices: list[int],
+    beginning: Beginning | None = None,
 ) -> TrialResult:
     """Run the sessions numbered `indices`, each from its newest checkpoint if it has one.
 
+    beginning: weights of another run that those without one begin with; None: found where they are needed.
     Returns the results of all sessions of the trial, those that had finished before included, and
     records them in the run folder.
     """
@@ -162,6 +179,9 @@ def run_sessions(
         folder = run.session(index)
         for outdated in (folder.result, folder.progress):
             outdated.unlink(missing_ok=True)
+    lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
+    if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
+        beginning.write(run)
     if config.meta.distributed:
         forget_shared_weights(run.path)
         say("meta.distributed: sessions write the same weights in no fixed order, so no two runs are equal")
@@ -211,7 +231,7 @@ def run_sessions(
 def _in_processes(
     config: TrialConfig, folder: RunFolder, indices: list[int], num_threads: int
 ) -> dict[int, int]:
-    """All sessions at once; one that dies leaves the others running. Returns exit codes by number."""
+    """Run all sessions at once; one that dies leaves the others running. Return exit codes by number."""
     drop_spares()  # the processes make their own
     # Never forked from this process: they would inherit the threads of torch and of ALE in an unusable state.
     context = session_context()
@@ -258,7 +278,7 @@ def _terminate(processes: list[BaseProcess]) -> None:
 
 
 def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
-    """Of a session's process that has ended, as a shell would tell it."""
+    """Return the exit code of a session's process as a shell would report it."""
     code = process.exitcode if process.exitcode is not None else FAILED
     if -code in SIGNALS:  # it came before there was anything to save, or after all that there was
         return DONE if folder.ended_well else exit_code_of(-code)
@@ -266,7 +286,7 @@ def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
 
 
 def _reached(folder: SessionFolder) -> dict[str, Any]:
-    """What is known of how far a session came, in the words of its result; from what it last showed."""
+    """Return the progress of a session in the fields of its result, from its `progress.json`."""
     if result := folder.read_result():
         return result
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -280,7 +300,7 @@ def _reached(folder: SessionFolder) -> dict[str, Any]:
 def _read_result(
     config: TrialConfig, run: RunFolder, index: int, code: int, before: Mapping[str, Any]
 ) -> SessionResult:
-    """What the session's process wrote, or what can be said of one that wrote nothing.
+    """Return the result that the session's process wrote, or what is known of one that wrote none.
 
     before: what it had reached when it was started, if it was not for the first time.
     """

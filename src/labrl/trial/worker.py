@@ -23,6 +23,7 @@ from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent, take_signals
 from labrl.script import Carried
 from labrl.seeding import session_seed
+from labrl.session.beginning import read_beginning
 from labrl.session.session import Session
 from labrl.storage import session_log
 from labrl.storage.atomic import write_json
@@ -69,6 +70,8 @@ def run_session(
             session.run()
             _warn_if_nothing_was_learned(session, index)
             _tell_updates(session, index)
+        if session.stop is not None:
+            session_log.append(folder.log, f"ended at frame {session.clock.frame:,}: {session.stop.why}")
         if session.pruned:
             result.status, code = "pruned", DONE
         elif session.interrupted:
@@ -140,9 +143,9 @@ def restored_session(
     store.refuse_broken(checkpoint)
     ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.state)
     if checkpoint is None:
-        return Session(config, index, folder, num_threads, ranks)
+        return _new(config, index, folder, num_threads, ranks)
     if store.broken:
-        _log.warning("session %d goes on from frame %d", index, checkpoint.frame)
+        _log.warning("session %d continues from frame %d", index, checkpoint.frame)
     session = _restored(config, index, folder, num_threads, ranks, checkpoint.state)
     store.discard_after(checkpoint.frame)
     return session
@@ -155,11 +158,17 @@ def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
     keep_freed_memory()
     num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
     if order["state"] is None:
-        session = Session(config, 0, folder, num_threads, ranks)
+        session = _new(config, 0, folder, num_threads, ranks)
     else:
         session = _restored(config, 0, folder, num_threads, ranks, order["state"])
     session.run()
-    return session.interruption.exit_code if session.interruption.requested else DONE
+    return DONE if session.interruption.signal is None else session.interruption.exit_code
+
+
+def _new(config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, ranks: Ranks) -> Session:
+    """Return a session at frame 0, with the weights of another run where it begins with these."""
+    start = None if config.start_from.run is None else read_beginning(folder)
+    return Session(config, index, folder, num_threads, ranks, start)
 
 
 def _restored(
@@ -185,7 +194,7 @@ def _restored(
     then = {"kernels": "torch", **begun}  # checkpoints from before there were kernels
     changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]
     if changed:
-        _log.warning("session %d goes on with %s: not bit for bit as it was", index, ", ".join(changed))
+        _log.warning("session %d continues with %s, so not bit for bit as before", index, ", ".join(changed))
     return session
 
 
@@ -196,6 +205,7 @@ def _fill(result: SessionResult, session: Session) -> None:
     result.phases = dict(session.timers.seconds)
     result.networks = {name: count(module) for name, module in session.agent.modules().items()}
     result.episodes = clock.episode
+    result.stop = None if session.stop is None else dataclasses.asdict(session.stop)
     if session.episodes.latest:
         statistics = session.episodes.statistics()
         result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes.latest)

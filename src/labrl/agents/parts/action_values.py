@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from labrl.agents.parts.exploration import Exploration, uniform_valid
+from labrl.agents.agent import Actor, refuse_sampled
+from labrl.agents.parts.exploration import Exploration, Values, uniform_valid
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import (
@@ -36,14 +37,15 @@ from labrl.learning.kernels.value_losses import (
     DerivedValues,
     ExpectedReturns,
     QuantileReturns,
-    returns_gradient,
 )
-from labrl.learning.learner import Columns, DerivedLoss, make_learner
-from labrl.networks.noisy import factor_noise
+from labrl.learning.learner import make_learner
+from labrl.networks.distributions import INVALID
+from labrl.networks.layers import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces
 from labrl.schedules import LARGEST, value_at
 from labrl.seeding import Streams, derived_seed
+from labrl.step import Masks, States
 
 EPSILON = 2.0**-23
 """Relative distance of neighbours in float32."""
@@ -52,7 +54,7 @@ Atoms = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 
 
 class ActionValues(Protocol):
-    """How outputs become values, targets and losses. Built as `Target(config, device=torch.device)`."""
+    """Maps outputs to values, targets and losses. Built as `Target(config, device=torch.device)`."""
 
     num_outputs: int
     """Numbers that the network gives for each action."""
@@ -81,11 +83,11 @@ class ValuePolicyConfig:
     """Options of every agent that acts by action values."""
 
     network: QNetworkConfig
-    """From observations to outputs for each action."""
+    """Network from observations to outputs for each action."""
     exploration: Component
-    """How actions are chosen in training."""
+    """Exploration: the choice of actions in training."""
     optimizer: Component
-    """How the weights follow the gradient."""
+    """Optimizer of the weights."""
     lr: NonNegativeSchedule
     """Learning rate, >= 0."""
     max_grad_norm: PositiveFloat | None
@@ -125,8 +127,8 @@ class ValuePolicy:
     def choose(
         self,
         inputs: NDArray,
-        mask: NDArray[np.bool_] | None = None,
-        state: NDArray | None = None,
+        mask: Masks = None,
+        state: States = None,
         at_random: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray]:
         """Choose exploring actions among the valid ones.
@@ -137,28 +139,25 @@ class ValuePolicy:
         """
         after = before = self._fresh(inputs) if state is None else state
 
-        def values() -> NDArray:
+        def compute() -> NDArray:
             nonlocal after
             output = self.learner.forward(inputs, before, None, self.noise(len(inputs)))
             after = output.state
             return self._expected(output.outputs, mask)
 
-        known: Callable[[], NDArray] = values
         if self.network.state_size:  # the state is carried on, however actions are chosen
-            known = cache(values)
-            known()
+            compute = cache(compute)
+            compute()
         if not at_random:
-            shape = len(inputs), self.num_actions
-            action = self.exploration.choose(known, shape, self._clock.frame, self._stream, mask)
+            values = Values(compute, (len(inputs), self.num_actions), mask)
+            action = self.exploration.choose(values, self._clock.frame, self._stream)
         elif mask is None:
             action = self._stream.integers(self.num_actions, size=len(inputs))
         else:
             action = uniform_valid(mask, self._stream.random(len(inputs)))
         return action, after
 
-    def values(
-        self, inputs: NDArray, mask: NDArray[np.bool_] | None = None, state: NDArray | None = None
-    ) -> tuple[NDArray, NDArray]:
+    def values(self, inputs: NDArray, mask: Masks = None, state: States = None) -> tuple[NDArray, NDArray]:
         """Compute expected returns by the mean weights of the network.
 
         Takes what `choose` takes. Returns values, [n, actions], minus infinity where not valid, and the state
@@ -166,6 +165,12 @@ class ValuePolicy:
         """
         output = self.learner.forward(inputs, self._fresh(inputs) if state is None else state)
         return self._expected(output.outputs, mask), output.state
+
+    def actor(self, agent: str, sampled: bool) -> ValueActor:
+        """Return the best actions as one module. Raise InputError for drawn ones; agent: its name."""
+        if sampled:
+            refuse_sampled(agent)
+        return ValueActor(self.network, self._value, self._first_action)
 
     def noise(self, rows: int) -> Tensor | None:
         """Draw noise for a noisy network; None for others. [rows, num_noise]"""
@@ -185,7 +190,7 @@ class ValuePolicy:
     def _fresh(self, inputs: NDArray) -> NDArray:
         return np.zeros((len(inputs), self.network.state_size), np.float32)
 
-    def _expected(self, outputs: NDArray, mask: NDArray[np.bool_] | None) -> NDArray:
+    def _expected(self, outputs: NDArray, mask: Masks) -> NDArray:
         derived = self._derived
         values = (
             self._value.expected(torch.from_numpy(outputs)).numpy()
@@ -195,51 +200,29 @@ class ValuePolicy:
         return values if mask is None else np.where(mask, values, -np.inf)
 
 
+class ValueActor(Actor):
+    """The actions with the highest expected return, by the mean weights of the network."""
+
+    def __init__(self, network: QNetwork, value: ActionValues, first_action: int) -> None:
+        super().__init__()
+        self.network, self.state_size = network, network.state_size
+        self._value, self._first_action = value, first_action
+
+    def forward(
+        self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return actions, values and the next state."""
+        outputs, state = self.network(inputs, state)
+        values = self._value.expected(outputs)
+        if mask is not None:
+            values = torch.where(mask, values, INVALID)
+        return values.argmax(1) + self._first_action, values, state
+
+
 def chosen(outputs: Tensor, action: Tensor) -> Tensor:
     """Return the outputs of one action each, [batch, n]. outputs: [batch, actions, n]; action: [batch]"""
     index = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
     return outputs.gather(1, index).squeeze(1)
-
-
-RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
-"""Means over a minibatch that `returns_loss` gives."""
-
-
-@dataclass(frozen=True)
-class Returns(Columns):
-    """Steps of a rollout and the returns that the values of their actions are to approach."""
-
-    observation: Tensor
-    """Observations in the layout that the network reads. [n, *obs]"""
-    action: Tensor
-    """[n]"""
-    target: Tensor
-    """Return G. [n]"""
-
-    def at(self, rows: Tensor) -> Returns:
-        """Return a minibatch. rows: which, [batch]"""
-        columns = self.observation, self.action, self.target
-        return Returns(*(column.index_select(0, rows) for column in columns))
-
-
-def _returns_by_autograd(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
-    """Compute the mean of (G - Q(s, a))^2 / 2, and RETURNS_STATISTICS."""
-    value = chosen(network(steps.observation).outputs, steps.action).squeeze(1)
-    error = steps.target - value
-    mean = 0.5 * error.square().mean()
-    return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
-
-
-def _returns_by_hand(kernel: Any, steps: Returns) -> NDArray:
-    """Compute the gradient of the same loss by a kernel of the network, and RETURNS_STATISTICS."""
-    outputs = kernel.forward(steps.observation).outputs
-    statistics, gradient = returns_gradient(outputs, steps.action.numpy(), steps.target.numpy())
-    kernel.backward(gradient)
-    return statistics
-
-
-returns_loss = DerivedLoss(_returns_by_autograd, _returns_by_hand)
-"""The loss of Sarsa and PQN: the mean of (G - Q(s, a))^2 / 2."""
 
 
 def td_target(next_value: Tensor, reward: Tensor, discount: Tensor) -> Tensor:

@@ -73,9 +73,9 @@ class Transitions(Columns):
     weight: Tensor
     """Importance weights. [batch]"""
     mask: Tensor | None = None
-    """Which actions were valid. [batch, actions]"""
+    """Valid actions. [batch, actions]"""
     next_mask: Tensor | None = None
-    """Which are valid in `next_observation`. [batch, actions]"""
+    """Valid actions in `next_observation`. [batch, actions]"""
     noise: Tensor | None = None
     """Random numbers from which a loss draws actions. [batch, ...]"""
 
@@ -121,9 +121,7 @@ class Experience:
         self.config, self._clock = config, clock
         self.frames_per_step = spaces.num_envs * compute.ranks.size
         """Frames of a vector step, those of all ranks."""
-        # The options are those of one rank, and the clock counts for all.
-        own = config.memory.config.frames_for(config.batch_size, spaces.num_envs, config.n_step)
-        self.first_update = max(config.learning_starts, own * compute.ranks.size)
+        self.first_update = first_update(config, spaces.num_envs, compute.ranks.size)
         self.updates = 0
         """Updates so far; who makes one counts it."""
         stored = stored_choices(spaces.action) if stored_action is None else stored_action
@@ -160,7 +158,7 @@ class Experience:
 
     @property
     def collecting(self) -> bool:
-        """Whether environments are to be played now."""
+        """Whether environments are played now."""
         end = self.config.collect_until
         return self._clock.frame >= self.config.collect_from and (end is None or self._clock.frame < end)
 
@@ -186,6 +184,13 @@ class Experience:
         joined = frame >= self.config.collect_from + self.config.learning_starts
         return self._offline.mixed(self.memory, self.config.batch_size, frame, self.updates, joined)
 
+    def observation_statistics(self) -> tuple[NDArray, NDArray] | None:
+        """Return mean and standard deviation of each observed number of `offline`. [*obs] each
+
+        None without such transitions, as in a copy that only acts.
+        """
+        return None if self._offline is None else self._offline.observation_statistics()
+
     def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
         """Give the transitions of a minibatch that are this session's own their new errors. [batch] each"""
         own = slice(None) if self._offline is None else slice(int((index >= 0).sum()))
@@ -208,10 +213,13 @@ class Experience:
         self.memory.close()
 
 
-def first_update(config: ExperienceConfig, num_envs: int) -> int:
-    """Return the frame from which on updates are due: the replay buffer can give a minibatch then."""
+def first_update(config: ExperienceConfig, num_envs: int, ranks: int = 1) -> int:
+    """Return the frame from which on updates are due: the replay buffer can give a minibatch then.
+
+    config, num_envs: of one rank; the frames are those of all.
+    """
     frames: int = config.memory.config.frames_for(config.batch_size, num_envs, config.n_step)
-    return max(config.learning_starts, frames)
+    return max(config.learning_starts, frames * ranks)
 
 
 def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False) -> None:
@@ -395,12 +403,12 @@ def _check_source(
         )
 
 
-def experience_for_rank(config: Options, ranks: int) -> Options:
+def experience_for_rank(config: Options, ranks: int, sequence_length: int = 1) -> Options:
     """Return the options of one of several ranks.
 
-    Raises InputError if minibatch or replay buffer cannot be divided equally.
+    sequence_length: steps that are learned from together. Raises InputError if minibatch or replay buffer
+    cannot be divided equally.
     """
-    memory = dataclasses.replace(
-        config.memory, config=divided(config.memory.config, "capacity", ranks, "agent.memory")
-    )
-    return divided(dataclasses.replace(config, memory=memory), "batch_size", ranks)
+    config = divided(config, "batch_size", ranks, sequence_length=sequence_length)
+    buffer = divided(config.memory.config, "capacity", ranks, "agent.memory")
+    return dataclasses.replace(config, memory=dataclasses.replace(config.memory, config=buffer))

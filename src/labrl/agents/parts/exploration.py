@@ -1,11 +1,11 @@
-"""How an agent that learns action values chooses among actions in training (`agent/exploration`)."""
+"""Explorations of agents that learn action values (`agent/exploration`)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,18 @@ from labrl.config.component import Component
 from labrl.config.types import NonNegativeSchedule, ProbabilitySchedule
 from labrl.errors import InputError
 from labrl.schedules import value_at
+from labrl.step import Masks
 
-Values = Callable[[], NDArray]
-"""Computes the action values when they are needed, [num_envs, actions]; minus infinity where not valid."""
+
+class Values(NamedTuple):
+    """Action values to choose by, which are computed only where they are needed."""
+
+    compute: Callable[[], NDArray]
+    """Computes them, [num_envs, actions]; minus infinity where an action is not valid."""
+    shape: tuple[int, int]
+    """Number of environments, and of actions."""
+    mask: Masks = None
+    """Valid actions, [num_envs, actions]; None where all are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +44,8 @@ class Exploration(ABC):
     TRAITS: ClassVar[ExplorationTraits] = ExplorationTraits()
 
     @abstractmethod
-    def choose(
-        self,
-        values: Values,
-        shape: tuple[int, int],
-        frame: int,
-        generator: np.random.Generator,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.int64]:
-        """Return one action for each environment, counted from 0. [num_envs]
-
-        shape: (num_envs, actions); mask: which actions are valid, of that shape; None: all are.
-        """
+    def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Return one action for each environment, counted from 0. [num_envs]"""
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
         """Return the probability of every action, given its value or minus infinity. [n, actions]"""
@@ -85,7 +84,7 @@ class EpsilonGreedyConfig:
 
 
 class EpsilonGreedy(Exploration):
-    """With probability epsilon a uniformly random valid action, else the one of the largest value."""
+    """Takes a uniformly random valid action with probability epsilon, else the one with the largest value."""
 
     Config = EpsilonGreedyConfig
     TRAITS = ExplorationTraits(probabilities=True)
@@ -93,25 +92,19 @@ class EpsilonGreedy(Exploration):
     def __init__(self, config: EpsilonGreedyConfig) -> None:
         self._config = config
 
-    def choose(
-        self,
-        values: Values,
-        shape: tuple[int, int],
-        frame: int,
-        generator: np.random.Generator,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.int64]:
+    def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Choose for each environment by a draw of its own. [num_envs]"""
         epsilon = value_at(self._config.epsilon, frame)
         if epsilon <= 0:
-            return values().argmax(1)
-        num_envs, num_actions = shape
+            return values.compute().argmax(1)
+        num_envs, num_actions = values.shape
         draws = generator.random((2, num_envs))
-        if mask is not None:
-            return np.where(draws[0] < epsilon, uniform_valid(mask, draws[1]), values().argmax(1))
+        if values.mask is not None:
+            at_random = uniform_valid(values.mask, draws[1])
+            return np.where(draws[0] < epsilon, at_random, values.compute().argmax(1))
         # Lists, because each operation on an array costs more than a few numbers do.
         chances, places = draws.tolist()
-        action = values().argmax(1) if max(chances) >= epsilon else np.empty(num_envs, np.int64)
+        action = values.compute().argmax(1) if max(chances) >= epsilon else np.empty(num_envs, np.int64)
         for env, chance in enumerate(chances):
             if chance < epsilon:
                 action[env] = int(places[env] * num_actions)
@@ -146,16 +139,9 @@ class Boltzmann(Exploration):
     def __init__(self, config: BoltzmannConfig) -> None:
         self._config = config
 
-    def choose(
-        self,
-        values: Values,
-        shape: tuple[int, int],
-        frame: int,
-        generator: np.random.Generator,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.int64]:
+    def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Choose by the Gumbel-max trick, multiplied by the temperature so that it may be 0. [num_envs]"""
-        return (values() + self.strength(frame) * generator.gumbel(size=shape)).argmax(1)
+        return (values.compute() + self.strength(frame) * generator.gumbel(size=values.shape)).argmax(1)
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
         """Return the probability of every action, given its value or minus infinity. [n, actions]"""
@@ -183,13 +169,6 @@ class NetworkNoise(Exploration):
     def __init__(self, config: NetworkNoiseConfig) -> None:
         pass
 
-    def choose(
-        self,
-        values: Values,
-        shape: tuple[int, int],
-        frame: int,
-        generator: np.random.Generator,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.int64]:
+    def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Choose the best actions. [num_envs]"""
-        return values().argmax(1)
+        return values.compute().argmax(1)

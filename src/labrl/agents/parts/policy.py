@@ -12,10 +12,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
-from labrl.agents.agent import NonFiniteError, Observation
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
 from labrl.agents.parts.self_imitation import SelfImitation
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -24,18 +24,19 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.learning.initialization import build_networks
+from labrl.learning.kernels.policy_losses import distributions, policy_gradient
 from labrl.learning.learner import make_learner
 from labrl.learning.optimizers import Optimizer
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.memory.rollout import Minibatch, Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
-from labrl.networks.building import check_torso
-from labrl.networks.distributions import ActionBounds, distribution_for, masked
+from labrl.networks.distributions import ActionBounds, ActionDistribution, distribution_for, masked
 from labrl.networks.recurrent import Pieces, forgotten
 from labrl.networks.spaces import Spaces
+from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
 from labrl.seeding import Streams, derived_seed
-from labrl.step import Step
+from labrl.step import Masks, States, Step
 
 VALUES_AT_ONCE = 4096
 """Observations whose values are computed in one pass."""
@@ -50,7 +51,7 @@ class PolicyConfig:
     gamma: Probability
     """Discount factor: the weight of the next step's value, in [0, 1]."""
     optimizer: Component
-    """How the weights follow the gradient."""
+    """Optimizer of the weights."""
     lr: NonNegativeSchedule
     """Learning rate, >= 0."""
     entropy_coef: NonNegativeSchedule
@@ -58,7 +59,7 @@ class PolicyConfig:
     max_grad_norm: PositiveFloat | None
     """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
     action_bounds: ActionBounds | None
-    """How continuous actions are kept within their bounds: clip (the sample is clipped to them), rescale (it
+    """Treatment of the bounds of continuous actions: clip (the sample is clipped to them), rescale (it
     is clipped to [-1, 1] and scaled to them) or squash (its tanh is scaled to them); null: clip."""
     self_imitation: Component | None
     """Learning again from past steps with a higher return than expected; null: none."""
@@ -77,8 +78,8 @@ class Choice(NamedTuple):
     """Parameters of the action distribution."""
     value: NDArray | float
     """State value, where it came with the policy; else 0."""
-    mask: NDArray[np.bool_] | None
-    """Which actions were valid; None where all always are."""
+    mask: Masks
+    """Valid actions; None where all always are."""
     state: NDArray
     """Recurrent state before the observation, of size 0 without one."""
 
@@ -163,9 +164,7 @@ class Policy:
 
     def observe(self, step: Step, rollout: Rollout) -> None:
         """Store the outcome of the last actions, and forget the episodes that are over."""
-        if step.truncated.any():
-            rollout.add_cuts(step, self.network.layout(step.next_observation), self._state)
-        rollout.add_outcome(step.reward, step.terminated, step.episode_over)
+        rollout.add_outcome(step, self.network.layout, self._state)
         if self.network.state_size:
             self._state = forgotten(self._state, step.episode_over, self.network.state_size)
         self._next = step.observation
@@ -209,7 +208,7 @@ class Policy:
             self._learned_from = None
         return dict(self._metrics)
 
-    def values(self, observation: NDArray, state: NDArray | None = None) -> NDArray:
+    def values(self, observation: NDArray, state: States = None) -> NDArray:
         """Compute state values of observations as the network reads them. [n, *obs] -> [n]
 
         state: recurrent state before each. [n, state_size]
@@ -227,7 +226,7 @@ class Policy:
         """Make one update by the gradient. Returns its norm. Raises NonFiniteError."""
         norm = self.learner.step(lr)
         if not math.isfinite(norm):
-            raise NonFiniteError("grad_norm", self._clock.frame)
+            check_finite(self._clock.frame, {"grad_norm": norm})
         return norm
 
     def record(self, statistics: Tensor, grad_norm: float) -> None:
@@ -235,9 +234,8 @@ class Policy:
         number."""
         means = dict(zip(self._statistics, statistics.tolist(), strict=True))
         terms = {**means, "grad_norm": grad_norm, "weights": float(self.learner.flat.vector.detach().sum())}
-        for term, value in terms.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(term, self._clock.frame)
+        if not all(map(math.isfinite, terms.values())):
+            check_finite(self._clock.frame, terms)
         self._metrics.update(means, grad_norm=grad_norm)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
@@ -249,7 +247,8 @@ class Policy:
         return self.distribution.to_env(self.distribution.mode(self._parameters(observation)))
 
     def numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return what actions are drawn by: probabilities, or means and deviations. [num_envs, ...] each"""
+        """Return the numbers that actions are drawn by: probabilities, or means and deviations. [num_envs,
+        ...] each"""
         return self.distribution.numbers(self._parameters(observation))
 
     def metrics(self, **coefficients: float) -> dict[str, float]:
@@ -298,6 +297,79 @@ class Policy:
         return parameters if observation.mask is None else masked(parameters, observation.mask)
 
 
+class PolicyActor(Actor):
+    """The policy of an actor-critic network; actions are chosen by the parameters of their distribution."""
+
+    def __init__(self, network: ActorCritic, distribution: ActionDistribution, sampled: bool) -> None:
+        super().__init__()
+        self.network, self.state_size = network, network.state_size
+        self._distribution, self._sampled = distribution, sampled
+
+    def forward(
+        self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return actions, parameters and the next state."""
+        parameters, _, state = self.network(inputs, state, value=False)
+        if mask is not None:
+            parameters = masked(parameters, mask)
+        return self._distribution.in_graph(parameters, self._sampled), parameters, state
+
+
+class PolicyAgent(Agent):
+    """The answers that agents give alike which act by a `Policy` and learn from a `Rollout` of it.
+
+    An agent that derives from it makes these two parts, and defines how it acts, observes and learns. Nothing
+    here calls any of that.
+    """
+
+    TRAITS = Traits(masks=True, greedy=True, exports=True, policy_numbers=True, shares_weights=True)
+    policy: Policy
+    rollout: Rollout
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
+        return self.policy.evaluation_action(observation, generator)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
+        return self.policy.greedy_action(observation)
+
+    def actor(self, sampled: bool) -> Actor:
+        """Return the policy as one module."""
+        return PolicyActor(self.policy.network, self.policy.distribution, sampled)
+
+    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
+        """Return the numbers that actions are drawn by: probabilities, or means and deviations. [num_envs,
+        ...] each"""
+        return self.policy.numbers(observation)
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All weights, for sessions that train them together (`meta.distributed`)."""
+        return self.policy.learner.flat
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the updates of the last rollout, and coefficients at this frame."""
+        return self.policy.metrics()
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the one network of policy and values."""
+        return {"actor_critic": self.policy.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
+        return {**self.policy.state_dict(), "rollout": self.rollout.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, in the middle of a rollout too."""
+        self.policy.load_state_dict(state)
+        self.rollout.load_state_dict(state["rollout"])
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self.policy.close()
+
+
 def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
     """Compute distribution parameters and values of a minibatch, to be differentiated. [batch, ...] each"""
     if minibatch.state.shape[1]:
@@ -307,6 +379,26 @@ def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor
         output = network(minibatch.observation)
     parameters = output.parameters
     return parameters if minibatch.mask is None else masked(parameters, minibatch.mask), output.value
+
+
+def policy_gradient_by_hand(
+    policy: Policy, kernel: Any, minibatch: Minibatch, value_coef: float, entropy_coef: float
+) -> NDArray:
+    """Compute the gradient of -log pi(a|s) A + value_coef (R - V)^2 / 2 - entropy_coef H by a kernel.
+
+    kernel: of the policy's network. Returns the means of the three, before their coefficients. [3]
+    """
+    parameters, value, _ = kernel.forward(minibatch.observation)
+    statistics, gradients = policy_gradient(
+        distributions(policy.distribution, parameters, minibatch.action, minibatch.mask),
+        value,
+        minibatch.advantage.numpy(),
+        minibatch.value_target.numpy(),
+        value_coef=value_coef,
+        entropy_coef=entropy_coef,
+    )
+    kernel.backward(*gradients)
+    return statistics
 
 
 def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
@@ -325,7 +417,7 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
             key="agent.self_imitation",
         )
     for option in () if isinstance(spaces.action, gym.spaces.Box) else ("log_std_init", "action_bounds"):
-        if getattr(config, option) is not None:
+        if vars(config)[option] is not None:
             raise InputError(
                 f"agent.{option} is for continuous actions, and this environment's actions are "
                 f"{spaces.action}. Set agent.{option}=null.",
@@ -333,44 +425,6 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
                 key=f"agent.{option}",
             )
     return recurrent
-
-
-def nearest_divisor(number: int, wanted: int, unit: int) -> int:
-    """Return the divisor of `number`, a multiple of `unit`, that is nearest to `wanted`; the smaller of
-    two."""
-    number //= unit
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    divisors = small + [number // divisor for divisor in reversed(small)]
-    return unit * min(divisors, key=lambda divisor: abs(unit * divisor - wanted))
-
-
-def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) -> None:
-    """Raise InputError unless minibatches divide the rollout.
-
-    env: the `env` group; unit: steps that a minibatch holds a multiple of.
-    """
-    rollout = horizon * env.num_envs
-    if rollout % batch_size:
-        raise InputError(
-            f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
-            f"{horizon} x env.num_envs={env.num_envs}), got {batch_size}. The nearest "
-            f"value that does is agent.batch_size={nearest_divisor(rollout, batch_size, unit)}.",
-            code="contradiction",
-            key="agent.batch_size",
-        )
-
-
-def check_budget(horizon: int, env: Any) -> None:
-    """Raise InputError if training would end before the first update. env: the `env` group."""
-    rollout = horizon * env.num_envs
-    if env.max_frame < rollout:
-        raise InputError(
-            f"env.max_frame must be at least one rollout of {rollout} frames (agent.horizon={horizon} x "
-            f"env.num_envs={env.num_envs}), got {env.max_frame}. Set env.max_frame={rollout} or a smaller "
-            "agent.horizon.",
-            code="contradiction",
-            key="env.max_frame",
-        )
 
 
 def normalized(advantage: Tensor, ranks: Ranks = ALONE) -> Tensor:

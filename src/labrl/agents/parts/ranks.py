@@ -10,17 +10,22 @@ from labrl.errors import InputError
 Options = TypeVar("Options")
 
 
-def divided(options: Options, name: str, ranks: int, parent: str = "agent") -> Options:
+def divided(
+    options: Options, name: str, ranks: int, parent: str = "agent", sequence_length: int = 1
+) -> Options:
     """Return `options` with the equal part of one rank of their option `name`.
 
-    parent: key of the options. Raises InputError where `ranks` does not divide the number.
+    parent: key of the options; sequence_length: steps that a rank learns from together. Raises InputError
+    where the number is no multiple of the ranks times that length.
     """
-    number = getattr(options, name)
-    if number % ranks:
-        near = max(number // ranks, 1) * ranks
+    number, unit = vars(options)[name], ranks * sequence_length
+    if number % unit:
+        sequences = f" times the {sequence_length} steps of a sequence" if sequence_length > 1 else ""
+        near = number // unit + 1 if sequence_length > 1 else max(number // unit, 1)
         raise InputError(
-            f"{parent}.{name} counts over all ranks and must be a multiple of their number {ranks} "
-            f"(torchrun's --nproc-per-node times --nnodes), got {number}. Set {parent}.{name}={near}.",
+            f"{parent}.{name} counts over all ranks and must be a multiple of {unit}, their number {ranks} "
+            f"(torchrun's --nproc-per-node times --nnodes){sequences}, got {number}. Set "
+            f"{parent}.{name}={near * unit}.",
             code="range",
             key=f"{parent}.{name}",
         )

@@ -27,7 +27,7 @@ from labrl.memory.rollout import Episodes
 from labrl.networks.distributions import ActionDistribution, masked
 from labrl.networks.spaces import Spaces, stored_choices
 from labrl.schedules import value_at
-from labrl.step import Step
+from labrl.step import Masks, Step
 
 if TYPE_CHECKING:
     from labrl.agents.parts.policy import Policy
@@ -38,7 +38,8 @@ class SelfImitationConfig:
     """Options of self-imitation."""
 
     memory: Component
-    """Where steps of whole episodes are kept with their returns; prioritized by what was underrated."""
+    """Replay buffer of steps of whole episodes with their returns, prioritized by how much they were
+    underrated."""
     updates: PositiveInt
     """Updates after each of the agent's own rollouts, M in the paper, >= 1."""
     batch_size: PositiveInt
@@ -110,7 +111,7 @@ class SelfImitation:
     ) -> None:
         """policy: that learns; lr: its learning rate; generator: of the session's streams, which save it."""
         self._config, self._policy, self._gamma, self._lr, self._clock = config, policy, gamma, lr, clock
-        self._episodes, self._masked = Episodes(1, spaces.num_envs), spaces.masked
+        self._episodes = Episodes(1, spaces.num_envs)
         self._held: list[Any] | None = None  # the latest step, until what follows it is known
         self._memory: Replay = config.memory.build(
             observation_space=spaces.observation,
@@ -122,20 +123,17 @@ class SelfImitation:
             generator=generator,
             num_masked=policy.distribution.num_parameters if spaces.masked else 0,
         )
-        self._loss = DerivedLoss(self._by_autograd, self._by_hand)
+        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
         self._metrics = dict.fromkeys(self.STATISTICS, math.nan)
 
-    def observe(
-        self, observation: NDArray, action: NDArray, mask: NDArray[np.bool_] | None, step: Step
-    ) -> None:
+    def observe(self, observation: NDArray, action: NDArray, mask: Masks, step: Step) -> None:
         """Store one vector step.
 
         observation, action, mask: what was seen, done and valid, [num_envs, ...]; step: the outcome.
         """
         episodes = self._episodes
-        episodes.add_choice(observation, action, np.zeros((len(action), 0), np.float32), 0.0, mask)
-        episodes.add_cuts(step, step.next_observation)
-        episodes.add_outcome(step.reward, step.terminated, step.episode_over)
+        episodes.add_choice(observation, action, mask=mask)
+        episodes.add_outcome(step)
         if episodes.full:
             self._keep(episodes)
             episodes.clear()
@@ -156,7 +154,7 @@ class SelfImitation:
                 tensor(sample.weight),
                 None if sample.mask is None else tensor(sample.mask),
             )
-            rows = self._policy.learner.gradient(self._loss, minibatch).cpu()
+            rows = self._policy.learner.gradient(self._derived_loss, minibatch).cpu()
             self._policy.descend(value_at(self._lr, self._clock.frame))
             underrated = self.STATISTICS.index("imitation_advantage")
             self._memory.update_priorities(sample.index, rows[underrated].numpy())
@@ -165,7 +163,7 @@ class SelfImitation:
         self._metrics.update(zip(self.STATISTICS, means, strict=True))
         return self._config.updates
 
-    def _by_autograd(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
+    def loss(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
         """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]"""
         output = network(minibatch.observation)
         parameters, value = output.parameters, output.value
@@ -178,7 +176,7 @@ class SelfImitation:
         losses = self._config.policy_coef * policy + self._config.value_coef * value_error
         return torch.dot(losses, minibatch.weight) / len(minibatch), statistics
 
-    def _by_hand(self, kernel: Any, minibatch: ImitationBatch) -> NDArray:
+    def _loss_by_hand(self, kernel: Any, minibatch: ImitationBatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the STATISTICS."""
         parameters, value, _ = kernel.forward(minibatch.observation)
         statistics, gradients = imitation_gradient(
@@ -218,13 +216,13 @@ class SelfImitation:
 
     def _keep(self, episodes: Episodes) -> None:
         """Give the steps of ended episodes to the memory, with their discounted returns."""
-        beyond = np.zeros(episodes.num_envs + len(episodes.cut), np.float32)
-        if episodes.cut:
-            final = np.stack(list(episodes.cut.values()))
+        beyond = np.zeros(episodes.num_envs + len(episodes.cuts), np.float32)
+        if episodes.cuts:
+            final = np.stack([cut.observation for cut in episodes.cuts])
             beyond[episodes.num_envs :] = self._policy.values(self._policy.network.layout(final))
         returns = episodes.advantages(beyond, self._gamma, 1.0)  # values are all 0
         observation, action = episodes.rows("observation"), episodes.rows("action")
-        mask = episodes.rows("mask") if self._masked else None
+        mask = episodes.masks
         over = episodes.rows("terminated") | episodes.rows("episode_over")
         for row in range(len(returns)):
             at = slice(row, row + 1)

@@ -6,35 +6,25 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
-from torch import Tensor
 
 from labrl.config.types import Fraction, PositiveInt
 from labrl.learning.flat import Network
 from labrl.learning.learner import Learner, as_arrays
 
 
-class TargetUpdate:
-    """Changes a target's weights, one flat vector, in place. Built as `Target(config)`; has no state."""
-
-    def frames_passed(self, target: Tensor, weights: Tensor, before: int, now: int) -> None:
-        """Take in that a vector step passes, before the updates that it makes due.
-
-        target, weights: of the target and of the network that it follows, [size]; before, now: frames of the
-        run.
-        """
-
-    def updated(self, target: Tensor, weights: Tensor) -> None:
-        """Take in an update of `weights`. [size] each"""
-
-
 class TargetNetwork(Generic[Network]):
-    """A copy of a learner's network with weights of its own and no gradient."""
+    """A copy of a learner's network with weights of its own and no gradient; derived classes let them follow.
 
-    def __init__(self, learner: Learner[Network], update: TargetUpdate) -> None:
+    Built as `Target(config, learner=Learner)`. It has no state but its weights.
+    """
+
+    def __init__(self, learner: Learner[Network]) -> None:
         self.network, self.weights = learner.twin()
+        """`weights`: those of `network`, one flat vector, to be changed in place. [size]"""
+        self.followed = learner.flat.vector
+        """The weights that it follows. [size]"""
         self.forward_network = learner.in_precision(self.network)
         """The network in the session's precision, for losses."""
-        self._followed, self._update = learner.flat.vector, update
         self._kernel, self._tensor = learner.kernel_for(self.network), learner.tensor
 
     def forward(self, *inputs: Any) -> Any:
@@ -46,17 +36,18 @@ class TargetNetwork(Generic[Network]):
             return as_arrays(self.network(*map(self._tensor, inputs)))
 
     def frames_passed(self, before: int, now: int) -> None:
-        """Call once a vector step, before the updates that it makes due. before, now: frames of the run"""
-        self._update.frames_passed(self.weights, self._followed, before, now)
+        """Take in that a vector step passes, before the updates that it makes due.
+
+        before, now: frames of the run.
+        """
 
     def updated(self) -> None:
-        """Call after each update that the target follows."""
-        self._update.updated(self.weights, self._followed)
+        """Take in an update of the weights that it follows."""
 
     @property
     def distance(self) -> float:
         """Euclidean distance of its weights from those that it follows."""
-        return float((self._followed.detach() - self.weights).norm())
+        return float((self.followed.detach() - self.weights).norm())
 
 
 @dataclass(kw_only=True)
@@ -67,19 +58,20 @@ class ReplaceConfig:
     """Frames between copies, >= 1."""
 
 
-class Replace(TargetUpdate):
+class Replace(TargetNetwork[Network]):
     """The weights as they were at the last multiple of `every` frames."""
 
     Config = ReplaceConfig
 
-    def __init__(self, config: ReplaceConfig) -> None:
+    def __init__(self, config: ReplaceConfig, learner: Learner[Network]) -> None:
+        super().__init__(learner)
         self._every = config.every
 
-    def frames_passed(self, target: Tensor, weights: Tensor, before: int, now: int) -> None:
+    def frames_passed(self, before: int, now: int) -> None:
         """Copy the weights if a multiple was crossed, whatever the number of frames in a step."""
         if now // self._every > before // self._every:
             with torch.no_grad():
-                target.copy_(weights)
+                self.weights.copy_(self.followed)
 
 
 @dataclass(kw_only=True)
@@ -90,15 +82,16 @@ class PolyakConfig:
     """Step towards the online weights in each update, in (0, 1]; 1: no delay at all."""
 
 
-class Polyak(TargetUpdate):
+class Polyak(TargetNetwork[Network]):
     """target <- (1 - tau) target + tau weights."""
 
     Config = PolyakConfig
 
-    def __init__(self, config: PolyakConfig) -> None:
+    def __init__(self, config: PolyakConfig, learner: Learner[Network]) -> None:
+        super().__init__(learner)
         self._tau = config.tau
 
-    def updated(self, target: Tensor, weights: Tensor) -> None:
+    def updated(self) -> None:
         """Move the target towards the weights."""
         with torch.no_grad():
-            target.lerp_(weights, self._tau)
+            self.weights.lerp_(self.followed, self._tau)

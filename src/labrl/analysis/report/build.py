@@ -1,24 +1,22 @@
-"""From a folder to its statistics, plots and `report.html`."""
+"""Build statistics, plots and `report.html` of a folder."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from labrl.analysis.figures import Sheet, save_sheets
-from labrl.analysis.groups import Group, grouped
+from labrl.analysis.groups import grouped
 from labrl.analysis.report.comparison import Comparison, comparison_report
 from labrl.analysis.report.page import Report, render
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
-from labrl.analysis.search import read_search, summary
-from labrl.analysis.statistics import compare, trial_statistics
+from labrl.analysis.statistics import compare, of_trial
 from labrl.analysis.tables import as_csv, comparison_rows
 from labrl.errors import InputError
 from labrl.storage.atomic import write_atomic, write_json
@@ -33,14 +31,14 @@ STATISTICS_CSV = "statistics.csv"
 
 @dataclass(frozen=True)
 class Built:
-    """What was made."""
+    """Files and statistics that were built."""
 
     path: Path
-    """Of `report.html`."""
+    """Path of `report.html`."""
     statistics: Mapping[str, Any]
-    """Of `compare`: of a single run, of its one group."""
+    """Result of `compare`; for a single run, of its one group."""
     warnings: Sequence[str]
-    """What the report asks to keep in mind: runs that still go on or failed, too few seeds, missing rows."""
+    """Warnings of the report: runs that are unfinished or failed, too few seeds, missing rows."""
     verdict: str = ""
     """The result, in a few sentences."""
 
@@ -61,11 +59,12 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
 
 def build_run(run: Run, out: Path | None = None) -> Built:
     """The report of one run; its `statistics.csv` has a row for each session."""
-    statistics = trial_statistics(run)
+    comparison = compare(grouped([run]))
+    statistics = of_trial(run, comparison["envs"][0]["groups"][0])
     report, sheets = trial_report(run, statistics)
     table = pl.DataFrame(statistics["sessions"], infer_schema_length=None)
     path = _write(out or run.path, report, sheets, statistics, table)
-    return Built(path, compare(grouped([run])), report.warnings, report.verdict)
+    return Built(path, comparison, report.warnings, report.verdict)
 
 
 def build_experiment(experiment: Experiment, out: Path | None = None) -> Built:
@@ -93,51 +92,21 @@ def build_comparison(
             code="not-found",
             key=str(place),
         )
-    groups = grouped(runs, by)
-    going_on = any(run.status == "running" for run in runs)
-    status = experiment.status if experiment else "running" if going_on else "finished"
-    search = read_search(experiment.info) if experiment else None
-    if experiment is not None and search is not None:
-        groups = _named_by_trial(groups, experiment)
-    statistics = compare(groups)
-    if experiment is not None and search is not None:
-        statistics["search"] = summary(search, runs, experiment.path)
-    comparison = Comparison(title, groups, statistics, out, status, experiment, search)
+    comparison = Comparison(grouped(runs, by), out, title, experiment)
     report, sheets = comparison_report(comparison)
-    path = _write(out, report, sheets, statistics, comparison_rows(statistics))
-    return Built(path, statistics, report.warnings, report.verdict)
-
-
-def _named_by_trial(groups: Sequence[Group], experiment: Experiment) -> list[Group]:
-    """The groups of a search, each called by the number of its trial: its values stand in a table."""
-    trials = experiment.info.get("trials", [])
-    numbers = {(experiment.path / str(t.get("folder"))).resolve(): t.get("number") for t in trials}
-    found = {id(group): numbers.get(group.runs[0].path.resolve()) for group in groups}
-    known = list(found.values())
-    return [
-        group
-        if found[id(group)] is None or known.count(found[id(group)]) > 1
-        else replace(group, name=f"trial {found[id(group)]}")
-        for group in groups
-    ]
+    path = _write(out, report, sheets, comparison.statistics, comparison_rows(comparison.statistics))
+    return Built(path, comparison.statistics, report.warnings, report.verdict)
 
 
 def _write(
     folder: Path, report: Report, sheets: Sequence[Sheet], statistics: dict[str, Any], table: pl.DataFrame
 ) -> Path:
-    with _writing(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         save_sheets(sheets, folder / PLOTS)
         write_json(folder / STATISTICS_JSON, statistics)
         write_atomic(folder / STATISTICS_CSV, as_csv(table))
         write_atomic(folder / REPORT, render(report, folder))
-    return folder / REPORT
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
         reason = error.strerror or error
         raise InputError(
@@ -145,3 +114,4 @@ def _writing(folder: Path) -> Iterator[None]:
             code="usage",
             key=str(folder),
         ) from error
+    return folder / REPORT

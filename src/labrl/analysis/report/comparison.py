@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, interval_by, moment, number, typed
-from labrl.analysis.groups import Group, by_env, told, varied
+from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, interval_by, moment, number
+from labrl.analysis.groups import Group, by_env, varied
 from labrl.analysis.intervals import PAIR_METHOD
-from labrl.analysis.report.page import (
-    Block,
-    Cell,
-    Charts,
-    Command,
-    Controls,
-    KeyFigure,
-    Note,
-    Report,
-    Section,
-    Table,
-    Toggle,
-    relative,
-)
-from labrl.analysis.report.search import search_figures, search_sections
+from labrl.analysis.report.page import KeyFigure, Report, Toggle, relative
+from labrl.analysis.report.search import search_content, search_figures
 from labrl.analysis.report.trial import group_figure
-from labrl.analysis.returns import MEANING, NAMES
+from labrl.analysis.returns import NAMES, GroupReturn, statistic_name
 from labrl.analysis.runs import Experiment, Run
-from labrl.analysis.search import SearchResult, verdict
-from labrl.analysis.series import AXES, TimeAxes, evaluates, return_curve
-from labrl.analysis.settings import Setting, settings
-from labrl.analysis.statistics import final_return, improvement, ranked, statistic_of, values_of
+from labrl.analysis.search import read_search, summary, verdict
+from labrl.analysis.series import AXES, TimeAxes, Views, evaluates, split
+from labrl.analysis.settings import setting_charts
+from labrl.analysis.statistics import compare, improvement, ranked, statistic_of, values_of
 
 MOST_NAMED = 8
 """Groups that have a colour of their own; the others are grey lines behind them."""
@@ -55,189 +42,107 @@ class Member:
 
     group: Group
     entry: Mapping[str, Any]
-    """Of `group_statistics`."""
+    """Result of `group_statistics`."""
     style: Style
     named: bool
     """Whether it is one of the best, which have a colour of their own."""
     key: str
-    """What hides its curves."""
+    """Key by which its curves are hidden."""
+
+    @cached_property
+    def final(self) -> GroupReturn | None:
+        """The final return of a group; None without one."""
+        return group_figure(self.entry)
 
 
-@dataclass(frozen=True)
 class EnvComparison:
     """The groups of one environment beside each other."""
 
-    entry: Mapping[str, Any]
-    """One of `compare`'s `envs`."""
-    members: Sequence[Member]
-    axes: TimeAxes
-    suffix: str
-    """Behind the names of anchors and files where there are several environments."""
-    where: str
-    """Behind the titles, likewise."""
-
-    @classmethod
-    def of(
-        cls, entry: Mapping[str, Any], groups: Sequence[Group], axes: TimeAxes, several: bool
-    ) -> EnvComparison:
-        """entry: the statistics of the environment; groups: those in it, in the same order."""
+    def __init__(
+        self, entry: Mapping[str, Any], groups: Sequence[Group], axes: TimeAxes, several: bool
+    ) -> None:
+        """entry: the statistics of the environment; groups: those in it, in the same order; several: whether
+        there are several environments, so that anchors, files and titles name it."""
+        self._entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
-        suffix, entries = f"_{slug}" if several else "", entry["groups"]
+        self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
         order = [one["name"] for _, one in ranked(entries)]
         order += [one["name"] for one in entries if one["name"] not in order]
         best = set(order[:MOST_NAMED])
         styles = iter(group_styles([group.agent for group in groups if group.name in best]))
-        members = [
-            Member(
-                group,
-                one,
-                next(styles) if group.name in best else Style(GREY),
-                group.name in best,
-                f"{group.name if group.name in best else 'others'}{suffix}",
-            )
+        self.members = [
+            Member(group, one, next(styles), True, f"{group.name}{self.suffix}")
+            if group.name in best
+            else Member(group, one, Style(GREY), False, f"others{self.suffix}")
             for group, one in zip(groups, entries, strict=True)
         ]
-        return cls(entry, members, axes, suffix, f" on {entry['env']}" if several else "")
+        self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
+        self.toggles = [Toggle(one.key, one.group.name, one.style) for one in self.members if one.named]
+        if others := len(self.members) - len(self.toggles):
+            self.toggles.append(Toggle(f"others{self.suffix}", f"{others} others", Style(GREY)))
+        self.statistic = NAMES[statistic_of(max(len(group.sessions) for group in groups))]
+        self.short_statistic = statistic_name(max((one["counted"] for one in entries), default=0))
+        self.branches = entry["branches"] or {}
+        self.humans = any("human_normalized" in one["estimates"] for one in entries)
+        self.returns, self.scores, self.profile = self._returns(), self._scores(), self._profile()
+        self.pairs = self._pairs()
+        self.settings = setting_charts(groups, entries)
 
-    def parts(self) -> tuple[list[Section], list[Sheet]]:
-        """The sections and the plots of the environment."""
-        curves, scores, profile = self._curves(), self._scores_chart(), self._profile()
-        title = str(self.entry["env"])
-        sheets = [Sheet(f"return_{axis}{self.suffix}", [curves], axis, title) for axis in AXES]
-        sections = [self._curves_section(curves)]
-        blocks: list[Block] = [self._scores_table()]
-        if (pairs := self._pairs()) is not None:
-            blocks += [pairs, Note(f"95 % intervals: {PAIR_METHOD}.")]
-        if profile is not None:
-            blocks.append(Charts([scores, profile]))
-            sheets.append(Sheet(f"scores{self.suffix}", [scores], "group", title))
-            sheets.append(Sheet(f"profile{self.suffix}", [profile], "score", title))
-        sections.append(Section(f"scores{self.suffix}", f"Scores{self.where}", blocks))
-        found = settings([one.group for one in self.members], self.entry["groups"])
-        by_setting: list[Block] = []
-        for setting in found:
-            charts = list(self._measures(setting))
-            by_setting += [Note(f"Against {setting.key}:"), Charts(charts, small=True)]
-            name = f"measures_{setting.key.replace('/', '.')}{self.suffix}"
-            sheets.append(Sheet(name, charts, "value", f"{title}, against {setting.key}"))
-        if found:
-            sections.append(Section(f"settings{self.suffix}", f"By setting{self.where}", by_setting))
-        return sections, sheets
+    def sheets(self) -> Iterator[Sheet]:
+        """Yield the plots of the environment."""
+        title = str(self._entry["env"])
+        for axis in AXES:
+            yield Sheet(f"return_{axis}{self.suffix}", [self.returns], axis, title)
+        if self.profile is not None:
+            yield Sheet(f"scores{self.suffix}", [self.scores], "group", title)
+            yield Sheet(f"profile{self.suffix}", [self.profile], "score", title)
+        for key, charts in self.settings.items():
+            name = f"measures_{key.replace('/', '.')}{self.suffix}"
+            yield Sheet(name, charts, "value", f"{title}, against {key}")
 
-    def _curves(self) -> Chart:
+    def _returns(self) -> Chart:
         lines: list[Line] = []
+        trunk: list[Views] = []
         for one in self.members:
-            found = [
-                (session, {axis: return_curve(session, axis, evaluates(run)) for axis in AXES})
-                for run in one.group.runs
-                for session in run.sessions
-            ]
-            views = self.axes.middles([curves for _, curves in found])
-            if not views:
-                continue
-            name, style = one.group.name, one.style
-            if not one.named:
+            seeds = [(session, evaluates(run)) for run in one.group.runs for session in run.sessions]
+            curves = [self._axes.returns(session, apart) for session, apart in seeds]
+            if self.branches and one.group.name in self.branches["groups"]:
+                parts = [split(curve, self.branches["frame"]) for curve in curves]
+                trunk, curves = trunk or [past for past, _ in parts], [rest for _, rest in parts]
+            views = self._axes.middles(curves)
+            if views and not one.named:
                 bare = {axis: View(view.x, view.y) for axis, view in views.items()}
-                lines.append(Line(one.key, name, style, bare, "reference"))
-                continue
-            for place, (session, curves) in enumerate(found):
-                seed = session.index if session.seed is None else session.seed
-                own = self.axes.views(curves)
-                said = f"{name}, seed {seed}"
-                lines.append(Line(f"{one.key} {place}", said, style, own, "seed", group=one.key))
-            lines.append(Line(one.key, name, style, views))
+                lines.append(Line(one.key, one.group.name, one.style, bare, "reference"))
+            elif views:
+                for place, ((session, _), own) in enumerate(zip(seeds, curves, strict=True)):
+                    name = f"{one.group.name}, seed {session.index if session.seed is None else session.seed}"
+                    lines.append(Line(f"{one.key} {place}", name, one.style, own, "seed", group=one.key))
+                lines.append(Line(one.key, one.group.name, one.style, views))
+        if past := self._axes.middles(trunk):
+            name = f"common past, up to frame {self.branches['frame']:,}"
+            lines.append(Line(f"trunk{self.suffix}", name, Style(GREY), past))
         rigorous = all(evaluates(run) for one in self.members for run in one.group.runs)
         unit = f"of {'evaluation' if rigorous else 'training'} episodes"
-        return Chart("Return", self.axes.axes, lines, unit, tall=True)
+        return Chart("Return", self._axes.axes, lines, unit, tall=True)
 
-    def _curves_section(self, chart: Chart) -> Section:
-        toggles = [Toggle(one.key, one.group.name, one.style) for one in self.members if one.named]
-        most = max(len(one.group.sessions) for one in self.members)
-        note = f"{NAMES[statistic_of(most)].capitalize()} over the seeds of a group, with its {INTERVAL}. "
-        note += "Drag to zoom, double-click to see all; a click on a name hides it."
-        if len(toggles) < len(self.members):
-            others = len(self.members) - len(toggles)
-            toggles.append(Toggle(f"others{self.suffix}", f"{others} others", Style(GREY)))
-            note += f" Of {len(self.members)} groups the {MOST_NAMED} best have a colour."
-        controls = Controls({"frame": "frames", "wall": "wall time"}, toggles, seeds=False)
-        return Section(f"curves{self.suffix}", f"Curves{self.where}", [controls, Charts([chart]), Note(note)])
-
-    def _scores_table(self) -> Table:
-        entries = self.entry["groups"]
-        most = max((group["counted"] for group in entries), default=0)
-        columns = ["group", "seeds", f"final return ({'IQM' if statistic_of(most) == 'iqm' else 'mean'})"]
-        columns += [INTERVAL, "mean", "best", "average return", "strength", "sample efficiency", "stability"]
-        columns += ["consistency", "frames/s"]
-        humans = any("human_normalized" in group["estimates"] for group in entries)
-        names = (
-            "final_return",
-            "best_return",
-            "area_under_curve",
-            "strength",
-            "sample_efficiency",
-            "stability",
-        )
-        by_name = {one.group.name: one for one in self.members}
-        order = [group for _, group in ranked(entries)]
-        rows: list[Sequence[Any]] = []
-        for group in [*order, *(group for group in entries if group not in order)]:
-            means = {name: facts["mean"] for name, facts in group["measures"].items()}
-            middle = group_figure(group)
-            rows.append(
-                [
-                    Cell(group["name"], colour=by_name[group["name"]].style.colour),
-                    Cell(group["counted"], str(group["counted"])),
-                    middle.value if middle else None,
-                    (interval(middle.low, middle.high) if middle else "") or UNKNOWN,
-                    *(means[name] for name in names),
-                    group["consistency"],
-                    Cell(means["fps"], number(means["fps"], 3)),
-                    *([means["human_normalized"]] if humans else []),
-                ]
-            )
-        return Table([*columns, "human-normalized"] if humans else columns, rows)
-
-    def _scores_chart(self) -> Chart:
-        """The final return of each named group with its interval, and of each of its seeds."""
-        shown = [one for one in self.members if one.named and one.entry["counted"]]
-        shown.sort(key=lambda one: -final_return(one.entry).value)  # type: ignore[union-attr]
+    def _scores(self) -> Chart:
+        """Return the final return of each named group with its interval, and of each of its seeds."""
+        shown = [one for one in self.ranked if one.named and one.final is not None]
         lines = []
         for place, one in enumerate(shown):
-            scores, middle = values_of(one.entry, "final_return"), group_figure(one.entry)
-            seeds = View(np.full(len(scores), place), scores)
+            scores, final = values_of(one.entry, "final_return"), one.final
+            assert final is not None
+            seeds = {"group": View(np.full(len(scores), place), scores)}
             name = f"{one.group.name}, each seed"
-            lines.append(Line(one.key, name, one.style, {"group": seeds}, "points", mark="cross"))
-            if middle is not None:
-                ends = ([middle.low], [middle.high]) if middle.low is not None else ()
-                view = View([place], [middle.value], *ends)
-                lines.append(Line(one.key, one.group.name, one.style, {"group": view}, "points"))
+            lines.append(Line(one.key, name, one.style, seeds, "points", mark="cross"))
+            ends = ([final.low], [final.high]) if final.low is not None else ()
+            middle = {"group": View([place], [final.value], *ends)}
+            lines.append(Line(one.key, one.group.name, one.style, middle, "points"))
         axis = Axis("", ticks=[one.group.name for one in shown])
         return Chart("Final return", {"group": axis}, lines, f"with its {INTERVAL}, and of each seed")
 
-    def _pairs(self) -> Table | None:
-        """How likely a seed of the row's group beats one of the column's."""
-        pairs, caption = self.entry["improvement"], f"Probability of improvement{self.where}"
-        names = list(dict.fromkeys(pair[side] for pair in pairs for side in ("x", "y")))
-        if len(names) < 2:
-            return None
-        if len(names) > MOST_IN_MATRIX:
-            rows = [
-                [pair["x"], pair["y"], pair["value"], interval(pair["low"], pair["high"]) or UNKNOWN]
-                for pair in pairs
-            ]
-            return Table(["a seed of", "beats one of", "probability", "95 % interval"], rows, caption)
-        matrix: list[Sequence[Cell | str]] = []
-        for x in names:
-            found = [improvement(self.entry, x, y) for y in names]
-            cells = [
-                Cell(None, "") if p is None else Cell(p.value, f"{p.value:.2f}", interval(p.low, p.high))
-                for p in found
-            ]
-            matrix.append([x, *cells])
-        return Table(["a seed of … beats one of", *names], matrix, caption)
-
     def _profile(self) -> Chart | None:
-        profile = self.entry["profile"]
+        profile = self._entry["profile"]
         if not profile:
             return None
         lines = [
@@ -254,76 +159,92 @@ class EnvComparison:
         axes = {"score": Axis("final return")}
         return Chart("Performance profile", axes, lines, "share of seeds above a return", fixed_y=(0.0, 1.0))
 
-    def _measures(self, setting: Setting) -> Iterator[Chart]:
-        """Each measure against one hyperparameter that differs."""
-        agents = [one.group.agent for one in self.members]
-        styles = dict(zip(dict.fromkeys(agents), group_styles(list(dict.fromkeys(agents))), strict=True))
-        places = np.log10(setting.places) if setting.logarithmic else setting.places
-        axis = Axis(setting.key, setting.names, log=setting.logarithmic, whole=setting.whole)
-        for name, estimates in setting.measures.items():
-            lines = []
-            for agent, style in styles.items():
-                own = [i for i, other in enumerate(agents) if other == agent and estimates[i] is not None]
-                columns = np.array([estimates[i] for i in own], dtype=np.float64).reshape(-1, 3)
-                view = View(places[own], *columns.T)
-                labels = [self.members[i].group.name for i in own]
-                lines.append(Line(f"by {agent}", agent, style, {"value": view}, "points", labels=labels))
-            yield Chart(name.capitalize(), {"value": axis}, lines)
+    def _pairs(self) -> dict[str, Any]:
+        """Return how likely a seed of one group beats one of another: a matrix, of many groups a list."""
+        pairs = self._entry["improvement"]
+        names = list(dict.fromkeys(pair[side] for pair in pairs for side in ("x", "y")))
+        if len(names) <= MOST_IN_MATRIX:
+            matrix = [(x, [improvement(self._entry, x, y) for y in names]) for x in names]
+            return {"columns": ["a seed of … beats one of", *names], "rows": matrix}
+        columns = ["a seed of", "beats one of", "probability"]
+        rows = [(pair["x"], [pair["y"], improvement(self._entry, pair["x"], pair["y"])]) for pair in pairs]
+        return {"columns": columns, "rows": rows}
 
 
-@dataclass(frozen=True)
 class Comparison:
-    """What a report of several groups is made of."""
+    """Groups of runs beside each other, with their statistics, and where their report will lie."""
 
-    title: str
-    groups: Sequence[Group]
-    statistics: Mapping[str, Any]
-    """Of `compare`."""
-    folder: Path
-    """Where the report will lie."""
-    status: str
-    experiment: Experiment | None = None
-    """Whose trials they are, if all are of one."""
-    search: SearchResult | None = None
-    """Where it is one: what it confirmed on fresh seeds is the verdict of the report."""
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        folder: Path,
+        title: str = "Comparison",
+        experiment: Experiment | None = None,
+    ) -> None:
+        """experiment: whose trials they are, if all are of one; those of a search are called by their number,
+        and what it confirmed on fresh seeds is the verdict of the report."""
+        self.groups, self.folder, self.title, self.experiment = groups, folder, title, experiment
+        self.runs = [run for group in groups for run in group.runs]
+        self.search = read_search(experiment.info) if experiment else None
+        if experiment is not None and self.search is not None:
+            numbers = [experiment.number_of(group.runs[0]) for group in groups]
+            self.groups = [
+                group
+                if number is None or numbers.count(number) > 1
+                else replace(group, name=f"trial {number}")
+                for group, number in zip(groups, numbers, strict=True)
+            ]
+        self.statistics = compare(self.groups)
+        if experiment is not None and self.search is not None:
+            self.statistics["search"] = summary(self.search, self.runs, experiment.path)
+
+    @property
+    def status(self) -> str:
+        """The status of the experiment; for other runs, `running` as long as one of them runs."""
+        if self.experiment is not None:
+            return self.experiment.status
+        return "running" if any(run.status == "running" for run in self.runs) else "finished"
 
 
 def comparison_report(comparison: Comparison) -> tuple[Report, list[Sheet]]:
-    """Curves, scores, pairs and profiles by environment, then the trials and what differs between them."""
+    """Return curves, scores, pairs and profiles by environment, the trials, and what differs between them."""
     statistics, groups, search = comparison.statistics, comparison.groups, comparison.search
-    info = comparison.experiment.info if comparison.experiment else {}
-    sections, sheets = [], []
-    if comparison.experiment is not None and search is not None:
-        sections += search_sections(search, comparison.experiment.path)
-    axes = TimeAxes([run for group in groups for run in group.runs])
-    for entry, own in zip(statistics["envs"], by_env(groups).values(), strict=True):
-        found = EnvComparison.of(entry, own, axes, len(statistics["envs"]) > 1).parts()
-        sections += found[0]
-        sheets += found[1]
-    if statistics["across"]:
-        sections.append(_across_section(statistics["across"]))
-    sections += [_trials_section(comparison), _groups_section(groups, info)]
-    if search is None:
-        sentences = [_verdict(entry) for entry in statistics["envs"]][:MOST_VERDICTS]
-        figures = list(_figures(comparison))
-    else:
-        sentences = list(verdict(search))
-        figures = list(search_figures(search, statistics["search"]))
+    experiment, entries = comparison.experiment, statistics["envs"]
+    info = {"command": None, "resumes": None, **(experiment.info if experiment else {})}
+    axes = TimeAxes(comparison.runs)
+    envs = [
+        EnvComparison(entry, own, axes, len(entries) > 1)
+        for entry, own in zip(entries, by_env(groups).values(), strict=True)
+    ]
+    content = {
+        "search": search,
+        "searched": search_content(search, experiment.path) if experiment and search else None,
+        "path": experiment.path if experiment else None,
+        "envs": envs,
+        "pair_method": PAIR_METHOD,
+        "across": statistics["across"],
+        "trials": list(_trials(comparison)),
+        "groups": groups,
+        "info": info,
+        "different": varied([group.runs[0] for group in groups]),
+        "versions": sorted({_code(run) for run in comparison.runs}),
+    }
     report = Report(
+        template="groups",
         title=comparison.title,
         subtitle=moment(info["created"]) if info.get("created") else "",
         status=comparison.status,
-        verdict=" ".join(sentences),
-        figures=figures,
+        verdict=" ".join(verdict(search) if search else map(_verdict, entries[:MOST_VERDICTS])),
+        figures=list(search_figures(search, statistics["search"]) if search else _figures(comparison)),
         warnings=list(_warnings(comparison)),
-        sections=sections,
-        facts={"": str(comparison.folder)},
+        footer=str(comparison.folder),
+        content=content,
     )
-    return report, sheets
+    return report, [sheet for env in envs for sheet in env.sheets()]
 
 
 def _verdict(entry: Mapping[str, Any]) -> str:
-    """Which group of an environment has the highest return, and whether the seeds tell it from the next."""
+    """Return the group with the highest return, and whether its seeds differ from the next one's."""
     found, env = ranked(entry["groups"]), entry["env"]
     if not found:
         return f"{env}: no group has a return yet."
@@ -351,11 +272,10 @@ def _figures(comparison: Comparison) -> Iterator[KeyFigure]:
             (value, low, high), best = found[0]
             where = f" on {entry['env']}" if len(entries) > 1 else ""
             yield KeyFigure(f"Highest return{where}: {best['name']}", number(value), interval_by(low, high))
-    runs = [run for group in comparison.groups for run in group.runs]
     trials = comparison.experiment.info.get("trials", []) if comparison.experiment else []
     sessions = [session for entry in entries for group in entry["groups"] for session in group["sessions"]]
     yield KeyFigure("Groups", str(len(comparison.groups)), "that differ in more than the seed")
-    yield KeyFigure("Trials", str(len(trials) or len(runs)), f"{len(sessions)} sessions")
+    yield KeyFigure("Trials", str(len(trials) or len(comparison.runs)), f"{len(sessions)} sessions")
     frames = sum(session["frames"] for session in sessions)
     yield KeyFigure("Frames", number(float(frames)), "of all sessions")
 
@@ -378,102 +298,60 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
             yield warning if len(comparison.groups) == 1 else f"{where}{who}: {warning}"
 
 
-def _across_section(across: Mapping[str, Any]) -> Section:
-    rows = [
-        [group["name"], Cell(group["sessions"], str(group["sessions"])), name, e["value"], ends or UNKNOWN]
-        for group in across["groups"]
-        for name, e in group["human_normalized"].items()
-        for ends in [interval(e["low"], e["high"])]
-    ]
-    note = f"Over {len(across['envs'])} games that every group has played: {', '.join(across['envs'])}."
-    columns = ["group", "sessions", "human-normalized", "value", INTERVAL]
-    return Section("across", "Over games", [Note(note), Table(columns, rows)])
+def _trials(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield every trial with what it reached over its sessions, and the link to its own report.
 
-
-def _trials_section(comparison: Comparison) -> Section:
-    """Every trial with what it reached, and a link to its own report."""
-    names = {run.path.resolve(): group.name for group in comparison.groups for run in group.runs}
-    runs = {run.path.resolve(): run for group in comparison.groups for run in group.runs}
-    finals = _finals(comparison)
-    trials: list[tuple[Path | None, Mapping[str, Any]]] = []
-    if comparison.experiment is not None:
-        home = comparison.experiment.path.resolve()
-        listed = comparison.experiment.info.get("trials", [])
-        trials = [((home / str(trial.get("folder"))).resolve(), trial) for trial in listed]
-    trials += [(path, {}) for path in runs if path not in {path for path, _ in trials}]
-    rows: list[list[Cell | float | str | None]] = []
-    for path, trial in trials:
-        run, facts = runs.get(path) if path else None, finals.get(path, {}) if path else {}
-        count = trial.get("number", len(rows))
-        status = str(trial.get("status", ""))
-        if run is not None and status in ("", "running"):
-            status = run.status
-        seed = None if run is None else run.seed
-        rows.append(
-            [
-                Cell(count, str(count)),
-                Cell(UNKNOWN) if run is None else Cell(run.name, link=_link(run, comparison.folder)),
-                names.get(path, "") if path else "",
-                status,
-                Cell(seed, UNKNOWN if seed is None else str(seed)),
-                *(facts.get(name) for name in ("final", "best", "frames")),
-                str(trial.get("error") or ""),
-            ]
-        )
-    columns = ["trial", "run", "group", "status", "seed", "final return", "best", "frames", "error"]
-    failed = [i for i, row in enumerate(rows) if row[3] == "failed"]
-    dim = [i for i, row in enumerate(rows) if row[3] in ("pruned", "waiting")]
-    note = Note(f"The {MEANING}; of several sessions the mean.")
-    return Section("trials", "Trials", [Table(columns, rows, marked=failed, dim=dim), note])
-
-
-def _link(run: Run, folder: Path) -> str:
-    report = run.path / "report.html"
-    return relative(report, folder) if report.exists() else ""
-
-
-def _finals(comparison: Comparison) -> dict[Path, dict[str, Any]]:
-    """By folder of the run: its final and best return and its frames, over its sessions.
-
-    Names do not tell runs apart: each experiment has a first trial.
+    Folders tell runs apart: each experiment has a first trial.
     """
-    sessions: dict[Path, list[Mapping[str, Any]]] = {}
+    found: dict[Path, dict[str, Any]] = {}
     for entry, own in zip(comparison.statistics["envs"], by_env(comparison.groups).values(), strict=True):
         for facts, group in zip(entry["groups"], own, strict=True):
-            paths = [run.path.resolve() for run in group.runs for _ in run.sessions]
-            for path, session in zip(paths, facts["sessions"], strict=True):
-                sessions.setdefault(path, []).append(session)
-    found = {}
-    for path, facts_of in sessions.items():
-        finals = [s["final_return"] for s in facts_of if s["final_return"] is not None]
-        best = [s["best_return"] for s in facts_of if s["best_return"] is not None]
-        found[path] = {
-            "final": float(np.mean(finals)) if finals else None,
-            "best": max(best, default=None),
-            "frames": max(session["frames"] for session in facts_of),
+            sessions = iter(facts["sessions"])
+            for run in group.runs:
+                found[run.path.resolve()] = _of_run(
+                    run, group, [next(sessions) for _ in run.sessions], comparison
+                )
+    listed = comparison.experiment.info.get("trials", []) if comparison.experiment else []
+    home = comparison.experiment.path.resolve() if comparison.experiment else Path()
+    number = 0
+    for trial in listed:
+        known = found.pop((home / str(trial.get("folder"))).resolve(), None)
+        number = trial.get("number", number)
+        status = str(trial.get("status", ""))
+        if known is not None and status in ("", "running"):
+            status = known["status"]
+        blank = {
+            "run": UNKNOWN,
+            "link": "",
+            "group": "",
+            "seed": None,
+            "final": None,
+            "best": None,
+            "frames": None,
         }
-    return found
+        told_of = {"number": number, "status": status, "error": str(trial.get("error") or "")}
+        yield {**(known or blank), **told_of}
+        number += 1
+    for place, known in enumerate(found.values(), start=len(listed)):
+        yield {**known, "number": place, "error": ""}
 
 
-def _groups_section(groups: Sequence[Group], info: Mapping[str, Any]) -> Section:
-    """What was typed, at first and at each resume, and what differs between the groups."""
-    firsts = [group.runs[0] for group in groups]
-    blocks: list[Block] = []
-    if command := typed(info.get("command")):
-        blocks.append(Command(command, "What was typed:"))
-    if resumes := info.get("resumes"):
-        rows = [[moment(entry.get("time")), typed(entry.get("command"))] for entry in resumes]
-        blocks.append(Table(["resumed", "command"], rows, caption="Resumed"))
-    if different := varied(firsts):
-        keys = list(different)[:20]
-        rows = [[group.name, *(told(different[key][i]) for key in keys)] for i, group in enumerate(groups)]
-        blocks.append(Table(["group", *keys], rows, caption="What differs between the groups"))
-    versions = sorted({_code(run) for group in groups for run in group.runs})
-    of = f"{len(versions)} versions of the code" if len(versions) > 1 else "one code"
-    blocks.append(Note(f"The runs are of {of}: {'; '.join(versions)}."))
-    whole = yaml.safe_dump(firsts[0].config, sort_keys=False, allow_unicode=True)
-    blocks.append(Command(whole, f"the whole configuration of {groups[0].name}", folded=True))
-    return Section("configuration", "Configuration", blocks)
+def _of_run(
+    run: Run, group: Group, sessions: Sequence[Mapping[str, Any]], comparison: Comparison
+) -> dict[str, Any]:
+    report = run.path / "report.html"
+    finals = [one["final_return"] for one in sessions if one["final_return"] is not None]
+    best = [one["best_return"] for one in sessions if one["best_return"] is not None]
+    return {
+        "run": run.name,
+        "link": relative(report, comparison.folder) if report.exists() else "",
+        "group": group.name,
+        "status": run.status,
+        "seed": run.seed,
+        "final": float(np.mean(finals)) if finals else None,
+        "best": max(best, default=None),
+        "frames": max((one["frames"] for one in sessions), default=None),
+    }
 
 
 def _code(run: Run) -> str:

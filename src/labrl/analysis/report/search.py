@@ -1,48 +1,56 @@
-"""The sections of a report that only a search has."""
+"""The charts and numbers of a report that only a search has."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import BLUE, GREEN, GREY, VERMILLION, Style
-from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, interval_by, number
-from labrl.analysis.report.page import Block, Cell, Charts, Command, KeyFigure, Note, Section, Table
+from labrl.analysis.formats import INTERVAL, interval_by, number
+from labrl.analysis.report.page import KeyFigure
 from labrl.analysis.search import (
     Parameter,
     SearchResult,
     SearchTrial,
+    State,
     best_so_far,
     importances,
     runs_of,
-    verdict,
 )
-from labrl.analysis.series import AXES, TimeAxes, evaluates, return_curve
+from labrl.analysis.series import TimeAxes, evaluates
 
 MOST_LINES = 200
 """Trials in parallel coordinates: the best ones, where there are more."""
 
 TOP_SHARE = 0.1
-"""Of the complete trials, those that have a colour there."""
+"""Fraction of the complete trials that are coloured in parallel coordinates."""
+
+MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
+    "complete": ("finished", BLUE, "dot"),
+    "pruned": ("pruned, where it was stopped", GREY, "cross"),
+    "fail": ("failed", VERMILLION, "cross"),
+}
+"""Name, colour and mark of a trial's point, by its state."""
 
 
-def search_sections(search: SearchResult, path: Path) -> list[Section]:
-    """What a search came to, its history, its hyperparameters, its best against the default.
-
-    path: the experiment folder.
-    """
-    sections = [_best_section(search, path), _history_section(search)]
-    if len(search.valued) > 1:
-        sections.append(_hyperparameters_section(search))
-    curves = _curves_section(search, path)
-    return [*sections, *([curves] if curves else []), _trials_section(search)]
+def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
+    """Return the charts of a search by name, and the importance of each key. path: the experiment folder."""
+    two = len(search.objective) > 1
+    return {
+        "history": _history(search),
+        "front": _front(search) if two else None,
+        "importances": importances(search),
+        "parallel": _parallel(search),
+        "slices": [_slice(search, one) for one in search.parameters],
+        "fresh": None if search.winner is None else _against_default(search, path),
+    }
 
 
 def search_figures(search: SearchResult, found: Mapping[str, Any]) -> Iterator[KeyFigure]:
-    """The numbers on top of the report. found: what `summary` says of the search."""
+    """Yield the numbers on top of the report. found: what `summary` says of the search."""
     objective = search.objective[0]
     for one in (search.winner, search.default):
         if one is not None and one.estimate is not None:
@@ -62,63 +70,37 @@ def search_figures(search: SearchResult, found: Mapping[str, Any]) -> Iterator[K
     yield KeyFigure("Frames", number(sum(frames.values())), detail)
 
 
-def _best_section(search: SearchResult, path: Path) -> Section:
-    blocks: list[Block] = [Note(" ".join(verdict(search)))]
-    if search.confirmed:
-        blocks.append(_confirm_table(search))
-    if best := search.facts.get("best"):
-        blocks.append(Command(best["command"], "The best configuration"))
-        blocks.append(Command(f"labrl --config-dir {path} experiment=best", "The same as a recipe"))
-    return Section("best", "Best", blocks)
-
-
-def _confirm_table(search: SearchResult) -> Table:
-    rows, winner = [], search.winner
-    for one in search.confirmed:
-        ends = interval(one.estimate.low, one.estimate.high) if one.estimate else ""
-        missing = [UNKNOWN] * (len(one.folders) - len(one.values))
-        each = ", ".join([*map(number, one.values), *missing])
-        rows.append([Cell(one.name), one.mean, ends or UNKNOWN, Cell(None, each), one.searched])
-    marked = [i for i, one in enumerate(search.confirmed) if winner and one.trial == winner.trial]
-    columns = ["", f"{search.objective[0]} on fresh seeds", INTERVAL, "each seed", "in the search"]
-    return Table(columns, rows, "On fresh seeds", marked=marked)
-
-
 def _points(
-    trials: Sequence[SearchTrial], state: str, axis: str, places: Sequence[float], heights: Sequence[float]
+    trials: Sequence[SearchTrial], state: State, axis: str, places: Sequence[float], heights: Sequence[float]
 ) -> Line:
-    """The trials that ended in a state, each with its number and values to hover over."""
-    name, colour, mark = {
-        "complete": ("finished", BLUE, "dot"),
-        "pruned": ("pruned, where it was stopped", GREY, "cross"),
-        "fail": ("failed", VERMILLION, "cross"),
-    }[state]
-    labels = [f"trial {one.number}{_failure(one)}: {_told(one.params)}" for one in trials]
-    view = {axis: View(places, heights)}
-    return Line(f"search-{state}", name, Style(colour), view, "points", labels=labels, mark=mark)  # type: ignore[arg-type]
-
-
-def _failure(trial: SearchTrial) -> str:
-    return f" failed: {trial.error}" if trial.state == "fail" else ""
+    """Return the trials that ended in a state, each with its number and values to hover over."""
+    name, colour, mark = MARKS[state]
+    labels = []
+    for one in trials:
+        failure = f" failed: {one.error}" if one.state == "fail" else ""
+        values = [f"{key}={number(v) if isinstance(v, float) else v}" for key, v in one.params.items()]
+        labels.append(f"trial {one.number}{failure}: {', '.join(values)}")
+    views = {axis: View(places, heights)}
+    return Line(f"search-{state}", name, Style(colour), views, "points", labels=labels, mark=mark)
 
 
 def _values(trials: Sequence[SearchTrial], place: int = 0) -> list[float]:
     return [trial.values[place] if trial.values else math.nan for trial in trials]
 
 
-def _history_section(search: SearchResult) -> Section:
-    states = {state: search.of_state(state) for state in ("complete", "pruned", "fail")}
-    lines = [
-        _points(trials, state, "trial", [trial.number for trial in trials], _values(trials))
-        for state, trials in states.items()
-        if state != "fail"
-    ]
-    if states["fail"] and search.valued:
-        # a failed trial has no value: it stands at the worst of the others
-        worst = (min if search.maximize[0] else max)(_values(search.valued))
-        failed = states["fail"]
-        at = [trial.number for trial in failed]
-        lines.append(_points(failed, "fail", "trial", at, [worst] * len(failed)))
+def _history(search: SearchResult) -> Chart:
+    """Return the value of each trial that ended, and the best so far."""
+    lines = []
+    for state in MARKS:
+        trials = search.of_state(state)
+        heights = _values(trials)
+        if state == "fail" and trials:
+            if not search.valued:
+                continue
+            # a failed trial has no value: it stands at the worst of the others
+            heights = [(min if search.maximize[0] else max)(_values(search.valued))] * len(trials)
+        if trials or state != "fail":
+            lines.append(_points(trials, state, "trial", [trial.number for trial in trials], heights))
     sequence = sorted(search.ended, key=lambda trial: trial.number)
     if sequence:
         best = best_so_far(_values(sequence), search.maximize[0])
@@ -126,34 +108,17 @@ def _history_section(search: SearchResult) -> Section:
         view = View([*(trial.number for trial in sequence), last], [*best, best[-1]])
         lines.append(Line("search-best", "best so far", Style(GREEN), {"trial": view}, step=True))
     axes = {"trial": Axis("trial", whole=True)}
-    chart = Chart("Value of each trial", axes, lines, search.objective[0], tall=True)
-    count = f"{len(search.ended)} finished, {len(states['pruned'])} pruned, {len(states['fail'])} failed"
-    facts = search.facts
-    note = f"{len(search.trials)} trials: {count}. Sampler {facts.get('sampler')}, "
-    blocks: list[Block] = [Note(f"{note}pruner {facts.get('pruner', {}).get('kind')}."), Charts([chart])]
-    if len(search.objective) > 1:
-        ended = search.ended
-        line = _points(ended, "complete", "second", _values(ended, 1), _values(ended))
-        axes = {"second": Axis(search.objective[1])}
-        blocks.append(Charts([Chart("One objective against the other", axes, [line], search.objective[0])]))
-    return Section("history", "History", blocks)
+    return Chart("Value of each trial", axes, lines, search.objective[0], tall=True)
 
 
-def _hyperparameters_section(search: SearchResult) -> Section:
-    blocks: list[Block] = []
-    if found := importances(search):
-        note = "How much each key decides whether a trial is among the best (PED-ANOVA); a pruned trial "
-        blocks.append(Note(f"{note}counts with the value that it had come to."))
-        most = max(found.values())
-        bars = {key: Cell(share, f"{100 * share:.0f} %", bar=share / most) for key, share in found.items()}
-        rows: list[list[Cell | str]] = [[key, cell] for key, cell in bars.items()]
-        blocks.append(Table(["key", "importance"], rows, "Importance"))
-    slices = Charts([_slice(search, one) for one in search.parameters], small=True)
-    return Section("hyperparameters", "Hyperparameters", [*blocks, Charts([_parallel(search)]), slices])
+def _front(search: SearchResult) -> Chart:
+    line = _points(search.ended, "complete", "second", _values(search.ended, 1), _values(search.ended))
+    axes = {"second": Axis(search.objective[1])}
+    return Chart("One objective against the other", axes, [line], search.objective[0])
 
 
 def _parallel(search: SearchResult) -> Chart:
-    """Each trial as a line through its values, the best ones coloured."""
+    """Return each trial as a line through its values, the best ones coloured."""
     top = {trial.number for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.ended)))]}
     lines = []
     for trial in reversed([*search.ranked(), *search.of_state("pruned")][:MOST_LINES]):
@@ -162,11 +127,11 @@ def _parallel(search: SearchResult) -> Chart:
             for one in search.parameters
         ]
         name = f"trial {trial.number}: {number(trial.values[0] if trial.values else None)}"
-        view = {"key": View(range(len(shares)), shares)}
-        best = trial.number in top
-        key = "search-top" if best else f"search-{trial.state}"
-        style = Style(BLUE) if best else Style(GREY)
-        lines.append(Line(key, name, style, view, "center" if best else "reference"))
+        views = {"key": View(range(len(shares)), shares)}
+        if trial.number in top:
+            lines.append(Line("search-top", name, Style(BLUE), views))
+        else:
+            lines.append(Line(f"search-{trial.state}", name, Style(GREY), views, "reference"))
     axis = Axis("", ticks=[one.key.rpartition(".")[2] for one in search.parameters])
     title = "Each trial as a line: blue are the best, grey the others"
     unit = "from the low to the high end of each range"
@@ -175,7 +140,8 @@ def _parallel(search: SearchResult) -> Chart:
 
 def _slice(search: SearchResult, parameter: Parameter) -> Chart:
     lines = []
-    for state in ("complete", "pruned"):
+    states: tuple[State, ...] = ("complete", "pruned")
+    for state in states:
         trials = [trial for trial in search.of_state(state) if parameter.key in trial.params]
         places = [parameter.place(trial.params[parameter.key]) for trial in trials]
         lines.append(_points(trials, state, "place", places, _values(trials)))
@@ -184,50 +150,15 @@ def _slice(search: SearchResult, parameter: Parameter) -> Chart:
     return Chart(parameter.key, {"place": axis}, lines, search.objective[0])
 
 
-def _curves_section(search: SearchResult, path: Path) -> Section | None:
-    """The winner and the default on the same fresh seeds."""
-    if search.winner is None:
-        return None
+def _against_default(search: SearchResult, path: Path) -> Chart | None:
+    """Return the winner and the default on the same fresh seeds; None where their runs are lost."""
     chosen = [(one, colour) for one, colour in ((search.winner, BLUE), (search.default, GREY)) if one]
     runs = {one.name: runs_of(one, path) for one, _ in chosen}
     axes = TimeAxes([run for several in runs.values() for run in several])
     lines = []
     for one, colour in chosen:
-        curves = [
-            {axis: return_curve(session, axis, evaluates(run)) for axis in AXES}
-            for run in runs[one.name]
-            for session in run.sessions
-        ]
+        curves = [axes.returns(s, evaluates(run)) for run in runs[one.name] for s in run.sessions]
         if views := axes.middles(curves):
             lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(colour), views))
-    chart = Chart("Return on fresh seeds", axes.axes, lines, f"with its {INTERVAL}", tall=True)
-    return Section("against-default", "Best against default", [Charts([chart])]) if lines else None
-
-
-def _trials_section(search: SearchResult) -> Section:
-    keys = [one.key for one in search.parameters]
-    order = {trial.number: place for place, trial in enumerate(search.ranked())}
-    ranked = sorted(search.trials, key=lambda trial: (order.get(trial.number, math.inf), trial.number))
-    rows: list[list[Any]] = []
-    for trial in ranked:
-        state = {"complete": "finished", "fail": "failed"}.get(trial.state, trial.state)
-        if trial.state == "pruned" and trial.intermediate:
-            state = f"pruned at {max(trial.intermediate):,}"
-        values = [*(trial.values or ()), *[None] * len(search.objective)][: len(search.objective)]
-        params = [trial.params.get(key) for key in keys]
-        told = [
-            p if p is None or (isinstance(p, int | float) and p not in (True, False)) else str(p)
-            for p in params
-        ]
-        label = Cell(trial.number, str(trial.number))
-        rows.append([label, Cell(state, detail=trial.error or ""), *values, *told])
-    dim = [row for row, trial in enumerate(ranked) if trial.state != "complete"]
-    columns = ["trial", "state", *search.objective, *keys]
-    table = Table(columns, rows, "Every trial, the best first", dim=dim, folded=len(rows) > 12)
-    return Section("search-trials", "Searched values", [table])
-
-
-def _told(params: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{key}={number(value) if isinstance(value, float) else value}" for key, value in params.items()
-    )
+    unit = f"with its {INTERVAL}"
+    return Chart("Return on fresh seeds", axes.axes, lines, unit, tall=True) if lines else None

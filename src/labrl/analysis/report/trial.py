@@ -9,40 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from labrl.analysis.charts import Chart, Line
+from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import agent_style
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import INTERVAL, UNKNOWN, duration, interval, interval_by, moment, number, typed
+from labrl.analysis.formats import UNKNOWN, duration, interval_by, moment, number, typed
 from labrl.analysis.groups import told
-from labrl.analysis.report.page import (
-    Block,
-    Cell,
-    Charts,
-    Command,
-    Controls,
-    KeyFigure,
-    Note,
-    Report,
-    Section,
-    Table,
-    Toggle,
-    Videos,
-)
-from labrl.analysis.returns import MEANING, NAMES, GroupReturn
-from labrl.analysis.rows import Column
+from labrl.analysis.report.page import KeyFigure, Report, Toggle
+from labrl.analysis.returns import NAMES, GroupReturn
 from labrl.analysis.runs import Run, SessionRun
-from labrl.analysis.series import (
-    AXES,
-    Curve,
-    TimeAxes,
-    column_curve,
-    evaluates,
-    return_curve,
-    training_returns,
-)
-from labrl.analysis.statistics import final_return, statistic_of
+from labrl.analysis.series import AXES, TimeAxes, evaluates, known
+from labrl.analysis.statistics import MEASURES, final_return, statistic_of
+from labrl.storage.run_folder import RunFolder
 
 TITLES = {
     "return_mean": "Return of training",
@@ -63,7 +41,7 @@ TITLES = {
 }
 """Columns by the order in which they are shown, with their names."""
 
-CLOCK = {"frame", "env_frames", "episode", "opt_step", "wall", "episodes"}
+TIMING = {"frame", "env_frames", "episode", "opt_step", "wall", "episodes"}
 """Columns that time the others."""
 
 SPREAD = {"return_std", "return_min", "return_max"}
@@ -75,27 +53,6 @@ STRONGEST_SHADE = 48
 CHANGE = 0.03
 """Share of a curve's whole range by which its last tenth must differ from the tenth before to be news."""
 
-MEASURE_NAMES = {
-    "final_return": "final return",
-    "best_return": "best return",
-    "area_under_curve": "average return (area under the curve)",
-    "slm_final": "mean of the last 100 rows",
-    "strength": "strength",
-    "max_strength": "highest strength",
-    "final_strength": "final strength",
-    "sample_efficiency": "sample efficiency (per frame)",
-    "training_efficiency": "training efficiency (per update)",
-    "stability": "stability",
-    "frames_to_threshold": "frames to the threshold",
-    "seconds_to_threshold": "seconds to the threshold",
-    "human_normalized": "human-normalized score",
-    "fps": "frames/s",
-}
-"""Measures with their names in a report."""
-
-CHANGED = "changed.json"
-"""In a run folder: what of its configuration is not the default of its agent and environment."""
-
 MOST_VIDEOS = 8
 
 IMPORTANT = ("labrl", "torch", "gymnasium", "ale-py", "numpy", "hydra-core")
@@ -103,26 +60,42 @@ IMPORTANT = ("labrl", "torch", "gymnasium", "ale-py", "numpy", "hydra-core")
 
 
 def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[Sheet]]:
-    """What one run came to, and its plots. statistics: those of `trial_statistics`."""
+    """Return the report of one run, and its plots. statistics: those of `trial_statistics`."""
     curves = TrialCurves(run)
-    sections = [
-        curves.section(),
-        _video_section(run),
-        _seeds_section(run, statistics),
-        _statistics_section(statistics),
-        _configuration_section(run),
-        _origin_section(run),
-    ]
     seeds = len(run.sessions)
+    reasons = {entry["session"]: entry["reason"] for entry in statistics["left_out"]}
+    stops = {entry["index"]: entry["stop"] for entry in statistics["sessions"]}
+    notes = {s.index: s.result.get("error") or stops[s.index] or reasons.get(s.index) for s in run.sessions}
+    again = run.provenance.get("overrides")
+    if fork := run.info.get("fork"):
+        again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
+    elif again is not None:  # of two words for one key the last one counts
+        again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
+    content = {
+        "run": run,
+        "statistics": statistics,
+        "curves": curves,
+        "videos": _videos(run),
+        "notes": {index: str(note or "") for index, note in notes.items()},
+        "measures": MEASURES,
+        "aggregate_names": NAMES,
+        "again": None if again is None else shlex.join(["labrl", *map(str, again)]),
+        "changed": _changed(run),
+        "origin": _origin(run),
+        "packages": _dict(run.provenance.get("packages")),
+        "resumes": [_resume(_dict(entry)) for entry in run.info.get("resumes") or []],
+    }
+    version = _dict(run.provenance.get("packages")).get("labrl", "")
     report = Report(
+        template="trial",
         title=f"{run.agent} on {run.env}",
         subtitle=f"{moment(run.created)} · {seeds} session{'' if seeds == 1 else 's'} · {run.name}",
         status=run.status,
         verdict=" ".join(_verdict(run, statistics)),
         figures=list(_figures(statistics)),
         warnings=list(statistics["warnings"]),
-        sections=[section for section in sections if section is not None],
-        facts={"labrl": run.provenance.get("packages", {}).get("labrl", ""), "": str(run.path)},
+        footer=f"labrl {version} · {run.path}",
+        content=content,
     )
     return report, list(curves.sheets())
 
@@ -132,109 +105,92 @@ class TrialCurves:
 
     def __init__(self, run: Run) -> None:
         self._run, self._style, self._axes = run, agent_style(run.agent), TimeAxes([run])
-        self._middle = f"{NAMES[statistic_of(len(run.sessions))]} of {len(run.sessions)}"
+        sessions = run.sessions
+        last = max(len(sessions) - 1, 1)
+        # from ink to paper, so that neighbours can be told apart
+        self._shades = [round(STRONGEST_SHADE * (2 * place / last - 1)) for place in range(len(sessions))]
+        if len(sessions) == 1:
+            self._shades = [0]
+        self._middle = f"{NAMES[statistic_of(len(sessions))]} of {len(sessions)}"
+        self.toggles = [Toggle("middle", self._middle, self._style)] if len(sessions) > 1 else []
+        self.toggles += [
+            Toggle(_key(session), f"session {session.index}", self._style, shade)
+            for session, shade in zip(sessions, self._shades, strict=True)
+        ]
         window = run.config.get("meta", {}).get("episode_window")
         unit = f"mean of the last {window} training episodes" if window else ""
         self.returns = [self._return_chart("Return", unit, False)]
         if evaluates(run):
             unit = f"{run.config['meta']['rigorous_eval']} episodes in environments of their own"
             self.returns.append(self._return_chart("Return of evaluations", unit, True))
-        tables = [session.train for session in run.sessions]
-        known = [name for name in TITLES if any(_has_values(table, name) for table in tables)]
-        names = sorted({name for table in tables for name in table} - set(TITLES) - CLOCK - SPREAD)
-        others = [name for name in names if any(_has_values(table, name, varied=True) for table in tables)]
-        losses = [
-            name for name in names if name.startswith("loss") and any(_has_values(t, name) for t in tables)
-        ]
-        self.columns = {name: self._chart(name) for name in dict.fromkeys([*known, *losses, *others])}
-        self._in_figures = [*known, *losses]
-
-    def section(self) -> Section:
-        """Return, evaluations, and every other column that has something to show."""
-        toggles = [Toggle("middle", self._middle, self._style)] if len(self._run.sessions) > 1 else []
-        toggles += [
-            Toggle(_key(session), f"session {session.index}", self._style, self._shade(place))
-            for place, session in enumerate(self._run.sessions)
-        ]
-        small = [chart for name, chart in self.columns.items() if name != "return_mean"]
-        return Section(
-            "curves",
-            "Curves",
-            [
-                Controls({"frame": "frames", "wall": "wall time"}, toggles),
-                *(Charts([chart]) for chart in self.returns),
-                Charts(small, small=True),
-                Note("Drag over a chart to zoom, double-click to see all; a click on a name hides it."),
-            ],
-        )
+        columns = {name: None for session in sessions for name in sorted(session.train)}
+        values = {
+            name: np.concatenate([known(session.train, name) for session in sessions]) for name in columns
+        }
+        shown = [name for name in values if len(values[name]) and name not in TIMING | SPREAD]
+        main = [name for name in TITLES if name in shown]
+        main += [name for name in shown if name.startswith("loss") and name not in TITLES]
+        others = [n for n in sorted(shown) if n not in main and any(_varies(s.train, n) for s in sessions)]
+        self._panels = [self._chart(name) for name in main]
+        self.small = [chart for name, chart in zip(main, self._panels, strict=True) if name != "return_mean"]
+        self.small += map(self._chart, others)
 
     def sheets(self) -> Iterator[Sheet]:
         """The plots: the returns over frames and wall time, and for each session how its learning went."""
         for name, chart in zip(("return", "evaluation"), self.returns, strict=False):
             for axis in AXES:
                 yield Sheet(f"{name}_{axis}", [chart], axis, f"{self._run.agent} on {self._run.env}")
-        charts = [self.columns[name] for name in self._in_figures]
         for session in self._run.sessions:
             title = f"session {session.index}"
-            yield Sheet(f"session_{session.index}", charts, "frame", title, only=_key(session))
+            yield Sheet(f"session_{session.index}", self._panels, "frame", title, only=_key(session))
 
     def _return_chart(self, title: str, unit: str, evaluation: bool) -> Chart:
-        curves = [{axis: return_curve(s, axis, evaluation) for axis in AXES} for s in self._run.sessions]
-        lines = self._seeds(curves)
-        if len(curves) > 1 and (views := self._axes.middles(curves)):
-            lines.append(Line("middle", self._middle, self._style, views))
+        views = [self._axes.returns(session, evaluation) for session in self._run.sessions]
+        lines = self._seeds(views)
+        if len(views) > 1 and (middles := self._axes.middles(views)):
+            lines.append(Line("middle", self._middle, self._style, middles))
         return Chart(title, self._axes.axes, lines, unit, tall=True)
 
     def _chart(self, column: str) -> Chart:
-        def curve(session: SessionRun, axis: str) -> Curve:
-            of_return = column == "return_mean"
-            return training_returns(session, axis) if of_return else column_curve(session, column, axis)
-
-        curves = [{axis: curve(session, axis) for axis in AXES} for session in self._run.sessions]
+        spread = "return_std" if column == "return_mean" else ""
+        views = [self._axes.column(session.train, column, spread) for session in self._run.sessions]
         title = TITLES.get(column, column.replace("_", " ").capitalize())
-        return Chart(title, self._axes.axes, self._seeds(curves))
+        return Chart(title, self._axes.axes, self._seeds(views))
 
-    def _seeds(self, curves: Sequence[dict[str, Curve]]) -> list[Line]:
+    def _seeds(self, views: Sequence[Mapping[str, View]]) -> list[Line]:
+        seeds = zip(self._run.sessions, self._shades, views, strict=True)
         return [
-            Line(
-                _key(session),
-                f"session {session.index}",
-                self._style,
-                self._axes.views(own),
-                "seed",
-                shade=self._shade(place),
-            )
-            for place, (session, own) in enumerate(zip(self._run.sessions, curves, strict=True))
-            if any(np.isfinite(curve.y).any() for curve in own.values())
+            Line(_key(session), f"session {session.index}", self._style, own, "seed", shade=shade)
+            for session, shade, own in seeds
+            if any(np.isfinite(view.y).any() for view in own.values())
         ]
-
-    def _shade(self, place: int) -> int:
-        """From ink to paper, so that neighbours can be told apart."""
-        last = len(self._run.sessions) - 1
-        return round(STRONGEST_SHADE * (2 * place / last - 1)) if last else 0
 
 
 def _key(session: SessionRun) -> str:
     return f"session-{session.index}"
 
 
-def _has_values(table: Mapping[str, Column], name: str, varied: bool = False) -> bool:
-    values = table.get(name, np.empty(0))
-    known = values[np.isfinite(values)]
-    return bool(len(known) and (not varied or known.min() < known.max()))
+def _varies(table: Mapping[str, Any], name: str) -> bool:
+    values = known(table, name)
+    return bool(len(values) and values.min() < values.max())
 
 
 def group_figure(entry: Mapping[str, Any]) -> GroupReturn | None:
-    """The final return of a group's statistics, as it is shown everywhere; None without one."""
+    """Return the final return of a group's statistics, as it is shown everywhere; None without one."""
     found = final_return(entry)
     return None if found is None else GroupReturn(*found, entry["counted"])
 
 
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
-    """What the run reached, against what, and whether it was still learning."""
+    """Return the result of the run, its reference, and whether it was still learning."""
     failed = sum(session.status == "failed" for session in run.sessions)
     if failed:
         yield f"{failed} of {len(run.sessions)} sessions failed." if len(run.sessions) > 1 else "It failed."
+    early = [entry for entry in statistics["sessions"] if entry["stop"]]
+    if early and len(statistics["sessions"]) == 1:
+        yield f"It ended early, at frame {early[0]['frames']:,}: {early[0]['stop']}."
+    elif early:
+        yield f"{len(early)} of {len(run.sessions)} sessions ended early, as their notes say."
     if run.status == "running":
         yield f"Still going on{_progress(run, statistics)}; so far:"
     elif run.status in ("interrupted", "killed"):
@@ -275,7 +231,7 @@ def _against(statistics: Mapping[str, Any], value: float) -> Iterator[str]:
 
 
 def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
-    """Whether the return still rose, or fell, in the last tenth of the frames."""
+    """Return whether the return still rose, or fell, in the last tenth of the frames."""
     frame = np.array(curve["frame"], dtype=np.float64)
     mean = np.array(curve["mean"], dtype=np.float64)
     frame, mean = frame[known := np.isfinite(mean)], mean[known]
@@ -321,151 +277,69 @@ def _figures(statistics: Mapping[str, Any]) -> Iterator[KeyFigure]:
     yield KeyFigure("Training time", duration(max(walls, default=None)), speed)
 
 
-def _seeds_section(run: Run, statistics: Mapping[str, Any]) -> Section:
-    reasons = {entry["session"]: entry["reason"] for entry in statistics["left_out"]}
-    errors = {session.index: session.result.get("error") for session in run.sessions}
-    columns = ["session", "seed", "status", "frames", "episodes", "final return", "best return"]
-    columns += ["average return", "stability", "frames/s", "time"]
-    noted = any(reasons.values()) or any(errors.values())
-    sessions = statistics["sessions"]
-    rows = [
-        [
-            Cell(entry["index"], str(entry["index"])),
-            Cell(entry["seed"], UNKNOWN if entry["seed"] is None else str(entry["seed"])),
-            entry["status"],
-            Cell(entry["frames"], f"{entry['frames']:,}"),
-            Cell(entry["episodes"], UNKNOWN if entry["episodes"] is None else f"{entry['episodes']:,}"),
-            entry["final_return"],
-            Cell(
-                entry["best_return"],
-                detail="" if entry["best_frame"] is None else f"at {number(entry['best_frame'])}",
-            ),
-            entry["area_under_curve"],
-            entry["stability"],
-            Cell(entry["fps"], number(entry["fps"], 3)),
-            Cell(entry["wall"], duration(entry["wall"])),
-            *([str(errors[entry["index"]] or reasons.get(entry["index"]) or "")] if noted else []),
-        ]
-        for entry in sessions
-    ]
-    marked = [i for i, entry in enumerate(sessions) if entry["status"] == "failed"]
-    dim = [i for i, entry in enumerate(sessions) if not entry["counted"]]
-    table = Table([*columns, "note"] if noted else columns, rows, marked=marked, dim=dim)
-    return Section("seeds", "Seeds", [table])
-
-
-def _statistics_section(statistics: Mapping[str, Any]) -> Section:
-    """Every measure that is defined, over the seeds; and the estimates with intervals."""
-    estimates = [
-        [f"{MEASURE_NAMES[measure]}, {label}", e["value"], interval(e["low"], e["high"]) or UNKNOWN]
-        for measure, found in statistics["estimates"].items()
-        for name, label in NAMES.items()
-        for e in [found[name]]
-    ]
-    rows: list[Sequence[Any]] = [
-        [MEASURE_NAMES[measure], values["mean"], values["std"], Cell(values["n"], str(values["n"]))]
-        for measure, values in statistics["measures"].items()
-        if values["n"]
-    ]
-    if statistics["consistency"] is not None:
-        rows.append(["consistency", statistics["consistency"], None, Cell(statistics["counted"])])
-    blocks: list[Block] = []
-    if estimates:
-        blocks.append(Table(["estimate", "value", INTERVAL], estimates))
-    if rows:
-        blocks.append(Table(["measure", "mean of seeds", "deviation", "seeds"], rows))
-    baseline = statistics["baseline"]
-    if baseline:
-        of = f", {baseline['episodes']} episodes" if baseline["episodes"] else ""
-        blocks.append(
-            Note(
-                f"Strength is the return above the random policy's {number(baseline['mean'])} "
-                f"({baseline['source']}{of}). A measure that is not defined is left out."
-            )
-        )
-    kind = statistics["scores_of"]
-    blocks.append(Note(f"All scores are of {kind} episodes, whole games with their raw rewards; {MEANING}."))
-    return Section("statistics", "Statistics", blocks)
-
-
-def _video_section(run: Run) -> Section | None:
-    """The videos in the folders of a run's sessions, the best first; None without any."""
+def _videos(run: Run) -> dict[Path, str]:
+    """Return the videos in the folders of a run's sessions with their captions, the best first."""
 
     def rank(path: Path) -> tuple[int, str]:
         order = ("best", "last", "latest")
-        first = next((i for i, word in enumerate(order) if path.stem.startswith(word)), len(order))
-        return first, path.name
+        return next((i for i, word in enumerate(order) if path.stem.startswith(word)), len(order)), path.name
 
-    found = {
-        path: (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " ")
+    found = [
+        (path, (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " "))
         for session in run.sessions
-        for path in sorted((Path(session.path) / "videos").glob("*.mp4"), key=rank)
-    }
-    chosen = dict(list(found.items())[:MOST_VIDEOS])
-    return Section("episodes", "Episodes", [Videos(chosen)]) if chosen else None
+        for path in sorted((session.path / "videos").glob("*.mp4"), key=rank)
+    ]
+    return dict(found[:MOST_VIDEOS])
 
 
 def _changed(run: Run) -> list[list[str]] | None:
-    """What differs from the defaults as they were when the run ended; None where that was not recorded."""
+    """Return what differs from the defaults when the run ended; None where that was not recorded."""
     try:
-        entries = json.loads((Path(run.path) / CHANGED).read_text(encoding="utf-8"))
+        entries = json.loads(RunFolder(run.path).changed.read_text(encoding="utf-8"))
         return [[entry["key"], told(entry.get("value")), told(entry.get("default"))] for entry in entries]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _configuration_section(run: Run) -> Section:
-    """How to run it again, what differs from the defaults, and the whole configuration."""
-    blocks: list[Block] = []
-    command = run.provenance.get("overrides")
-    if command is not None:
-        # of two words for one key the last one counts
-        words = list(dict.fromkeys(map(str, reversed(command))))[::-1]
-        blocks.append(Command(shlex.join(["labrl", *words]), "To run it again:"))
-    found, defaults = _changed(run), f"the defaults of {run.agent} on {run.env}"
-    if found is None:
-        blocks.append(Note("Which of these values differ from the defaults was not recorded for this run."))
-    elif found:
-        blocks.append(Table(["key", "value", "default"], found, caption=f"Differs from {defaults}"))
-    else:
-        blocks.append(Note(f"Every value is one of {defaults}."))
-    if run.config:
-        whole = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
-        blocks.append(Command(whole, "the whole configuration", folded=True))
-    return Section("configuration", "Configuration", blocks)
+def _beginning(facts: Mapping[str, Any]) -> str:
+    """Return what a run began with of another one, and what not, in a line."""
+    if not facts:
+        return ""
+    sources = {f"session {one['session']}, frame {one['frame']:,}" for one in facts["sessions"].values()}
+    told = f"{len(facts['taken'])} weights of {facts['run']} ({'; '.join(sorted(sources))})"
+    anew = facts["begun_anew"]
+    return told + (f", begun anew: {', '.join(anew)}" if anew else "")
 
 
-def _origin_section(run: Run) -> Section:
-    """Code, machine, packages and command of a run, and its resumes."""
+def _origin(run: Run) -> dict[str, str]:
+    """Return code, machine and packages of a run by name; empty where a fact is not known."""
     facts = run.provenance
     machine, packages = _dict(facts.get("machine")), _dict(facts.get("packages"))
     memory, cores = machine.get("memory"), machine.get("cores")
     processor = [str(machine.get("processor") or "")]
     processor += [f"{machine.get('cores_usable', cores)} of {cores} cores"] if cores else []
-    rows = [
-        ["run folder", str(run.path)],
-        ["begun", moment(run.created)],
-        ["last change", moment(run.info.get("updated", ""))],
-        ["seed", told(facts.get("seed", run.seed))],
-        *([f"code of {name.replace('_', ' ')}", _code(git)] for name, git in _dict(facts.get("git")).items()),
-        ["Python", str(_dict(facts.get("python")).get("version", ""))],
-        ["packages", ", ".join(f"{name} {packages[name]}" for name in IMPORTANT if name in packages)],
-        ["machine", ", ".join(str(machine[key]) for key in ("name", "system") if machine.get(key))],
-        ["processor", ", ".join(part for part in processor if part)],
-        ["memory", f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else ""],
-        ["graphics", ", ".join(map(str, machine.get("gpus") or []))],
-        ["repeats", str(run.info.get("rerun_of", ""))],
-    ]
-    blocks: list[Block] = [Table(["", ""], [row for row in rows if row[1]])]
-    if command := typed(run.command):
-        blocks.append(Command(command, "What was typed:"))
-    if packages:
-        versions = [[str(name), str(version)] for name, version in packages.items()]
-        blocks.append(Table(["package", "version"], versions, f"{len(versions)} packages", folded=True))
-    if resumes := run.info.get("resumes"):
-        columns = ["resumed", "from frame", "what was changed", "what differed", "command"]
-        blocks.append(Table(columns, [_resume(_dict(entry)) for entry in resumes], caption="Resumed"))
-    return Section("origin", "Origin", blocks)
+    return {
+        "run folder": str(run.path),
+        "begun": moment(run.created),
+        "last change": moment(run.info.get("updated", "")),
+        "seed": told(facts.get("seed", run.seed)),
+        **{f"code of {name.replace('_', ' ')}": _code(git) for name, git in _dict(facts.get("git")).items()},
+        "Python": str(_dict(facts.get("python")).get("version", "")),
+        "packages": ", ".join(f"{name} {packages[name]}" for name in IMPORTANT if name in packages),
+        "machine": ", ".join(str(machine[key]) for key in ("name", "system") if machine.get(key)),
+        "processor": ", ".join(part for part in processor if part),
+        "memory": f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else "",
+        "graphics": ", ".join(map(str, machine.get("gpus") or [])),
+        "repeats": str(run.info.get("rerun_of", "")),
+        "forked from": _forked(_dict(run.info.get("fork"))),
+        "begins with": _beginning(run.start_from),
+    }
+
+
+def _forked(fork: Mapping[str, Any]) -> str:
+    edits = shlex.join(map(str, fork.get("edits", [])))
+    where = f"{fork['folder']} at frame {fork['frame']:,}" if fork else ""
+    return f"{where}, with {edits}" if edits else where
 
 
 def _code(git: Any) -> str:

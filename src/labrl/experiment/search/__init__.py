@@ -1,1 +1,1 @@
-"""Searching for good hyperparameters: what `hydra/sweeper=optuna` does."""
+"""The search for hyperparameters of `hydra/sweeper=optuna`."""

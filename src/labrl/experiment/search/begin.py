@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.overrides import split_word
+from labrl.config.keys import split_word
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
@@ -38,8 +38,8 @@ from labrl.trial.baseline import random_return
 from labrl.trial.summary import say
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
-"""Overrides of every trial of a search, unless the user types the key: nobody watches single trials, and many
-reports and videos would cost more time than short trials do."""
+"""Overrides of every trial of a search, unless the user types the key: many reports and videos would cost
+more time than short trials do."""
 
 OWN_STUDY = "labrl"
 """Name of the study in a storage that holds no other."""
@@ -120,7 +120,7 @@ def _check_total(asked: TrialConfig, settings: Settings, words: Sequence[str]) -
 def _plan(
     asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, env: Mapping[str, Any]
 ) -> Plan:
-    """Return what is searched for. Raises InputError where measures, pruner and storage do not fit."""
+    """Return the plan of the study. Raises InputError where measures, pruner and storage do not fit."""
     objective, pruner = asked.search.objective, asked.search.pruner
     measures: list[Measure] = list(objective) if isinstance(objective, list) else [objective]
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
@@ -176,9 +176,9 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
 def _slots(
     config: TrialConfig, settings: Settings, launcher: str, elsewhere: bool
 ) -> tuple[Need, int | None, int | None]:
-    """Return what a trial takes, how many run at once, and the cores for all of them.
+    """Return the slots of a trial, how many run at once, and the cores for all of them.
 
-    As many run at once as were asked for, or as have room; None where the engine finds that out.
+    The number is as requested, or as many as have room; None if the engine determines it.
     """
     meta, jobs, total = dataclasses.asdict(config.meta), settings.n_jobs, settings.n_trials
     if elsewhere:
@@ -218,7 +218,7 @@ def _choices(cfg: DictConfig) -> dict[str, str]:
 
 
 def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
-    """Raise InputError for a folder whose trials are those of something else."""
+    """Raise InputError for a folder whose trials belong to another experiment."""
     info = experiment.info()
     if info.get("kind") != "search":
         raise InputError(

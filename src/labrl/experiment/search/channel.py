@@ -50,7 +50,7 @@ class Hub:
         self._listener.close()
 
     def channel(self, trial: int) -> str:
-        """Return what the sessions of a trial need to know, for their environment."""
+        """Return the address for the environment of a trial's sessions."""
         assert self._listener is not None, "a channel leads to a hub that listens"
         address = self._listener.address
         if isinstance(address, tuple):

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.consistency import changes
-from labrl.config.kinds import kinds_replace
+from labrl.config.extensions import kinds_replace
+from labrl.config.keys import changes
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError, LabrlError
@@ -25,7 +25,7 @@ from labrl.trial.trial import check
 
 
 def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ()) -> TrialConfig:
-    """Compose what the space of a search can come to. Returns the configuration without any searched value.
+    """Compose the space of a search. Return the configuration without any searched value.
 
     ready: the option of `search`, of which the space has these `keys`. Raises InputError for a key or an
     option that does not exist, and for a range with a value in it that its key can never have.
@@ -47,7 +47,7 @@ def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ())
     for key in first:  # keys that the space adds, such as `+agent.lr`
         if key.startswith("+") and not _is_key(default, key[1:]):
             OmegaConf.update(filled, key[1:], OmegaConf.select(OmegaConf.create(firsts), key[1:]))
-    config = resolve(to_plain(filled))
+    config = resolve(filled)
     check(config)
     return config
 
@@ -73,7 +73,7 @@ def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Colle
 
 
 def check_ready(name: str, recipe: Recipe) -> None:
-    """Raise InputError for what the ready space `name` brings besides its agent, for trials lack it."""
+    """Raise InputError for settings of the ready space `name` besides its agent, which trials would lack."""
     base, brought = to_plain(recipe.compose({})), to_plain(recipe.compose({}, f"search={name}"))
     lost = [
         change
@@ -92,7 +92,7 @@ def check_ready(name: str, recipe: Recipe) -> None:
 
 
 def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
-    """Raise InputError for a pruner that would never hear of a trial before its end."""
+    """Raise InputError for a pruner that no trial would report to before its end."""
     budget, every = config.env.config.max_frame, config.eval_frames
     if isinstance(pruner, NoPruner):
         return
@@ -131,9 +131,9 @@ def _is_key(plain: Mapping[str, Any], key: str) -> bool:
 
 
 def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: Any) -> None:
-    """Raise InputError if `value` is none that `key` can have, whatever the others are.
+    """Raise InputError if `key` can never have `value`, whatever the others are.
 
-    It is put into the configuration as Hydra would, which takes a hundred times as long to compose one.
+    The value is set as Hydra would do; composing with Hydra would take a hundred times as long.
     """
     (override,) = OverridesParser.create().parse_overrides(recipe.space.words({key: value})[-1:])
     changed = OmegaConf.create(dict(default))
@@ -150,7 +150,7 @@ def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: An
 def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
     """Raise InputError for what is wrong with `key` in itself.
 
-    What contradicts another key is for the trial to say: with other values of that one it may be right.
+    Contradictions with other keys are left to the trial: with other values of these it may be right.
     """
     try:
         dataclass_of(TrialConfig, plain)

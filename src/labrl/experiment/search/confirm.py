@@ -1,4 +1,4 @@
-"""Confirmation: the best trials run again on seeds that the search has not used, to rule out luck."""
+"""Confirmation: runs the best trials on seeds that the search has not used, to rule out luck."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from labrl.trial.summary import say
 
 @dataclass
 class Candidate:
-    """One configuration that is confirmed."""
+    """One configuration to confirm."""
 
     number: int | None
-    """Of the trial; None: the configuration without any searched value."""
+    """Number of the trial; None for the configuration without any searched value."""
     params: dict[str, Any]
     searched: list[float] | None
-    """What the search found it to be worth, on its own seeds."""
+    """Its value in the search, by objective."""
     folders: list[Path]
     """Run folders, one for each seed."""
     values: list[list[float] | None] = field(default_factory=list)
-    """What each of them came to, by objective; None where it did not reach its end."""
+    """Values on each seed, by objective; None where the run did not finish."""
 
     @property
     def mean(self) -> float | None:
-        """Of the first objective over the seeds; None where one of them failed."""
+        """Mean of the first objective over the seeds; None where one of them failed."""
         known = [values[0] for values in self.values if values is not None]
         return float(np.mean(known)) if known and len(known) == len(self.folders) else None
 
 
 @dataclass
 class Confirmation:
-    """All candidates on the same fresh seeds."""
+    """The confirmation of all candidates on the same fresh seeds."""
 
     seeds: list[int]
     candidates: list[Candidate]
@@ -57,7 +57,7 @@ class Confirmation:
     def of(
         cls, config: Confirm, plan: Plan, best: Sequence[FrozenTrial], seed: int, home: Path
     ) -> Confirmation:
-        """What is to be run. seed: of the study; home: the experiment folder."""
+        """Return the confirmation to run. seed: seed of the study; home: the experiment folder."""
         seeds = [derived_seed(seed, "confirmation", index) for index in range(config.sessions)]
 
         def candidate(number: int | None, params: dict[str, Any], searched: list[float] | None) -> Candidate:
@@ -71,7 +71,7 @@ class Confirmation:
         return cls(seeds, chosen + ([candidate(None, {}, None)] if config.default else []))
 
     def read(self, plan: Plan) -> None:
-        """Take over what the runs came to."""
+        """Read the results of the runs."""
         for one in self.candidates:
             one.values = [
                 trial_values(folder, plan.measures, 1, plan.random_return) if _has_finished(folder) else None
@@ -79,13 +79,14 @@ class Confirmation:
             ]
 
     def winner(self, maximize: bool) -> Candidate | None:
-        """The trial with the best mean over the fresh seeds; None where no trial has one."""
+        """Return the trial with the best mean over the fresh seeds; None where no trial has one."""
         known = [one for one in self.candidates if one.number is not None and one.mean is not None]
         sign = -1 if maximize else 1
         return min(known, key=lambda one: (sign * (one.mean or 0.0), one.number), default=None)
 
     def as_json(self, home: Path, maximize: bool) -> dict[str, Any]:
-        """For `experiment.json`: seeds, candidates, and whether the search's best trial stayed the best."""
+        """Return the entry in `experiment.json`: seeds, candidates, and whether the best trial stayed the
+        best."""
         winner = self.winner(maximize)
         return {
             "seeds": self.seeds,
@@ -116,7 +117,7 @@ class ConfirmingRuns(TasksLeft):
         retries: int,
         interruption: Interruption,
     ) -> None:
-        """retries: how often a run whose process died goes on."""
+        """retries: how often a run whose process died continues."""
         self._retries, self._interruption = retries, interruption
         runs = [
             (one.params, folder, seed)
@@ -137,7 +138,7 @@ class ConfirmingRuns(TasksLeft):
         )
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Let a run go on whose process has died; print what has failed."""
+        """Continue a run whose process has died; print failures."""
         died = outcome.died or outcome.status == "interrupted"
         if died and self._interruption.requested:
             return

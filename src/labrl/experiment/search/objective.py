@@ -1,4 +1,4 @@
-"""What a trial is worth: the mean over its sessions of a measure of their evaluation checkpoints."""
+"""The objective of a search: the mean over sessions of a measure of their evaluation checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Curve = Mapping[int, Mapping[str, float]]
 
 
 def direction_of(measure: Measure) -> Direction:
-    """Seconds are to become few, everything else is to become large."""
+    """Return the direction of a measure: seconds are minimized, all others are maximized."""
     return "minimize" if measure == "wall" else "maximize"
 
 
 def read_curve(session: SessionFolder) -> Curve:
-    """The evaluation checkpoints that a session has written so far; those without an episode are left out."""
+    """Return the evaluation checkpoints of a session so far, without those before the first episode."""
     curve = {}
     for row in CsvTable(session.eval_csv).read_rows():
         frame, score, wall = (row.get(name) for name in ("frame", "return_mean", "wall"))
@@ -36,9 +36,9 @@ def read_curve(session: SessionFolder) -> Curve:
 
 
 def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> float | None:
-    """One session's worth, as reports define it; None before it has a checkpoint.
+    """Return the measure of one session, as reports define it; None before it has a checkpoint.
 
-    random_return: mean return of the random policy, which `strength` is measured from.
+    random_return: mean return of the random policy, the reference of `strength`.
     """
     if not curve:
         return None
@@ -59,7 +59,7 @@ def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> floa
 def trial_values(
     folder: Path, measures: Sequence[Measure], num_sessions: int, random_return: float = 0.0
 ) -> list[float] | None:
-    """The mean over the sessions for each measure; None where a session has no checkpoint."""
+    """Return the mean over the sessions of each measure; None where a session has no checkpoint."""
     curves = _curves(folder, num_sessions)
     values = []
     for measure in measures:
@@ -74,15 +74,30 @@ def trial_values(
 def intermediate_values(
     folder: Path, measure: Measure, num_sessions: int, random_return: float = 0.0
 ) -> dict[int, float]:
-    """By frame, the mean over the sessions of the measure up to there, where all of them have been."""
+    """Return, by frame, the mean of the measure over the sessions, up to the frame that all have reached.
+
+    A session that its evaluations ended early keeps its last value until the others end.
+    """
     curves = _curves(folder, num_sessions)
-    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    ends = [
+        max(curve, default=0) if ended_early(folder, index) else None for index, curve in enumerate(curves)
+    ]
     values: dict[int, float] = {}
-    for frame in shared:
+    for frame in sorted(set.union(*(set(curve) for curve in curves))):
+        if not all(
+            frame in curve or (end is not None and 0 < end < frame)
+            for curve, end in zip(curves, ends, strict=True)
+        ):
+            continue
         until = [{at: row for at, row in curve.items() if at <= frame} for curve in curves]
         each = [measured(measure, curve, random_return) for curve in until]
         values[frame] = float(np.mean([value for value in each if value is not None]))
     return values
+
+
+def ended_early(folder: Path, index: int) -> bool:
+    """Return whether evaluations have ended a session of the trial before its budget."""
+    return bool(SessionFolder(folder / f"session_{index}").read_result().get("stop"))
 
 
 def _curves(folder: Path, num_sessions: int) -> list[Curve]:

@@ -1,4 +1,4 @@
-"""How an experiment looks for good hyperparameters: space, objective, pruner, confirmation."""
+"""Options of a search: space, objective, pruner, confirmation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability, whole_number
 
 Measure = Literal["final_return", "best_return", "auc", "strength", "wall"]
-"""What a session is worth, from its evaluation checkpoints; see docs/search.md."""
+"""Measure of a session's evaluation checkpoints; see docs/how-to/search.md."""
 
 
 def _each_once(measures: list[Measure]) -> list[Measure]:
@@ -20,10 +20,10 @@ def _each_once(measures: list[Measure]) -> list[Measure]:
 
 
 Measures = Annotated[list[Measure], Field(min_length=1), AfterValidator(_each_once)]
-"""Several, each once."""
+"""A list of several measures, each once."""
 
 TwoOrMore = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
-"""2, 3, ..."""
+"""An integer of at least 2."""
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class NoPruner:
     """Every trial plays its whole budget."""
 
     kind: Literal["none"]
-    """Tells this pruner from the others."""
+    """Name of the pruner."""
 
 
 @dataclass(kw_only=True)
@@ -39,9 +39,9 @@ class MedianPruner:
     """Stop a trial whose best value so far is worse than the median of the others at the same frame."""
 
     kind: Literal["median"]
-    """Tells this pruner from the others."""
+    """Name of the pruner."""
     startup_trials: NonNegativeInt
-    """Trials that are to have played their whole budget before any is stopped, >= 0."""
+    """Trials that must have played their whole budget before any is stopped, >= 0."""
     warmup: NonNegativeInt
     """Frames before which no trial is stopped, >= 0."""
 
@@ -50,16 +50,16 @@ class MedianPruner:
 class AshaPruner:
     """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934).
 
-    A trial that reaches `grace_period * reduction_factor ** k` frames goes on if it is among the best
+    A trial that reaches `grace_period * reduction_factor ** k` frames continues if it is among the best
     1 / reduction_factor of those that have got there so far.
     """
 
     kind: Literal["asha"]
-    """Tells this pruner from the others."""
+    """Name of the pruner."""
     grace_period: PositiveInt | None
     """Frames before which no trial is stopped, >= 1; null: a ninth of the budget."""
     reduction_factor: TwoOrMore
-    """One trial of so many goes on from a rung, >= 2."""
+    """One in this many trials continues after each rung, >= 2."""
 
 
 @dataclass(kw_only=True)
@@ -67,11 +67,13 @@ class HyperbandPruner:
     """Several successive halvings that differ in their grace period (Li et al., 2018, arXiv:1603.06560)."""
 
     kind: Literal["hyperband"]
-    """Tells this pruner from the others."""
+    """Name of the pruner."""
     grace_period: PositiveInt | None
-    """Frames before which the most eager bracket stops no trial, >= 1; null: a ninth of the budget."""
+    """Frames before which the bracket with the shortest grace period stops no trial, >= 1; null: a ninth of
+    the budget."""
     reduction_factor: TwoOrMore
-    """As of asha; the grace period of each further bracket is so many times longer, >= 2."""
+    """One in this many trials continues after each rung; also the ratio of the brackets' grace periods, >=
+    2."""
 
 
 Pruner = Annotated[NoPruner | MedianPruner | AshaPruner | HyperbandPruner, Field(discriminator="kind")]
@@ -82,26 +84,26 @@ class Confirm:
     """The best trials run once more on seeds that the search has not seen."""
 
     top: PositiveInt
-    """How many of the best, >= 1."""
+    """Number of best trials to confirm, >= 1."""
     sessions: PositiveInt
-    """Fresh seeds for each of them, >= 1."""
+    """Fresh seeds for each confirmed configuration, >= 1."""
     default: bool
-    """Whether the configuration without any searched value runs on these seeds too."""
+    """Whether the configuration without any searched value runs on the fresh seeds, too."""
 
 
 @dataclass(kw_only=True)
 class SearchConfig:
-    """Read by `hydra/sweeper=optuna` alone; a single trial takes no notice of it."""
+    """Options of `hydra/sweeper=optuna`; a single trial ignores them."""
 
     space: dict[str, str]
     """Hydra's sweep syntax by key, such as `agent.lr: tag(log, interval(1e-5, 1e-2))`."""
     objective: Measure | Measures
     """One measure, or several for a search without pruning. The mean over a trial's sessions counts."""
     pruner: Pruner
-    """Who stops hopeless trials at their evaluation checkpoints."""
+    """Stops unpromising trials at their evaluation checkpoints."""
     confirm: Confirm | None
-    """null: the best trial is taken at its word."""
+    """Confirmation of the best trials on fresh seeds; null: none."""
     max_failure_rate: Probability
-    """Share of the search's trials that may fail before it gives up, in [0, 1]."""
+    """Fraction of trials that may fail before the search ends, in [0, 1]."""
     retries: NonNegativeInt
-    """How often a trial whose process died goes on from its checkpoint, >= 0."""
+    """Number of times that a trial whose process died continues from its checkpoint, >= 0."""

@@ -1,7 +1,7 @@
-"""Which trials are stopped early: pure functions of what all trials have reported so far.
+"""Pruners that stop trials early: pure functions of the values that all trials have reported.
 
 Optuna's own pruners keep notes in the storage while they decide; a process killed between a note and its
-consequence would decide otherwise the second time. These decide the same however often they are asked.
+consequence would decide differently the second time. These always decide the same.
 A value is the mean over a trial's sessions, the larger the better; a history maps frames to values.
 """
 
@@ -22,7 +22,7 @@ History = Mapping[int, float]
 def is_hopeless(
     pruner: Pruner, number: int, histories: Mapping[int, History], full: int, budget: int, name: str = ""
 ) -> bool:
-    """Whether trial `number`, which has just reported, is to be stopped.
+    """Return whether trial `number`, which has just reported, must be stopped.
 
     histories: of all trials by number, its own included; full: how many trials have played their whole
     budget of `budget` frames; name: of the study, which hyperband draws its brackets from.
@@ -48,22 +48,23 @@ def is_hopeless(
 
 
 def default_grace(budget: int) -> int:
-    """Frames: a ninth of the budget, which leaves two rungs of a reduction by 3."""
+    """Return the default grace period, frames: a ninth of the budget, which leaves two rungs with a reduction
+    by 3."""
     return max(1, budget // 9)
 
 
 def below_median(own: History, others: list[History]) -> bool:
-    """Whether the best value so far is below the median of the others at this frame (Vizier, 2017)."""
+    """Return whether the best value so far is below the median of the others at this frame (Vizier, 2017)."""
     frame = max(own)
     there = [history[frame] for history in others if frame in history]
     return bool(there) and max(own.values()) < float(np.median(there))
 
 
 def loses_halving(own: History, all_of_them: list[History], grace: int, factor: int) -> bool:
-    """Whether successive halving stops the trial at the rung that it has just reached, if any.
+    """Return whether successive halving stops the trial at the rung that it has just reached, if any.
 
     Rung k lies at the first report from `grace * factor ** k` frames on. Of n trials that have reached
-    it the best n // factor go on, and as long as there are fewer than `factor` the best one.
+    it the best n // factor continue, and as long as there are fewer than `factor` the best one.
     """
     frame = max(own)
     before = max((other for other in own if other < frame), default=-1)
@@ -76,7 +77,8 @@ def loses_halving(own: History, all_of_them: list[History], grace: int, factor: 
 
 
 def bracket_of(name: str, number: int, grace: int, factor: int, budget: int) -> int:
-    """Bracket of a trial in hyperband, from 0, the most eager, to the one that stops nothing.
+    """Return the bracket of a trial in hyperband, from 0, which stops earliest, to the one that stops
+    nothing.
 
     Brackets get trials in proportion to how many of each fit the same number of frames.
     """

@@ -14,22 +14,22 @@ from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig
 
 from labrl.config.compose import compose
-from labrl.config.overrides import quoted
+from labrl.config.keys import quoted
 from labrl.experiment.search.space import Space
 
 BEST = "experiment/best.yaml"
-"""In the experiment folder, which so is a --config-dir with the option experiment=best."""
+"""File in the experiment folder, which makes it a --config-dir with the option experiment=best."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How trials of a search are put together."""
+    """Composes the configurations of the trials of a search."""
 
     space: Space
     choices: Mapping[str, str]
     """The option of each group that every trial has, whether typed or not."""
     how: list[str]
-    """Words that say how a trial of a search is run, not what is learned in it."""
+    """Overrides that say how a trial of a search is run, not what is learned."""
     config_dir: str | None = None
     """A folder with a user's own groups."""
 

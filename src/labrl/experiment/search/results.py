@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labrl.experiment.search.search import Search
 
 RESULTS = "optimization_results.yaml"
-"""As hydra-optuna-sweeper writes it."""
+"""File that hydra-optuna-sweeper writes, too."""
 
 
 def conclude(
@@ -36,7 +36,7 @@ def conclude(
     search.record()
     if stopped:
         experiment.set_status("interrupted")
-        say(f"interrupted; to go on: labrl -m +resume={experiment.path}")
+        say(f"interrupted; to resume: labrl -m +resume={experiment.path}")
         return code
     facts = dict(experiment.info().get("search", {}))
     best = study.best()
@@ -116,7 +116,7 @@ def _tell_front(search: Search) -> None:
 
 
 def _tell_best(search: Search, found: SearchResult, facts: dict[str, Any]) -> None:
-    """On the terminal, in `experiment/best.yaml`, and in `facts`, which `experiment.json` gets."""
+    """Report the best on the terminal, in `experiment/best.yaml`, and in `facts` for `experiment.json`."""
     first, home, winner = search.study.best()[0], search.experiment.path, found.winner
     told = list(verdict(found))
     for sentence in told:

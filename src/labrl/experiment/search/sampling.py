@@ -19,7 +19,7 @@ from labrl.experiment.search.space import Space
 from labrl.seeding import derived_seed
 
 TARGETS = ("hydra_plugins.hydra_optuna_sweeper.*", "optuna.samplers.*")
-"""What `hydra.sweeper.sampler` may name."""
+"""Targets that `hydra.sweeper.sampler` may name."""
 
 SEQUENCES = ("GridSampler", "QMCSampler")
 """Samplers that walk through one fixed sequence: every trial needs the same seed."""

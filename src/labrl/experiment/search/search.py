@@ -34,7 +34,7 @@ RECORD_SECONDS = 1.0
 
 
 class Search:
-    """What one machine does for a study: the queue of its trials."""
+    """One machine's part in a study: the queue of its trials."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Search:
             return (self._interruption.exit_code if self._interruption.requested else DONE), confirmation
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
-        """Return a trial that died and goes on, else the study's next one, if there is room."""
+        """Return a trial that died and continues, else the study's next one, if there is room."""
         if self._gave_up or not has_room(self._need):
             return None
         one = self._again.pop() if self._again else self.study.next(self._subfolder)
@@ -97,7 +97,7 @@ class Search:
         one = self._given[task.number]
         if outcome.died or outcome.status == "interrupted":
             if self._interruption.requested:
-                return  # it stays this machine's to go on with
+                return  # this machine continues it later
             how = outcome.error or "its process was asked to stop"
             again = self.study.died(one)
             if again is not None:

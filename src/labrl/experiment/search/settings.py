@@ -1,4 +1,4 @@
-"""What is checked in a search before Optuna and torch are loaded: `hydra.sweeper`, and the keys to search."""
+"""Checks of a search before Optuna and torch are loaded: `hydra.sweeper`, and the searched keys."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labrl.config.folder import config_folder
-from labrl.config.keys import walk
-from labrl.config.overrides import split_word
+from labrl.config import config_folder
+from labrl.config.keys import split_word, walk
 from labrl.config.types import PositiveInt, Probability
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
@@ -62,7 +61,7 @@ def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
     fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
     instead = f"set search={agent}, or " if fits else ""
     return InputError(
-        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. To go on, "
+        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. Either "
         f"{instead}leave out agent={agent}, or give ranges of your own, such as "
         "'agent.lr=tag(log, interval(1e-5, 1e-2))'",
         code="contradiction",

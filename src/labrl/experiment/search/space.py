@@ -1,4 +1,4 @@
-"""What a search varies and what it holds fixed, from the words of its command line."""
+"""The space of a search: searched and fixed keys, from its command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
-from labrl.config.overrides import quoted
+from labrl.config.keys import quoted
 from labrl.errors import InputError
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
@@ -34,15 +34,15 @@ class Space:
     """Searched keys with their distributions, and the words that every trial has in common."""
 
     distributions: dict[str, BaseDistribution]
-    """By full key, with the `+` of a key that is new."""
+    """Distributions by full key, with the `+` of a new key."""
     fixed: list[str]
     """Words of the command line that every trial has, in their order."""
     written: dict[str, str] = field(default_factory=dict)
-    """By key, how its range was written, for messages."""
+    """Ranges as they were typed, by key, for messages."""
 
     @classmethod
     def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], words: Sequence[str]) -> Space:
-        """From `search.space`, `hydra.sweeper.params` and the command line, of which the later wins.
+        """Build from `search.space`, `hydra.sweeper.params` and the command line; later ones win.
 
         Raises InputError for a range that is empty or cannot be read, and where nothing is searched.
         """
@@ -88,11 +88,11 @@ class Space:
         return {key: json.loads(distribution_to_json(one)) for key, one in self.distributions.items()}
 
     def grid(self) -> dict[str, list[Any]]:
-        """All values of each key, for the grid sampler. Raises InputError for a continuous range."""
+        """Return all values of each key, for the grid sampler. Raises InputError for a continuous range."""
         return {key: self._values(key, one) for key, one in self.distributions.items()}
 
     def corners(self) -> dict[str, list[Any]]:
-        """For each key the values that stand for all others: every choice, of a range its ends, and of a
+        """Return, for each key, values that stand for all others: every choice, the ends of a range, and in a
         continuous one a number between them."""
         return {key: _ends(one) for key, one in self.distributions.items()}
 
@@ -161,7 +161,7 @@ def _as_written(value: Any) -> str:
 
 
 def _as_word(value: Any) -> str:
-    """As Hydra reads it. Text that begins with a bracket is a list or a group of keys, with a quote what was
+    """Return the value as Hydra reads it. Text in brackets is a list or a group of keys, in quotes what was
     quoted when it was given as a choice."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

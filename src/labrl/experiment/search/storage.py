@@ -1,4 +1,4 @@
-"""Where a study is kept: an SQLite file, a journal file, or a database that many machines reach."""
+"""Storage of a study: an SQLite file, a journal file, or a database that many machines reach."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labrl.storage.experiment_folder import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120
-"""For another process that writes to the same SQLite file."""
+"""Longest wait for another process that writes to the same SQLite file."""
 
 
 class StudyStorage:

@@ -22,10 +22,9 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.keys import traits
-from labrl.config.overrides import split_word
+from labrl.config.keys import split_word, traits
 from labrl.errors import InputError
-from labrl.experiment.search.objective import Direction, intermediate_values, trial_values
+from labrl.experiment.search.objective import Direction, ended_early, intermediate_values, trial_values
 from labrl.experiment.search.options import Measure, Pruner
 from labrl.experiment.search.pruning import is_hopeless
 from labrl.experiment.search.sampling import NumberedSampler
@@ -49,7 +48,7 @@ MISSED_BEATS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is searched for, alike on every machine that takes part."""
+    """Plan of a study, equal on every machine that takes part."""
 
     name: str
     space: Space
@@ -88,14 +87,14 @@ def _by_key(words: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that this machine is to run, or to go on with."""
+    """A trial that this machine runs or continues."""
 
     number: int
     params: dict[str, Any]
     folder: Path
     seed: int
     attempts: int = 0
-    """How often its process died."""
+    """Number of times that its process died."""
 
 
 class Study:
@@ -206,12 +205,23 @@ class Study:
             if self.trials()[number].state.is_finished():
                 return None
             values = trial_values(folder, plan.measures, plan.num_sessions, plan.random_return)
+            if values is not None and len(values) == 1:
+                self._hold_until_the_end(number, folder)
             if values is not None:
                 self._study.tell(number, values)
                 return None
         error = "no whole episode ended within the budget, so there is nothing to compare"
         self.fail(number, error)
         return error
+
+    def _hold_until_the_end(self, number: int, folder: Path) -> None:
+        """Let the last value of a trial whose sessions all ended early count as long as others play."""
+        plan = self.plan
+        if all(ended_early(folder, index) for index in range(plan.num_sessions)):
+            values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
+            if values and max(values) < plan.budget:
+                trial_id = self._trial_id(number)
+                self._storage.optuna.set_trial_intermediate_value(trial_id, plan.budget, values[max(values)])
 
     def fail(self, number: int, error: str) -> None:
         """Record why a trial failed."""
@@ -222,7 +232,7 @@ class Study:
                 self._study.tell(number, state=TrialState.FAIL)
 
     def died(self, assignment: Assignment) -> Assignment | None:
-        """Return the assignment once more, to be gone on with; None if its process died too often."""
+        """Return the assignment again, to be continued; None if its process died too often."""
         if assignment.attempts >= self.plan.retries:
             return None
         again = dataclasses.replace(assignment, attempts=assignment.attempts + 1)

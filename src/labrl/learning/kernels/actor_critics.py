@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from labrl.networks.distributions import LOG_STD_RANGE
@@ -37,6 +38,54 @@ def critics_gradient(
     return statistics, error
 
 
+def quantile_critics_gradient(values: NDArray, target: NDArray, weight: NDArray) -> tuple[NDArray, NDArray]:
+    """Differentiate the mean of w sum_i mean_mj |tau_m - 1{u < 0}| H(u), u = y_j - q_im, H the Huber loss.
+
+    By q_im it is the mean over j of -w |tau_m - 1{u < 0}| clip(u, -1, 1), divided by rows and quantiles. The
+    samples are in order, so that sums over those below q - 1, from there to q, to q + 1 and above are
+    differences of prefix sums: no array has all pairs of quantiles and samples.
+
+    values: quantiles q of each critic, [critics, rows, quantiles]; target: samples y, ascending, [rows,
+    samples]; weight: [rows]. Returns the loss, the error of the means and the mean values of each row, [2 +
+    critics, rows], and the derivatives by `values`.
+    """
+    critics, rows, count = values.shape
+    samples = target.shape[1]
+    quantile = values.transpose(1, 0, 2).reshape(rows, -1)
+    fraction = np.tile((np.arange(count) + 0.5) / count, critics)
+    ordered = torch.from_numpy(target)
+    far, middle, near = (
+        torch.searchsorted(ordered, torch.from_numpy(quantile + np.float32(edge))).numpy()
+        for edge in (-1, 0, 1)
+    )
+    # In double precision: differences of sums of squares have no digits of single precision left.
+    sums, squares = np.zeros((2, rows, samples + 1))
+    np.cumsum(target, axis=1, dtype=np.float64, out=sums[:, 1:])
+    np.cumsum(np.square(target, dtype=np.float64), axis=1, out=squares[:, 1:])
+    at_far, at_middle, at_near = (np.take_along_axis(sums, at, 1) for at in (far, middle, near))
+    square_far, square_middle, square_near = (
+        np.take_along_axis(squares, at, 1) for at in (far, middle, near)
+    )
+    above = samples - near
+    below_sum, above_sum = at_middle - at_far, at_near - at_middle
+    below_count, above_count = middle - far, near - middle
+    slope_below = below_sum - below_count * quantile - far
+    slope_above = above_sum - above_count * quantile + above
+    loss_below = 0.5 * (square_middle - square_far) - quantile * below_sum + 0.5 * below_count * quantile**2
+    loss_below += far * quantile - at_far - 0.5 * far
+    loss_above = 0.5 * (square_near - square_middle) - quantile * above_sum + 0.5 * above_count * quantile**2
+    loss_above += sums[:, -1:] - at_near - above * quantile - 0.5 * above
+    scale = weight[:, None] / (samples * count)
+    losses = ((1 - fraction) * loss_below + fraction * loss_above) * scale
+    gradient = -((1 - fraction) * slope_below + fraction * slope_above) * scale / rows
+    statistics = np.empty((2 + critics, rows), values.dtype)
+    statistics[0] = losses.sum(1)
+    statistics[2:] = values.mean(2)
+    statistics[1] = np.abs(statistics[2:] - target.mean(1)).mean(0)
+    by_values = gradient.reshape(rows, critics, count).transpose(1, 0, 2).astype(values.dtype)
+    return statistics, by_values
+
+
 def tanh_gradient(action: NDArray, slope: NDArray) -> NDArray:
     """Differentiate a loss by x, where a = tanh(x): its derivative by a times 1 - a^2.
 
@@ -46,12 +95,12 @@ def tanh_gradient(action: NDArray, slope: NDArray) -> NDArray:
 
 
 Backward = Callable[[NDArray], NDArray]
-"""From the derivative of a loss by the values of critics, [critics, rows], to that by their inputs,
+"""Maps the derivative of a loss by the values of critics, [critics, rows], to that by their inputs,
 [critics, rows, inputs], of which the last columns are the actions."""
 
 
 class Choice(Protocol):
-    """What a policy chooses in each state, with derivatives by the parameters of the policy."""
+    """Actions of a policy in each state, with derivatives by the parameters of the policy."""
 
     choice: NDArray
     """Actions that were drawn, [rows, size], or the probabilities of all actions, [rows, actions]."""
@@ -99,10 +148,20 @@ class SquashedChoice:
 
     def gradient(self, values: NDArray, temperature: float, backward: Backward) -> NDArray:
         """Differentiate the mean of -(Q - alpha log pi) by the policy's parameters. [rows, 2 size]"""
-        rows, size = self.choice.shape
         smaller = values == values.min(0)
-        share = smaller / (np.float32(-rows) * smaller.sum(0))  # critics that agree have a part each
-        slope = backward(share.astype(values.dtype))[..., -size:].sum(0)
+        share = smaller / (
+            np.float32(-len(self.choice)) * smaller.sum(0)
+        )  # critics that agree have a part each
+        return self.gradient_by(share.astype(values.dtype), temperature, backward)
+
+    def gradient_by(self, share: NDArray, temperature: float, backward: Backward) -> NDArray:
+        """Differentiate a loss by the policy's parameters. [rows, 2 size]
+
+        The loss is the sum of the values of the critics, weighted by `share`, [critics, rows, ...], and the
+        mean of alpha log pi.
+        """
+        rows, size = self.choice.shape
+        slope = backward(share)[..., -size:].sum(0)
         coefficient = np.float32(temperature / rows)
         by_u = tanh_gradient(self.choice, slope)
         by_u += 2 * coefficient * self.choice

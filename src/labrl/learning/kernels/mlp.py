@@ -19,6 +19,9 @@ from torch import Tensor, nn
 Operation = Callable[[], object]
 """An operation on buffers that it knows."""
 
+MOST_NUMPY_ELEMENTS = 1024
+"""Numbers of an array up to which NumPy adds, because a call of it is shorter than one of torch."""
+
 MOST_NUMPY_PRODUCTS = 2**17, 8000
 """Products of a matrix by a matrix and by a vector up to which NumPy multiplies: a call of it is shorter, but
 for larger matrices OpenBLAS would start threads, which would compete with those of torch."""
@@ -101,7 +104,12 @@ def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
     (rows, inner), columns = left.shape[-2:], right.shape[-1]
     is_matrix = rows > 1 and columns > 1
     if rows * inner * columns <= MOST_NUMPY_PRODUCTS[0 if is_matrix else 1] and inner > 1:
-        yield partial(np.matmul, left.numpy(), right.numpy(), out=out.numpy())
+        if out.dim() == 3:
+            yield partial(np.matmul, left.numpy(), right.numpy(), out=out.numpy())
+        elif out.is_contiguous():
+            yield partial(np.dot, left.numpy(), right.numpy(), out=out.numpy())
+        else:  # the gradient of a weight, which lies transposed
+            yield partial(np.dot, right.numpy().T, left.numpy().T, out=out.numpy().T)
     elif out.dim() == 2:
         yield partial(torch.mm, left, right, out=out)
     else:
@@ -111,7 +119,7 @@ def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
 
 
 class Pass:
-    """What layers compute for a fixed number of rows, in buffers of its own.
+    """The computation of layers for a fixed number of rows, in its own buffers.
 
     Write into `inputs`, call `forward`, read `outputs`; write into `output_gradient`, call `backward`, read
     `input_gradient`, and the gradients of the weights.
@@ -128,9 +136,10 @@ class Pass:
         self.outputs: Tensor = self._layers[-1].outputs if layers else inputs
         """[rows, outputs] or [networks, rows, outputs]; overwritten by the next `forward`."""
         self.output_gradient = torch.zeros_like(self.outputs) if layers else input_gradient
-        """Of the same shape; `backward` overwrites it. None where there are no layers and nobody wants it."""
+        """Gradient of the outputs, of the same shape; `backward` overwrites it. None without layers if
+        unused."""
         self.forward_operations = [operation for layer in self._layers for operation in layer.forward()]
-        """What `forward` does."""
+        """Operations of `forward`."""
         self._backward: list[Operation] | None = None
         self._to_inputs: list[Operation] | None = None
         self._gradients: list[Tensor] = []  # of what each layer but the first reads
@@ -147,7 +156,7 @@ class Pass:
 
     @property
     def backward_operations(self) -> list[Operation]:
-        """What `backward` does."""
+        """Operations of `backward`."""
         if self._backward is None:
             self._backward = list(self._backward_operations(self.input_gradient, learn=True))
         return self._backward
@@ -188,7 +197,10 @@ class _Bound:
     def forward(self) -> Iterator[Operation]:
         layer, linear, normalized = self._layer, self._linear, self._normalized
         yield from products(self._inputs, layer.weight.value, linear)
-        yield partial(torch.add, linear, layer.bias.value, out=linear)
+        if linear.numel() <= MOST_NUMPY_ELEMENTS:
+            yield partial(np.add, linear.numpy(), layer.bias.value.numpy(), out=linear.numpy())
+        else:
+            yield partial(torch.add, linear, layer.bias.value, out=linear)
         if layer.norm is not None:
             gain, shift, eps = layer.norm
             mean, inverse = self._statistics
@@ -237,21 +249,21 @@ class Activation:
     """An activation f and its derivative, as operations on buffers."""
 
     forward: Callable[[Any, Tensor, Tensor], Operation]
-    """Of the module, x and y: writes y = f(x)."""
+    """Takes the module, x and y, and writes y = f(x)."""
     backward: Callable[[Any, Tensor, Tensor, Tensor], Operation]
-    """Of the module, a gradient g, x and y: g <- g f'(x)."""
+    """Takes the module, a gradient g, x and y, and writes g <- g f'(x)."""
     needs_inputs: bool
-    """Whether f' is computed from x; otherwise from y, and y may take the place of x."""
+    """Whether f' is computed from x; otherwise from y, and y is in the place of x."""
 
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: Activation(
-        lambda module, x, y: partial(torch.tanh, x, out=y),
+        lambda module, x, y: partial(np.tanh, x.numpy(), out=y.numpy()),
         lambda module, g, x, y: partial(_aten.tanh_backward.grad_input, g, y, grad_input=g),
         needs_inputs=False,
     ),
     nn.ReLU: Activation(
-        lambda module, x, y: partial(torch.clamp_min, x, 0, out=y),
+        lambda module, x, y: partial(torch.relu_, y),
         lambda module, g, x, y: partial(_aten.threshold_backward.grad_input, g, y, 0, grad_input=g),
         needs_inputs=False,
     ),

@@ -2,15 +2,16 @@
 
 A kernel stands beside its network, in the memory of the network's weights and of their gradients: it follows
 every change of them. It takes and gives arrays, and what `forward` and `backward` give is overwritten by
-their next call for the same number of rows.
+their next call for the same number of rows in the same thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +22,25 @@ from labrl.learning.kernels.mlp import ACTIVATIONS, Layer, Operation, Pass, Weig
 from labrl.networks.actor_critic import ActorCritic, ActorCriticOutput, GaussianHead
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.layers import Normalized, Output
-from labrl.networks.preprocessing import Numbers
 from labrl.networks.q_network import QNetwork, QOutput, Stream
+from labrl.networks.spaces import Numbers
 
 MOST_SIZES = 8
 """Numbers of rows for which a kernel keeps buffers."""
+
+
+Made = TypeVar("Made")
+
+
+class Buffers(threading.local, Generic[Made]):
+    """Buffers of a kernel for the latest numbers of rows: of each thread its own."""
+
+    last: Made
+    """Those of the last forward pass."""
+
+    def __init__(self, make: Callable[..., Made]) -> None:
+        """make: for a number of rows, and what else they depend on."""
+        self.at: Callable[..., Made] = lru_cache(MOST_SIZES)(make)
 
 
 class UnknownNetworkError(Exception):
@@ -107,13 +122,14 @@ class ActorCriticKernel:
         self._log_std: Weight | None = None
         if isinstance(network.policy_head, GaussianHead):
             self._log_std = Weight.of(network.policy_head.log_std)
-        self._at = lru_cache(MOST_SIZES)(self._buffers)
+        self._buffers = Buffers(self._make_buffers)
 
     def forward(
         self, observation: Any, state: Any = None, *others: None, policy: bool = True, value: bool = True
     ) -> ActorCriticOutput:
         """Compute distribution parameters [rows, num_outputs] and values [rows], as far as asked for."""
-        self._last = at = self._at(len(observation), policy, value)
+        buffers = self._buffers
+        at = buffers.last = buffers.at(len(observation), policy, value)
         self._reader(observation, at.inputs)
         for operation in at.forward:
             operation()
@@ -125,7 +141,7 @@ class ActorCriticKernel:
         parameters: gradient of the distribution parameters, [rows, num_outputs]; value: that of the values,
         [rows], None where they are not learned.
         """
-        at = self._last
+        at = self._buffers.last
         if self._log_std is not None:
             parameters, log_std = np.split(parameters, 2, axis=1)
             if self._log_std.gradient is not None:
@@ -135,7 +151,7 @@ class ActorCriticKernel:
         for operation in at.backward:
             operation()
 
-    def _buffers(self, rows: int, policy: bool, value: bool) -> _ActorCriticBuffers:
+    def _make_buffers(self, rows: int, policy: bool, value: bool) -> _ActorCriticBuffers:
         """Make the buffers and operations of the parts that are asked for."""
         inputs, nothing = torch.zeros(rows, self._reader.size), np.zeros(rows, np.float32)
         learned = value and self._has_value
@@ -209,14 +225,15 @@ class QNetworkKernel:
         self._reader, self._torso = _torso(network.torso)
         self._streams = [list(_layers(s)) for s in (network.advantage, network.value) if s is not None]
         self._shape = network.output_shape
-        self._at = lru_cache(MOST_SIZES)(self._buffers)
+        self._buffers = Buffers(self._make_buffers)
 
     def forward(self, observation: Any, state: Any = None, *others: None, noise: None = None) -> QOutput:
         """Compute the outputs of each action. [rows, actions, outputs]
 
         Dueling: V + A - mean of A over the actions.
         """
-        self._last = at = self._at(len(observation))
+        buffers = self._buffers
+        at = buffers.last = buffers.at(len(observation))
         self._reader(observation, at.inputs)
         for operation in at.forward:
             operation()
@@ -228,11 +245,12 @@ class QNetworkKernel:
         Dueling: with a gradient g of the outputs, that of A is g - mean of g over the actions, and that of V
         the sum of g over the actions.
         """
-        np.copyto(self._last.gradient, outputs)
-        for operation in self._last.backward:
+        at = self._buffers.last
+        np.copyto(at.gradient, outputs)
+        for operation in at.backward:
             operation()
 
-    def _buffers(self, rows: int) -> _QBuffers:
+    def _make_buffers(self, rows: int) -> _QBuffers:
         """Make the buffers and operations for a number of rows."""
         inputs, shape = torch.zeros(rows, self._reader.size), (rows, *self._shape[1:])
         if len(self._streams) == 1:
@@ -283,7 +301,7 @@ class _QBuffers:
     outputs: NDArray
     """[rows, actions, outputs]"""
     gradient: NDArray
-    """Of the outputs."""
+    """Gradient of the outputs."""
     forward: list[Operation]
     backward: list[Operation]
 
@@ -294,13 +312,12 @@ class PolicyNetworkKernel:
     def __init__(self, network: PolicyNetwork) -> None:
         self._reader, torso = _torso(network.torso)
         self._layers = [*torso, *_layers(network.outputs)]
-        self._at = lru_cache(MOST_SIZES)(
-            lambda rows: Pass(self._layers, torch.zeros(rows, self._reader.size))
-        )
+        self._passes = Buffers(lambda rows: Pass(self._layers, torch.zeros(rows, self._reader.size)))
 
     def forward(self, observation: Any) -> NDArray:
         """Compute the outputs. [rows, num_outputs]"""
-        self._last = at = self._at(len(observation))
+        passes = self._passes
+        at = passes.last = passes.at(len(observation))
         self._reader(observation, at.inputs.numpy())
         at.forward()
         outputs: NDArray = at.outputs.numpy()
@@ -308,9 +325,10 @@ class PolicyNetworkKernel:
 
     def backward(self, outputs: NDArray) -> None:
         """Compute the gradients of all weights. outputs: the gradient of the outputs, [rows, num_outputs]"""
-        assert self._last.output_gradient is not None
-        np.copyto(self._last.output_gradient.numpy(), outputs)
-        self._last.backward()
+        at = self._passes.last
+        assert at.output_gradient is not None
+        np.copyto(at.output_gradient.numpy(), outputs)
+        at.backward()
 
 
 class CriticsKernel:
@@ -320,21 +338,22 @@ class CriticsKernel:
         if network.perceptrons is None:
             raise UnknownNetworkError("its critics are more than perceptrons without layer normalization")
         self._reader = _Reader(list(network.numbers.children()), 0)
-        self._continuous, self._joint = network.continuous, network.joint
+        self._scalar, self._joint = network.scalar, network.joint
         *hidden, last = zip(network.perceptrons.weights, network.perceptrons.biases, strict=True)
         activate = network.perceptrons.activate
         if type(activate) not in ACTIVATIONS:
             raise UnknownNetworkError(f"it has the activation {type(activate).__name__}")
         self._layers = [Layer(Weight.of(w), Weight.of(b), None, activate) for w, b in hidden]
         self._layers.append(Layer(Weight.of(last[0]), Weight.of(last[1])))
-        self._at = lru_cache(MOST_SIZES)(self._pass)
+        self._passes = Buffers(self._pass)
 
     def forward(self, observation: Any, action: Any = None, first: bool = False) -> NDArray:
-        """Compute values [critics, rows], of discrete actions [critics, rows, actions].
+        """Compute values [critics, rows], of several outputs or discrete actions [critics, rows, outputs].
 
         action: continuous ones, [rows, size]; first: of the first critic alone.
         """
-        self._last = at = self._at(len(observation), first)
+        passes = self._passes
+        at = passes.last = passes.at(len(observation), first)
         inputs = at.inputs.numpy()
         if self._joint:
             size = inputs.shape[1] - action.shape[1]
@@ -344,12 +363,11 @@ class CriticsKernel:
             self._reader(observation, inputs)
         at.forward()
         outputs: NDArray = at.outputs.numpy()
-        return outputs[..., 0] if self._continuous else outputs
+        return outputs[..., 0] if self._scalar else outputs
 
     def backward(self, values: NDArray) -> None:
         """Compute the gradients of all weights. values: the gradient of the values"""
-        self._set_gradient(values)
-        self._last.backward()
+        self._at_gradient(values).backward()
 
     def input_gradient(self, values: NDArray) -> NDArray:
         """Return the gradient of the inputs, observation and action side by side, of each critic.
@@ -357,15 +375,18 @@ class CriticsKernel:
         values: the gradient of the values. Gradients of the weights stay as they are.
         [critics, rows, inputs]
         """
-        self._set_gradient(values)
-        self._last.backward_to_inputs()
-        assert self._last.input_gradient is not None
-        gradient: NDArray = self._last.input_gradient.numpy()
+        at = self._at_gradient(values)
+        at.backward_to_inputs()
+        assert at.input_gradient is not None
+        gradient: NDArray = at.input_gradient.numpy()
         return gradient
 
-    def _set_gradient(self, values: NDArray) -> None:
-        assert self._last.output_gradient is not None
-        np.copyto(self._last.output_gradient.numpy(), values[..., None] if self._continuous else values)
+    def _at_gradient(self, values: NDArray) -> Pass:
+        """Return the last pass, with the gradient of its outputs."""
+        at = self._passes.last
+        assert at.output_gradient is not None
+        np.copyto(at.output_gradient.numpy(), values[..., None] if self._scalar else values)
+        return at
 
     def _pass(self, rows: int, first: bool) -> Pass:
         layers = [layer.only(0) for layer in self._layers] if first else self._layers

@@ -56,7 +56,8 @@ def distributions(
 
 
 class _Categorical:
-    """With p = softmax(x): d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i + H)."""
+    """Derivatives with p = softmax(x): d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i +
+    H)."""
 
     def __init__(self, distribution: Any, parameters: NDArray, action: NDArray) -> None:
         # One row for each action: sums over few actions of many rows are then sums of long rows.
@@ -96,7 +97,7 @@ class _MultiCategorical:
 
 
 class _Bernoulli:
-    """With p = sigmoid(x): d log pi / dx = a - p and dH / dx = -x p (1 - p)."""
+    """Derivatives with p = sigmoid(x): d log pi / dx = a - p and dH / dx = -x p (1 - p)."""
 
     def __init__(self, distribution: Any, parameters: NDArray, action: NDArray) -> None:
         self._logits, self._action = parameters, action.reshape(len(action), -1).astype(np.float32)
@@ -113,7 +114,8 @@ class _Bernoulli:
 
 
 class _Gaussian:
-    """With z = (a - m) / s: d log pi / dm = z / s, d log pi / d log s = z^2 - 1 and dH / d log s = 1."""
+    """Derivatives with z = (a - m) / s: d log pi / dm = z / s, d log pi / d log s = z^2 - 1 and dH / d log s
+    = 1."""
 
     def __init__(self, distribution: Any, parameters: NDArray, action: NDArray) -> None:
         self.mean, self.log_std = np.split(parameters, 2, axis=1)
@@ -175,9 +177,9 @@ class OutputGradients(NamedTuple):
     """Derivatives of a loss by the outputs of a network."""
 
     parameters: NDArray
-    """By the parameters of the distributions. [rows, num_parameters]"""
+    """Gradient by the parameters of the distributions. [rows, num_parameters]"""
     value: NDArray
-    """By the values. [rows]"""
+    """Gradient by the values. [rows]"""
 
 
 def policy_gradient(

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+ONE = np.float32(1)
+
 
 class Differentiated(NamedTuple):
     """A loss of each row and its derivative."""
@@ -25,7 +27,7 @@ class Differentiated(NamedTuple):
 
 
 class DerivedValues(Protocol):
-    """How outputs become values, targets and losses, with the derivatives of the losses."""
+    """Maps outputs to values, targets and losses, with the derivatives of the losses."""
 
     def expected(self, outputs: NDArray) -> NDArray:
         """Return the mean return. [..., outputs] -> [...]"""
@@ -61,7 +63,7 @@ class ExpectedReturns:
         error = outputs[:, 0] - (reward + discount * later[:, 0])
         size = np.abs(error)
         # Up to an error of 1 slope and error are the same, and s (e - s / 2) is both losses.
-        slope = error if self._squared else np.clip(error, -1, 1)
+        slope = error if self._squared else np.minimum(np.maximum(error, -ONE), ONE)
         return Differentiated(slope * (error - np.float32(0.5) * slope), size, slope[:, None])
 
 

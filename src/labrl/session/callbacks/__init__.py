@@ -1,4 +1,4 @@
-"""What hangs on a session's clock: logging, evaluation, checkpoints, progress, and a user's own."""
+"""Callbacks of a session: logging, evaluation, checkpoints, progress, and a user's own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def build_callbacks(
 ) -> tuple[list[Callback], Evaluate]:
     """Return the callbacks of a session in the order in which they run, and that which knows the best score.
 
-    Listeners come first, a user's own among them, so that they have started before the first row is written;
-    then those who write rows; the checkpoint last, so that it holds what all others did at its frame.
+    Listeners come first, including a user's own, so that they have started before the first row is written;
+    then those that write rows; the checkpoint last, so that it includes what all others did at its frame.
     workspace: where the state of the first of `num_ranks` ranks lies. Raises InputError if a user's callback
     is not a `Callback`.
     """
@@ -34,6 +34,7 @@ def build_callbacks(
     from labrl.session.callbacks.progress import Progress
     from labrl.session.callbacks.record import RecordEpisodes
     from labrl.session.callbacks.search import search_callbacks
+    from labrl.session.callbacks.stop import StopEarly
     from labrl.session.callbacks.tensorboard import TensorBoard
     from labrl.session.evaluation import Quota
 
@@ -44,18 +45,21 @@ def build_callbacks(
     if meta.profile is not None:
         listeners.append(Profile(meta.profile))
     listeners += [*_user_callbacks(config), *search_callbacks()]
-    log = LogTraining(config.log_frames, listeners, None if meta.log == "scalars" else Norms())
+    norms = None if meta.log == "scalars" else Norms()
+    log = LogTraining(config.log_frames, listeners, norms, config.early_rows and num_ranks == 1)
     quota = Quota(meta.rigorous_eval or 0, meta.eval_episodes, meta.eval_greedy, meta.eval_epsilon)
     evaluate = Evaluate(config.eval_frames, quota, listeners, meta.async_eval)
     each = meta.record_episodes == "each"
     recording = [] if meta.record_episodes == "none" else [RecordEpisodes(evaluate, each)]
     on_crash = meta.on_crash == "save"
-    checkpoint = Checkpoint(config.log_frames, meta.keep_last, evaluate, workspace, num_ranks, on_crash)
-    return [*listeners, log, evaluate, *recording, checkpoint], evaluate
+    checkpoint = Checkpoint(
+        config.log_frames, meta.keep_last, evaluate, workspace, num_ranks, on_crash, config.keep_frames
+    )
+    return [*listeners, log, evaluate, StopEarly(meta, evaluate), *recording, checkpoint], evaluate
 
 
 def check_callbacks(config: TrialConfig) -> None:
-    """Raises InputError if a user's class is not a `Callback`, before anything is built."""
+    """Raise InputError if a user's class is not a `Callback`, before anything is built."""
     for name, component in config.callbacks.items():
         target = None if component is None else component.load()
         if component is not None and isinstance(target, type) and not issubclass(target, Callback):

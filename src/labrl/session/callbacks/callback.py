@@ -1,4 +1,4 @@
-"""The base of everything that hangs on a session's clock, and what it sees of the session."""
+"""The base class of callbacks, and their view of the session."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from labrl.envs.vector import VectorEnv
     from labrl.seeding import Streams
     from labrl.session.actor import ActorProcess
+    from labrl.session.callbacks.stop import Stop
     from labrl.session.episodes import EpisodeWindow, Highlights
     from labrl.storage.run_folder import SessionFolder
 
 Table = Literal["train", "eval"]
-"""Which table a row of metrics belongs to."""
+"""The table that a row of metrics belongs to."""
 
 Row = Mapping[str, Any]
 """One row of metrics: column name to number, text or None."""
@@ -46,23 +47,25 @@ class SessionView:
     folder: SessionFolder
     streams: Streams
     timers: PhaseTimers
-    """Its `seconds` say what was spent so far in `env`, `act`, `learn`, `callbacks`."""
+    """Timers, whose `seconds` are those spent so far in `env`, `act`, `learn` and `callbacks`."""
     num_threads: int
     """Threads that this session may keep busy."""
     stopping: Callable[[], bool]
     """Whether the session was asked to stop; it does so between two steps."""
     interrupted: Callable[[], bool]
-    """Whether the stop that was asked for left frames or an evaluation undone."""
+    """Whether a signal or a search left frames or an evaluation undone."""
+    stop: Callable[[], Stop | None]
+    """Why a callback has ended the session before its budget, None where none has."""
     observation: Callable[[], NDArray | None]
     """A copy of the learner's view of the present observations, None before the first. [num_envs, *obs]"""
     metrics: Callable[[], dict[str, float]]
-    """What a training row says of learning: the agent's own numbers, of several ranks their means."""
+    """Columns of a training row about learning: the agent's metrics, or their means over the ranks."""
     state_dict: Callable[[], dict[str, Any]]
     """Everything that a checkpoint needs, callbacks' states included."""
 
 
 class Callback:
-    """Base of everything that hangs on the clock; each method may be left out.
+    """Base class of callbacks; every method is optional.
 
     `frequencies` and `next_time` say when `step` is called; a callback may change both whenever one of its
     methods runs. It may draw random numbers only from a stream of its own name.
@@ -79,7 +82,10 @@ class Callback:
     """`step` is also called after the first vector step from this time on, by `time.perf_counter`."""
     gives_up: bool = False
     """Set to True, it ends the session after the present step: a search has seen enough of it. The session
-    is recorded as pruned. This is the only thing that a callback can ask of a session."""
+    is recorded as pruned."""
+    stopped_by: Stop | None = None
+    """Set to a `Stop`, it ends the session after the present step, and the session is recorded as finished,
+    with this reason. This and `gives_up` are the only things that a callback can ask of a session."""
 
     def crossed(self, clock: Clock) -> bool:
         """Return whether the last tick crossed a multiple of one of `frequencies`."""
@@ -97,7 +103,7 @@ class Callback:
         """Act when it is due, after a tick of the clock."""
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Take notice of a row of metrics that was written to `table`; `row` has the columns of that file."""
+        """Receive a row of metrics that was written to `table`; `row` has the columns of that file."""
 
     def finish(self, session: SessionView) -> None:
         """Release resources at the end, also after an interruption or an exception."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import sys
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,11 +21,12 @@ from labrl.workspace import Workspace
 _log = logging.getLogger(__name__)
 
 LARGEST_COPY = 2**28
-"""Bytes of a state that is copied to be written beside training; of a larger one memory may lack a second."""
+"""Size in bytes up to which a state is copied and written beside training; two larger ones may not fit."""
 
 
 class DiskRefusesError(LabrlError):
-    """No checkpoint could be written at the end, or for so long that none would be left to continue from."""
+    """Raised when no checkpoint can be written at the end, or for so long that none would be left to continue
+    from."""
 
     codes = ("resources",)
 
@@ -32,23 +34,23 @@ class DiskRefusesError(LabrlError):
 class Checkpoint(Callback):
     """Every `meta.log_frequency` frames, at each new best evaluation, and at the end: the session's state.
 
-    Stands last among the callbacks: what the others did at this frame belongs into the checkpoint.
+    Must be the last callback, because the checkpoint includes what the others did at this frame.
 
-    Training continues while a checkpoint is written, where the state is small enough to be copied and none of
-    it lies in files that training writes to. One is whole on the disk before the next is begun, and before
-    the session ends. Where a replay buffer lies in files, checkpoints are more frequent if these files have
-    less room than `meta.log_frequency` takes, or if frames fill it sooner than they usually do.
+    Training continues while a checkpoint is written if the state is small enough to be copied and none of
+    it lies in files that training writes to. A checkpoint is complete on disk before the next one begins and
+    before the session ends. Where a replay buffer lies in files, checkpoints are more frequent if these files
+    have less room than `meta.log_frequency` takes, or if frames fill it sooner than usual.
 
-    A disk that refuses is reported, and training continues; the checkpoints before stay. Where they count on
-    files that training writes to, it ends before they would be of no use any more. Where the last one is
-    refused, the session has failed: what it learned since the one before is lost.
+    If the disk fails, this is reported and training continues; earlier checkpoints stay. If they depend on
+    files that training writes to, training ends before they would become useless. If the last checkpoint
+    fails, the session has failed, because what it learned since the one before is lost.
 
     Weights that are evaluated beside training are saved when that begins, and kept until it is known whether
     they are the best. Where the budget alone has caused the last evaluation, the best model before it is kept
     for a run that continues with a larger budget.
 
-    With `save_crash`, a session that an exception ends leaves the state in which it did in a folder of its
-    own, to be looked at: it may be in the middle of a step, so no run continues from it.
+    With `save_crash`, a session that ends with an exception saves its state in a separate folder for
+    inspection. It may be in the middle of a step, so no run continues from it.
     """
 
     def __init__(
@@ -59,11 +61,14 @@ class Checkpoint(Callback):
         workspace: Workspace,
         num_ranks: int = 1,
         save_crash: bool = False,
+        keep_every: int | None = None,
     ) -> None:
         """frequency: frames between checkpoints; evaluate: knows which model is the best; workspace: the
-        files that the state may lie in, of one of `num_ranks` ranks."""
-        self._frequency, self._keep_last, self._evaluate = frequency, keep_last, evaluate
-        self.frequencies = (frequency, evaluate.frequency)
+        files that the state may lie in, of one of `num_ranks` ranks; keep_every: frames between checkpoints
+        that are never removed."""
+        self._frequency, self._keep_last, self._keep_every = frequency, keep_last, keep_every
+        self._evaluate = evaluate
+        self.frequencies = self._all_frequencies()
         self._workspace, self._num_ranks, self._save_crash = workspace, num_ranks, save_crash
         self._store: CheckpointStore | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -81,10 +86,10 @@ class Checkpoint(Callback):
             self._frequency = self._most_unsaved(session)
             _log.warning(
                 "checkpoints every %d frames: the files in %s were made with room for no more",
-                *(self._frequency, session.folder.path / "replay"),
+                *(self._frequency, session.folder.replay),
             )
         # How much room in files a step takes is seen only after it.
-        self.frequencies = (1,) if self._in_files else (self._frequency, self._evaluate.frequency)
+        self.frequencies = (1,) if self._in_files else self._all_frequencies()
         frame, best_frame = session.clock.frame, self._evaluate.best_frame
         self._saved_frame = self._written_frame = frame
         self._workspace.mark()
@@ -103,7 +108,7 @@ class Checkpoint(Callback):
             self._check_files(session)
         of_interest = self._evaluate.best_frame == frame or self._evaluate.owes(frame)
         filled = not self._refused and self._room_spent * self._keep_last > 1
-        if session.clock.due(self._frequency) or of_interest or filled:
+        if session.clock.due(self._frequency) or of_interest or filled or self._keeps(session):
             self._save(session)
 
     def finish(self, session: SessionView) -> None:
@@ -121,34 +126,48 @@ class Checkpoint(Callback):
             whence = f"the last one, of frame {found:,}" if found else "the beginning, for there is none"
             raise DiskRefusesError(
                 f"no checkpoint could be written at the end, frame {session.clock.frame:,}: make room in "
-                f"{session.folder.checkpoints}, then labrl +resume goes on from {whence}",
+                f"{session.folder.checkpoints}, then labrl +resume continues from {whence}",
                 key=str(session.folder.checkpoints),
             )
 
+    def _all_frequencies(self) -> tuple[int, ...]:
+        kept = () if self._keep_every is None else (self._keep_every,)
+        return (self._frequency, self._evaluate.frequency, *kept)
+
+    def _keeps(self, session: SessionView) -> bool:
+        """Return whether the checkpoint of this frame is one that is never removed."""
+        return self._keep_every is not None and session.clock.crossed(self._keep_every)
+
     @property
     def _in_files(self) -> bool:
-        """Whether some of the state lies in files that training goes on writing to."""
+        """Whether some of the state lies in files that training continues to write."""
         return bool(self._workspace.rooms)
 
     @property
     def _room_spent(self) -> float:
-        """Part of the room in files that was filled since the last checkpoint, or may be with the next step.
+        """Return the part of the room in files filled since the last checkpoint, including the next step.
 
         Ranks save together, at frames that follow from the clock.
         """
         return self._workspace.spent if self._num_ranks == 1 else 0.0
 
     def _most_unsaved(self, session: SessionView) -> int:
-        """Return the frames between two checkpoints with which none that is kept loses what it counts on."""
+        """Return the largest number of frames between checkpoints at which all kept ones stay usable."""
         frames = self._workspace.frames_safe * self._num_ranks - session.config.env.config.num_envs
         return max(frames // self._keep_last, 1)
 
     def _save(self, session: SessionView) -> None:
-        """Begin to write, once the one before is written."""
+        """Begin to write, once the previous checkpoint is written."""
         self._settle()
         clock, evaluate = session.clock, self._evaluate
         provisional = clock.finished and not clock.crossed(evaluate.frequency)
-        how = (evaluate.best_frame == clock.frame, evaluate.owed, provisional)
+        how: dict[str, Any] = {
+            "best": evaluate.best_frame == clock.frame,
+            "owed": evaluate.owed,
+            "provisional": provisional,
+            "keep": self._keeps(session),
+            "replay": session.folder.replay if self._in_files else None,
+        }
         try:
             packed = pack(session.state_dict())
         except OSError as error:  # of files that are part of the state
@@ -164,16 +183,14 @@ class Checkpoint(Callback):
         if not self._refused:
             self._workspace.mark()
 
-    def _write(
-        self, folder: SessionFolder, frame: int, packed: Any, how: tuple[bool, int | None, bool]
-    ) -> bool:
+    def _write(self, folder: SessionFolder, frame: int, packed: Any, how: Mapping[str, Any]) -> bool:
         """Return whether the disk has it; how: what `CheckpointStore.write` gets besides."""
         assert self._store is not None, "start() comes before step()"
         # A loss of power may not take rows that the checkpoint counts as written.
         try:
             for table in (folder.train_csv, folder.eval_csv):
                 sync_file(table)
-            self._store.write(frame, packed, *how)
+            self._store.write(frame, packed, **how)
         except OSError as error:
             self._refuse(frame, error)
             return False
@@ -187,13 +204,13 @@ class Checkpoint(Callback):
 
     def _refuse(self, frame: int, error: OSError) -> None:
         self._refused = True
-        _log.warning("no checkpoint at frame %d, training goes on: %s", frame, error)
+        _log.warning("no checkpoint at frame %d, training continues: %s", frame, error)
 
     def _check_files(self, session: SessionView) -> None:
         """Raise DiskRefusesError before files that the last checkpoint needs are lost."""
         until = self._written_frame + self._most_unsaved(session) * self._keep_last
         if self._in_files and (session.clock.frame >= until or self._room_spent > 1):
-            files = session.folder.path / "replay"
+            files = session.folder.replay
             raise DiskRefusesError(
                 f"no checkpoint could be written since frame {self._written_frame:,}, and further training "
                 f"would overwrite what that one needs of {files}: make room there, then labrl +resume goes "
@@ -211,7 +228,7 @@ class Checkpoint(Callback):
             _log.warning("the state at the crash is in %s", path)
 
     def _declare_earlier(self, session: SessionView, evaluated: Evaluated) -> None:
-        """Declare the best what an evaluation beside training has found to be it; `start` does so itself."""
+        """Mark as best the checkpoint that an evaluation beside training has found to be the best."""
         if self._store is not None and evaluated.best and evaluated.frame != session.clock.frame:
             self._declare_best(evaluated.frame)
 

@@ -1,4 +1,4 @@
-"""What `meta.log` looks at besides scalars: weights, gradients, outputs of layers, actions."""
+"""Norms and histograms of `meta.log`: weights, gradients, outputs of layers, actions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from labrl.agents.agent import Agent, Observation
+from labrl.envs.action_shares import choices
 from labrl.seeding import derived_seed
 from labrl.session.callbacks.callback import SessionView
 
@@ -27,7 +28,7 @@ def weights(agent: Agent) -> dict[str, NDArray]:
 
 
 def gradients(agent: Agent) -> dict[str, NDArray]:
-    """Return those of the last update, as the optimizer had them: cut to the largest norm."""
+    """Return the gradients of the last update as the optimizer saw them: clipped to the largest norm."""
     named = _parameters(agent)
     return {name: _array(parameter.grad) for name, parameter in named if parameter.grad is not None}
 
@@ -40,7 +41,7 @@ def _parameters(agent: Agent) -> Iterator[tuple[str, nn.Parameter]]:
 class Norms:
     """Euclidean norms of each tensor of weights and of its gradient in the last update.
 
-    A checkpoint holds no gradients. So it holds their norms, for a row before the next update.
+    A checkpoint holds no gradients, so it holds their norms for a row before the next update.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class CloserLook:
         self._actions: list[NDArray] = []
 
     def step(self, session: SessionView) -> None:
-        """Remember what was done."""
+        """Remember the actions."""
         if session.env.actions is not None:
             self._actions.append(session.env.actions)
 
@@ -100,16 +101,9 @@ class CloserLook:
 def action_values(space: gym.Space[Any], actions: NDArray) -> Iterator[NamedValues]:
     """Yield each number of an action by itself; one that is a choice gets a bin for each. [n, *action]"""
     columns = actions.reshape(len(actions), -1).T
-    first, counts = np.zeros(len(columns), int), np.zeros(len(columns), int)
-    if isinstance(space, gym.spaces.Discrete):
-        first[:], counts[:] = space.start, space.n
-    elif isinstance(space, gym.spaces.MultiDiscrete):
-        first[:], counts[:] = space.start.reshape(-1), space.nvec.reshape(-1)
-    elif isinstance(space, gym.spaces.MultiBinary):
-        counts[:] = 2
-    for number, (column, begin, count) in enumerate(zip(columns, first, counts, strict=True)):
-        name = "actions" if len(columns) == 1 else f"actions/{number}"
-        yield name, column, np.arange(count + 1) + begin - 0.5 if count else None
+    edges: list[NDArray | None] = [np.arange(count + 1) + first - 0.5 for first, count in choices(space)]
+    for number, (column, bins) in enumerate(zip(columns, edges or [None] * len(columns), strict=True)):
+        yield "actions" if len(columns) == 1 else f"actions/{number}", column, bins
 
 
 def outputs(session: SessionView) -> dict[str, NDArray]:

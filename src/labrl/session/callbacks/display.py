@@ -1,4 +1,4 @@
-"""What the person at the terminal sees of sessions: a live panel, or lines where there is no terminal."""
+"""Progress of sessions in the terminal: a live panel, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 REFRESH_SECONDS = 1.0
-"""Shortest time between two pictures on the terminal."""
+"""Shortest time between two updates of the terminal, seconds."""
 
 LINE_SECONDS = 10.0
-"""Longest time without a line about a running session, where there is no terminal."""
+"""Longest time without a line about a running session, without a terminal, seconds."""
 
 _FREE = 3
 """Columns on the right that stay free, so that the `^C` which a terminal shows does not wrap."""
@@ -37,15 +37,15 @@ _LAYOUTS = (
     (0, 0, False, True),
     (0, 0, False, False),
 )
-"""What a row of the panel holds besides return and time left, from the widest to the narrowest: columns of
-the bar, returns in the spark line, whether frames have all their digits, whether there is a speed."""
+"""Layouts of a row of the panel, from the widest to the narrowest: columns of the bar, returns in the spark
+line, whether frames have all their digits, whether there is a speed."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
 class SessionProgress:
-    """How far one session is; what `progress.json` holds."""
+    """Progress of one session, the content of `progress.json`."""
 
     index: int
     frame: int
@@ -60,13 +60,13 @@ class SessionProgress:
     rows: int
     """Rows of training metrics written by this process."""
     status: str
-    """starting, running, finished, interrupted, failed; ended where its process is gone without a word."""
+    """starting, running, finished, interrupted or failed; ended if its process has died silently."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Share of the time in `env`, `act`, `learn`, `callbacks`."""
+    """Fraction of the time in `env`, `act`, `learn` and `callbacks`."""
     returns: list[float] = field(default_factory=list)
     """`return_mean` of the latest rows, oldest first."""
     losses: dict[str, float] = field(default_factory=dict)
-    """What the latest row says of learning, by column."""
+    """Losses and similar columns of the latest row."""
     max_wall: float | None = None
     """Budget of seconds of training, None for no limit."""
 
@@ -85,7 +85,7 @@ class SessionProgress:
 
 
 class Terminal(Console):
-    """Standard output; where its reader has gone away (`labrl | head`), silence, since training goes on."""
+    """Standard output; silent once its reader has gone (`labrl | head`), because training continues."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Terminal(Console):
 
 
 class Display:
-    """A live panel on a terminal; elsewhere a line now and then."""
+    """A live panel on a terminal; plain lines elsewhere."""
 
     def __init__(
         self, num_sessions: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
@@ -130,7 +130,7 @@ class Display:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the last picture on the terminal and give it back."""
+        """Leave the last panel on the terminal and release it."""
         if self._live is not None:
             self._live.stop()
         for handler in self._handlers:
@@ -150,7 +150,7 @@ class Display:
         return live
 
     def _erase_wrapped(self, live: Live) -> None:
-        """Erase the lines that a terminal has added which became narrower and has wrapped the picture."""
+        """Erase the lines that a terminal added by wrapping the panel when it became narrower."""
         before = self._console.options.update(width=self._width, height=None)
         lines = self._console.render_lines(live.renderable, before, pad=False)[: live.console.height]
         wrapped = sum(math.ceil(Segment.get_line_length(line) / self._console.width) - 1 for line in lines)

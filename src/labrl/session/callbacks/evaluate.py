@@ -21,7 +21,9 @@ class Evaluated(NamedTuple):
     """An evaluation whose row has been written."""
 
     frame: int
-    """Of the weights that played."""
+    """Frame of the weights that played."""
+    score: float
+    """The mean return, nan without an episode."""
     played: list[Played]
     """Nothing where the score is that of the training episodes."""
     best: bool
@@ -36,14 +38,14 @@ class Evaluate(Callback):
 
     With a quota of no environments the score is that of the last `meta.episode_window` training episodes.
     Otherwise separate environments in evaluation mode play whole episodes. Seeds of those episodes and of the
-    actions follow from the session's seed and the frame alone, so training goes the same way with evaluation
-    on or off, and a resumed session evaluates as an unbroken one.
+    actions follow from the session's seed and the frame alone, so training is the same with evaluation on or
+    off, and a resumed session evaluates like an uninterrupted one.
 
-    With `beside` they are played in a process beside training, one evaluation at a time: at the next one
-    training waits for the one before. Rows are the same and in the same order; each is written as it comes.
+    With `beside`, they are played in a process beside training, one evaluation at a time: at the next one,
+    training waits for the previous one. Rows and their order are the same; each is written when it is known.
 
-    Evaluations without a row stand in a queue, which is part of the state: those that are played beside
-    training, and one that an interruption broke off. So none is lost or doubled by a resume.
+    Evaluations without a row are in a queue, which is part of the state: those that are played beside
+    training, and one that an interruption cut. So a resume neither loses nor doubles any.
     """
 
     def __init__(
@@ -54,14 +56,14 @@ class Evaluate(Callback):
         self.frequency, self.frequencies = frequency, (frequency,)
         self.quota = quota
         self.followers: list[Follower] = []
-        """What is called after the listeners with each evaluation."""
+        """Functions that are called with each evaluation, after the listeners."""
         self.best_return: float | None = None
         """The highest `return_mean` so far, None before there is one."""
         self.best_frame: int | None = None
-        """Where it was reached, frames."""
+        """Frame of the best score."""
         self.best_source: Source | None = None
-        """Whose episodes it is of. Scores of the two sources do not compare: where `meta.rigorous_eval` was
-        switched on or off by a resume, the first score of the new source is the best so far."""
+        """Kind of episodes of the best score. The two kinds are not comparable: where a resume switched
+        `meta.rigorous_eval` on or off, the first score of the new kind is the best so far."""
         self.last_frame = 0
         """Frame of the last row."""
         self._beside, self._listeners = beside and quota.num_envs > 0, listeners
@@ -130,7 +132,7 @@ class Evaluate(Callback):
     def _advance(self, session: SessionView, wait: bool) -> None:
         """Write the rows of the queue, in order, up to one that is still played beside training.
 
-        wait: for that too. It is waited for in any case where another one stands behind it.
+        wait: also for that one. If another evaluation is queued behind it, it is awaited in any case.
         """
         while self._queue:
             played = self._played(session, self._queue[0], wait or len(self._queue) > 1)
@@ -169,4 +171,4 @@ class Evaluate(Callback):
         for listener in self._listeners:
             listener.row(session, "eval", row)
         for follower in self.followers:
-            follower(session, Evaluated(self.last_frame, played, better))
+            follower(session, Evaluated(self.last_frame, score, played, better))

@@ -38,7 +38,7 @@ class EventFile:
     """A further file of events in a session's folder."""
 
     def __init__(self, folder: Path, purge_from: int | None = None) -> None:
-        """purge_from: step from which on readers forget what the files before hold."""
+        """purge_from: step from which on readers discard the content of earlier files."""
         before = [int(path.name.split(".")[3]) for path in event_files(folder)]
         number = max(int(time.time()), *(one + 1 for one in before), 0)  # read last, whatever the clock says
         folder.mkdir(exist_ok=True)
@@ -63,7 +63,7 @@ class EventFile:
         self._add(step=frame, summary=Summary(value=values))
 
     def add_hyperparameters(self, session: SessionView) -> None:
-        """Write what was typed for the trial, if it belongs to an experiment."""
+        """Write the overrides of the trial, if it belongs to an experiment."""
         trial = session.folder.path.parent
         info = SessionStartInfo(group_name=trial.name, model_uri=str(session.folder.path))
         for name, value in typed(RunFolder(trial)).items() if experiment_of(trial) is not None else ():
@@ -117,7 +117,7 @@ def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramP
 
 
 def typed(run: RunFolder) -> dict[str, Any]:
-    """Return what was typed for a trial, by key: numbers and words as they were resolved; and its seed."""
+    """Return the overrides of a trial by key, with resolved values, and its seed."""
     try:
         config, overrides = recorded_config(run), read_command(run).overrides
     except LabrlError:  # a folder that is damaged is no reason not to train

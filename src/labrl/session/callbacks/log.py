@@ -20,6 +20,9 @@ LONG = 5_000
 SHORT = 500
 """Steps after which it is never due, however small the budget."""
 
+FIRST_ROW = 16
+"""Frames to the first of the early rows, and between those that follow it."""
+
 
 def clock_columns(session: SessionView) -> dict[str, Any]:
     """Return the columns that every row of every table begins with."""
@@ -47,19 +50,36 @@ def continued_table(path: Path, last_frame: int) -> CsvTable:
     return table
 
 
+def early_spacing(frame: int) -> int:
+    """Return the frames between early rows at `frame`: from a sixteenth to an eighth of it, a power of two.
+
+    It follows from the frame alone, whatever the budget, and grows only at multiples of itself: rows of a
+    run that was resumed, or extended, come where they do in an unbroken one.
+    """
+    return max(FIRST_ROW, 1 << max(frame.bit_length() - 4, 0))
+
+
 class LogTraining(Callback):
     """Every `meta.log_frequency` frames, and at the end of the budget, one row in `train.csv`.
+
+    With `early`, rows also come at the beginning: `early_spacing` apart, while that is at most half of
+    `meta.log_frequency`.
 
     frame, env_frames, episode, opt_step, wall; fps since the row before; returns and length over the
     last `meta.episode_window` episodes; then whatever the agent's `metrics()` say.
     """
 
     def __init__(
-        self, frequency: int, listeners: Sequence[Callback] = (), norms: Norms | None = None
+        self,
+        frequency: int,
+        listeners: Sequence[Callback] = (),
+        norms: Norms | None = None,
+        early: bool = False,
     ) -> None:
         """frequency: frames between rows; listeners: whose `row` is called with each; norms: further columns,
-        those of weights and gradients."""
+        those of weights and gradients; early: whether the first rows come sooner."""
         self.frequencies = (frequency,)
+        self._frequency, self._early = frequency, early
         self._listeners, self._norms = listeners, norms
         self._last_frame, self._last_wall = 0, 0.0
         self._table: CsvTable | None = None
@@ -70,6 +90,7 @@ class LogTraining(Callback):
         self._table = continued_table(session.folder.train_csv, self._last_frame)
         if self._norms is not None:
             self._norms.start(session)
+        self.look_ahead(session.clock.frame)
         if session.clock.finished and self._last_frame < session.clock.frame:
             self.step(session)
 
@@ -85,6 +106,7 @@ class LogTraining(Callback):
             **({} if self._norms is None else self._norms.columns()),
         }
         self._table.append(row)
+        self.look_ahead(session.clock.frame)
         self._warn_of_endless_episodes(session)
         for listener in self._listeners:
             listener.row(session, "train", row)
@@ -100,6 +122,12 @@ class LogTraining(Callback):
         if self._norms is not None and "gradients" in state:
             self._norms.load_state_dict(state["gradients"])
 
+    def look_ahead(self, frame: int) -> None:
+        """Let the next row be due where it is after `frame`."""
+        spacing = early_spacing(frame)
+        soon = self._early and 2 * spacing <= self._frequency
+        self.frequencies = (spacing, self._frequency) if soon else (self._frequency,)
+
     def _warn_of_endless_episodes(self, session: SessionView) -> None:
         """Warn once where the first episode, or any later one, takes so long that it may never end."""
         steps, first = session.env.longest_episode, session.clock.episode == 0
@@ -109,7 +137,7 @@ class LogTraining(Callback):
         self._warned = True
         _log.warning(
             "%s has not ended after %s steps%s. Checkpoints store all its actions, and a resume plays them "
-            "again. If episodes of this environment can go on for ever, set env.max_episode_steps=<steps>",
+            "again. If episodes of this environment may never end, set env.max_episode_steps=<steps>",
             "the first episode" if first else "an episode",
             f"{steps:,}",
             ", and there is no return before one has" if first else "",

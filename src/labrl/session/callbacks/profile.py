@@ -1,4 +1,4 @@
-"""Where the time of some frames went, call by call."""
+"""Profile of some frames, call by call."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ROWS = 50
-"""Of the table: the calls that took most time by themselves."""
+"""Rows of the table: the calls that took most time by themselves."""
 
 
 class Profile(Callback):
-    """Watches a window of training by torch's profiler, and writes two files to the session's `profile`.
+    """Profiles a window of training with torch's profiler and writes two files to the session's `profile`.
 
     `trace.json` opens in a browser's tracing page or in Perfetto; `table.txt` has the costliest calls.
-    The window is slower than the rest of the run, and the same in all that is learned.
+    The window is slower than the rest of the run, but what is learned is the same.
     """
 
     def __init__(self, config: ProfileConfig) -> None:

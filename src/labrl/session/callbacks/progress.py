@@ -1,4 +1,4 @@
-"""How far a trial is: a small file for each session, and what is shown of them."""
+"""Progress of a trial: a small file for each session, and the display of all."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Progress(Callback):
 
     def finish(self, session: SessionView) -> None:
         """Show how it ended."""
-        ended = "finished" if session.clock.finished else "failed"
+        ended = "finished" if session.clock.finished or session.stop() else "failed"
         self._show(session, "interrupted" if session.interrupted() else ended)
         if self._display is not None:
             self._display.close()
@@ -102,8 +102,8 @@ class Progress(Callback):
 class TrialPanel:
     """Shows the sessions of a trial that run in processes of their own, from their `progress.json`.
 
-    What they warn of, in their `session.log`, is printed here too: were each to print it, it would run
-    across the panel. Use it as a context manager and call `update` as often as is convenient.
+    Warnings in their `session.log` are printed here, above the panel. Use it as a context manager and call
+    `update` as often as convenient.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Episodes worth seeing again: a seed and actions each."""
+"""Recorded episodes, each as a seed and actions."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class RecordEpisodes(Callback):
                 if which in kept:
                     write_episode(session.folder.episodes, name, kept[which])
         except OSError as error:
-            _log.warning("episodes are not recorded, training goes on: %s", error)
+            _log.warning("episodes are not recorded, training continues: %s", error)
         self._next_write = time.monotonic() + SECONDS_BETWEEN_WRITES
 
 

@@ -1,4 +1,4 @@
-"""Telling a search how a session does, and stopping where the search has seen enough."""
+"""Report a session's evaluations to its search, which may stop it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from multiprocessing.connection import Client, Connection
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 
 CHANNEL = "LABRL_SEARCH_CHANNEL"
-"""Variable in which a search tells the processes of its trials where it listens."""
+"""Environment variable with the address at which a search listens to its trials."""
 
 PATIENCE = 0.5
-"""Seconds between two looks at whether the session is to stop, where its search is long in answering."""
+"""Seconds between two checks whether the session must stop while its search does not answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +26,10 @@ def channel(address: str, key: bytes, trial: int) -> str:
 
 
 class ReportToSearch(Callback):
-    """Tells the search of each row of evaluation, and gives up if the search says so.
+    """Reports each row of evaluation to the search, and ends the session if the search says so.
 
-    Training waits for the answer, so that a search comes out the same however busy the machine is.
-    Nothing of this belongs to the session's state: whoever resumes a trial by hand runs it without.
+    Training waits for the answer, so that a search has the same result however busy the machine is.
+    Nothing of this belongs to the session's state: a trial that is resumed by hand runs without it.
     """
 
     frequencies = ()
@@ -40,7 +40,7 @@ class ReportToSearch(Callback):
         self._search: Connection | None = None
 
     def start(self, session: SessionView) -> None:
-        """Connect; without an answer the session goes its own way."""
+        """Connect; without an answer the session continues alone."""
         trial, key, address = self._where.split(" ", 2)
         host, _, port = address.rpartition(":")
         place = (host, int(port)) if host and not os.path.isabs(address) else address
@@ -57,14 +57,14 @@ class ReportToSearch(Callback):
         try:
             self._search.send(int(row["frame"]))
             while not self._search.poll(PATIENCE):
-                if session.stopping():  # whoever resumes it is asked about the same row
+                if session.stopping():  # a resume reports the same row again
                     return
             self.gives_up = bool(self._search.recv())
         except (OSError, EOFError) as error:
             self._lose(error)
 
     def finish(self, session: SessionView) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._search is not None:
             self._search.close()
 

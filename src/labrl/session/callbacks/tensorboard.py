@@ -93,7 +93,7 @@ class TensorBoard(Callback):
         self._file = None
         if self._refused is None:
             self._refused = frame
-            _log.warning("nothing is written for TensorBoard, training goes on: %s", error)
+            _log.warning("nothing is written for TensorBoard, training continues: %s", error)
 
 
 def _by_frame(table: Path) -> dict[int, Row]:

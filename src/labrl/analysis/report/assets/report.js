@@ -373,6 +373,10 @@
     });
   }
   for (const head of all("th[data-sort]")) {
+    // a column is aligned to the right where none of its cells is text
+    const cells = [...head.closest("table").tBodies[0].rows].map((row) => row.cells[head.cellIndex]);
+    const numeric = cells.length > 0 && cells.every((cell) => cell.classList.contains("number"));
+    for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
     head.tabIndex = 0;
     head.addEventListener("click", () => sort(head));
     head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(head); });

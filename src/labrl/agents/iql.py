@@ -1,0 +1,261 @@
+"""Implicit Q-learning, IQL (Kostrikov et al., 2022, arXiv:2110.06169), for data of others.
+
+No action is valued that is not in the data. A network of state values follows an expectile of the values of
+the actions there, near their maximum; the critics follow it; and the policy imitates the actions of the data,
+the better ones more strongly. Meant for `agent/offline`, it goes on with data of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from labrl.agents.agent import Actor, Observation
+from labrl.agents.parts.actor_critic import (
+    ReplayActor,
+    ReplayActorCritic,
+    ReplayActorCriticConfig,
+    ReplayAgent,
+    check_actor_critic,
+    critic_rows,
+    taken,
+)
+from labrl.agents.parts.experience import Transitions
+from labrl.agents.parts.targets import TargetNetwork
+from labrl.agents.sac import CategoricalPolicy
+from labrl.agents.td3 import squared_errors
+from labrl.clock import Clock
+from labrl.config.component import Component
+from labrl.config.types import NonNegativeFloat, PositiveFloat
+from labrl.learning.compute import Compute
+from labrl.learning.initialization import build_networks
+from labrl.learning.learner import make_learner
+from labrl.networks.critics import Critics, PolicyNetwork
+from labrl.networks.distributions import BoxActions, RescaledGaussian
+from labrl.networks.spaces import Spaces
+from labrl.seeding import Streams, derived_seed
+from labrl.step import Step
+
+Expectile = Annotated[float, Field(gt=0, lt=1)]
+
+
+@dataclass(kw_only=True)
+class IQLConfig(ReplayActorCriticConfig):
+    """Options of IQL."""
+
+    target: Component
+    """Update of the target critics."""
+    expectile: Expectile
+    """Expectile of the values of the data's actions that a state's value follows, tau, in (0, 1); 0.5: their
+    mean; towards 1: their maximum."""
+    inverse_temperature: NonNegativeFloat
+    """Preference for better actions, beta, per unit of advantage, >= 0; 0: behaviour cloning."""
+    max_weight: PositiveFloat
+    """Largest weight of a transition in the policy's loss, > 0."""
+
+
+def expectile_losses(error: Tensor, expectile: float) -> Tensor:
+    """Return |tau - 1{u < 0}| u^2 of each error u = Q(s, a) - V(s), eq. 5. [batch] -> [batch]"""
+    return torch.where(error < 0, 1 - expectile, expectile) * error.square()
+
+
+def advantage_weight(advantage: Tensor, inverse_temperature: float, largest: float) -> Tensor:
+    """Return min(exp(beta A), largest), the weight of each transition in eq. 7. [batch] -> [batch]"""
+    return torch.exp(inverse_temperature * advantage).clamp(max=largest)
+
+
+class IQL(ReplayAgent):
+    """A policy, two critics with a target, and a network of state values, algorithm 1."""
+
+    Config = IQLConfig
+    NAME = "iql"
+    VALUE_STATISTICS = ("loss_value", "value_mean", "grad_norm_value")
+
+    def __init__(
+        self, config: IQLConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+    ) -> None:
+        self._config, self._clock = config, clock
+        self._actions = actions_of(spaces.action)
+        ac = self._actor_critic = ReplayActorCritic(
+            config,
+            spaces,
+            clock,
+            streams,
+            compute,
+            num_outputs=self._actions.num_parameters,
+            stored_action=self._actions.stored,
+            num_critics=2,
+            policy_statistics=("loss_policy", "imitation_weight"),
+        )
+        self._experience = ac.experience
+        self.pauses = self._experience.pauses
+        torso = config.network.critic_torso or config.network.torso
+        (network,) = build_networks(
+            lambda: (PolicyNetwork(torso, spaces.observation, 1),),
+            derived_seed(streams.seed, "initialization", "value"),
+            spaces,
+            compute,
+        )
+        self._value = make_learner(
+            network, spaces, compute, config.optimizer, config.max_grad_norm, batch_size=config.batch_size
+        )
+        self._target: TargetNetwork[Any] = config.target.build(learner=ac.critics)
+        ac.targets = {"target": self._target}
+        self._policy_stream = streams.numpy("policy")
+
+    @classmethod
+    def check(cls, config: IQLConfig, spaces: Spaces) -> None:
+        """Raise InputError for spaces in which it cannot act or that its networks cannot read."""
+        check_actor_critic(cls.NAME, config, spaces)
+
+    def act(self, observation: Observation) -> NDArray:
+        """Draw actions of the policy, or random ones at first. [num_envs, ...]"""
+        if self._experience.acts_at_random:
+            action = self._actions.random(len(observation.array), self._policy_stream)
+        else:
+            action = self._actions.sample(self._actor_critic.outputs(observation), self._policy_stream)
+        self._observation, self._action = observation.array, action
+        return self._actions.to_env(action)
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self._experience.memory.add(self._observation, self._action, step)
+
+    def learn(self) -> int:
+        """Make the updates that are due with this vector step. Returns how many."""
+        count = self._actor_critic.due()
+        for _ in range(count):
+            index, batch = self._actor_critic.sample()
+            self._experience.update_priorities(index, self.update(batch).cpu().numpy())
+        return count
+
+    def update(self, batch: Transitions) -> Tensor:
+        """Make one update, algorithm 1. Returns the error of each row. [batch]"""
+        ac = self._actor_critic
+        statistics = self._value.gradient(self.value_loss, batch)
+        ac.follow(self._value, ac.critic_lr, self.VALUE_STATISTICS, statistics.tolist())
+        policy_gradient = ac.policy.gradient(self.policy_loss, batch)
+        rows = ac.critics.gradient(self.critic_loss, batch)
+        ac.step_critics(rows)
+        ac.step_policy(policy_gradient)
+        self._target.updated()
+        return rows[1]
+
+    def value_loss(self, value: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the expectile loss towards min_i Q_i'(s, a), eq. 5."""
+        found = value(batch.observation).squeeze(1)
+        with torch.no_grad():
+            wanted = self._data_value(batch)
+        losses = expectile_losses(wanted - found, self._config.expectile) * batch.weight
+        return losses.mean(), torch.stack((losses.detach().mean(), found.detach().mean()))
+
+    def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the squared error of the target r + gamma^n V(s'), eq. 6."""
+        with torch.no_grad():
+            following = self._value.forward_network(batch.next_observation).squeeze(1)
+            target = torch.addcmul(batch.reward, batch.discount, following)
+        values = taken(critics(batch.observation, batch.action), batch.action)
+        losses = squared_errors(values, target, batch.weight)
+        return losses.mean(), critic_rows(losses, values, target)
+
+    def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the mean of -exp(beta (min_i Q_i'(s, a) - V(s))) log pi(a|s), eq. 7."""
+        config = self._config
+        with torch.no_grad():
+            state_value = self._value.forward_network(batch.observation).squeeze(1)
+            advantage = self._data_value(batch) - state_value
+            weight = advantage_weight(advantage, config.inverse_temperature, config.max_weight)
+        log_prob, _ = self._actions.log_prob_entropy(policy(batch.observation), batch.action)
+        loss = -(weight * log_prob).mean()
+        return loss, torch.stack((loss.detach(), weight.mean()))
+
+    def _data_value(self, batch: Transitions) -> Tensor:
+        """Return the smaller target critic's value of the actions of a minibatch. [batch]"""
+        values = self._target.forward_network(batch.observation, batch.action)
+        return taken(values, batch.action).amin(0)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the policy's best actions. [num_envs, ...]"""
+        return self._actions.to_env(self._actions.mode(self._actor_critic.outputs(observation)))
+
+    def actor(self, sampled: bool) -> Actor:
+        """Return the policy as one module."""
+        choose = partial(self._actions.in_graph, sampled=sampled)
+        return ReplayActor(self._actor_critic.policy.network, choose)
+
+    def metrics(self) -> dict[str, float]:
+        """Return averages over some 100 updates, and coefficients at this frame."""
+        values = self._actor_critic.averages(self.VALUE_STATISTICS)
+        return {**super().metrics(), **values, "weight_norm_value": self._value.weight_norm}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the networks that learn, and the target."""
+        return {**super().modules(), "value": self._value.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizers, replay buffer and averages."""
+        return {**super().state_dict(), "value": self._value.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        super().load_state_dict(state)
+        self._value.load_state_dict(state["value"])
+
+    def close(self) -> None:
+        """End the worker threads, and write out what the replay buffer has in files."""
+        super().close()
+        self._value.close()
+
+
+class BoxPolicy(RescaledGaussian):
+    """A Gaussian over a box known as [-1, 1]: its mean is tanh of a parameter, its deviation is limited.
+
+    Actions of the data may lie at a bound, where a squashed Gaussian would have no density.
+    """
+
+    LOG_STD_RANGE = (-5.0, 2.0)
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        super().__init__(space)
+        box = BoxActions(space)
+        self.stored: gym.Space[Any] = box.stored
+        self.random = box.random
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Draw actions. [n, size]"""
+        drawn = super().sample(self._limited(torch.from_numpy(parameters)).numpy(), generator)
+        return np.clip(drawn, -1, 1).reshape(len(parameters), -1)
+
+    def mode(self, parameters: NDArray) -> NDArray:
+        """Return the mean. [n, size]"""
+        return super().mode(self._limited(torch.from_numpy(parameters)).numpy()).reshape(len(parameters), -1)
+
+    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-density before the clipping, and the entropy. [batch] each"""
+        return super().log_prob_entropy(self._limited(parameters), action)
+
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Return actions as the environment takes them. [n, *action]"""
+        return super().in_graph(self._limited(parameters), sampled)
+
+    def _limited(self, parameters: Tensor) -> Tensor:
+        """Return means in (-1, 1) and log deviations within their range. [n, 2 size]"""
+        mean, log_std = parameters.chunk(2, dim=1)
+        return torch.cat((mean.tanh(), log_std.clamp(*self.LOG_STD_RANGE)), dim=1)
+
+
+def actions_of(space: gym.Space[Any]) -> BoxPolicy | CategoricalPolicy:
+    """Return the policy for a Discrete space or a bounded Box."""
+    if isinstance(space, gym.spaces.Discrete):
+        return CategoricalPolicy(space)
+    assert isinstance(space, gym.spaces.Box)
+    return BoxPolicy(space)

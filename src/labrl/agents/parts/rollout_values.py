@@ -1,0 +1,193 @@
+"""Action values from rollouts: what Sarsa and PQN share, which learn towards lambda-returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labrl.agents.action_spaces import check_actions
+from labrl.agents.agent import Actor, Agent, Observation, Traits
+from labrl.agents.parts.action_values import (
+    ExpectedValue,
+    ExpectedValueConfig,
+    ValuePolicy,
+    ValuePolicyConfig,
+    chosen,
+)
+from labrl.clock import Clock
+from labrl.config.types import PositiveInt, Probability
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters
+from labrl.learning.kernels.value_losses import returns_gradient
+from labrl.learning.learner import Columns, DerivedLoss
+from labrl.memory.rollout import Rollout, check_room
+from labrl.networks.q_network import QNetwork
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import check_torso
+from labrl.seeding import Streams
+from labrl.step import Masks, Step
+
+RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
+"""Means over a minibatch that `returns_loss` gives."""
+
+
+@dataclass(frozen=True)
+class Returns(Columns):
+    """Steps of a rollout and the returns that the values of their actions are to approach."""
+
+    observation: Tensor
+    """Observations in the layout that the network reads. [n, *obs]"""
+    action: Tensor
+    """[n]"""
+    target: Tensor
+    """Return G. [n]"""
+
+    def at(self, rows: Tensor) -> Returns:
+        """Return a minibatch. rows: which, [batch]"""
+        columns = self.observation, self.action, self.target
+        return Returns(*(column.index_select(0, rows) for column in columns))
+
+
+def _returns_loss(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
+    """Compute the mean of (G - Q(s, a))^2 / 2, and RETURNS_STATISTICS."""
+    value = chosen(network(steps.observation).outputs, steps.action).squeeze(1)
+    error = steps.target - value
+    mean = 0.5 * error.square().mean()
+    return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
+
+
+def _returns_loss_by_hand(kernel: Any, steps: Returns) -> NDArray:
+    """Compute the gradient of the same loss by a kernel of the network, and RETURNS_STATISTICS."""
+    outputs = kernel.forward(steps.observation).outputs
+    statistics, gradient = returns_gradient(outputs, steps.action.numpy(), steps.target.numpy())
+    kernel.backward(gradient)
+    return statistics
+
+
+returns_loss = DerivedLoss(_returns_loss, _returns_loss_by_hand)
+"""The loss of Sarsa and PQN: the mean of (G - Q(s, a))^2 / 2."""
+
+
+@dataclass(kw_only=True)
+class RolloutValuesConfig(ValuePolicyConfig):
+    """Options of every agent that learns action values from its own rollouts."""
+
+    horizon: PositiveInt
+    """Agent steps that each environment contributes to one rollout, >= 1."""
+    epochs: PositiveInt
+    """Passes over each rollout, whose targets stay fixed, >= 1."""
+    trace_decay: Probability
+    """Lambda, in [0, 1]; 0: one-step targets, 1: returns over the rest of the rollout."""
+    gamma: Probability
+    """Discount factor: the weight of the next step's value, in [0, 1]."""
+
+
+class RolloutValuesAgent(Agent):
+    """The parts and answers that agents have alike which learn action values from rollouts.
+
+    An agent that derives from it defines how it acts and learns. Nothing here calls that.
+    """
+
+    TRAITS = Traits(masks=True, greedy=True, exports=True, ranks=True, shares_weights=True)
+    _config: RolloutValuesConfig
+
+    def __init__(
+        self, config: RolloutValuesConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
+    ) -> None:
+        self.check(config, spaces)
+        self._config, self._clock = config, clock
+        value = ExpectedValue(ExpectedValueConfig(loss="squared"), compute.device)
+        self._policy = ValuePolicy(config, value, spaces, clock, streams, compute)
+        self._rollout = Rollout(config.horizon, spaces.num_envs)
+        self._after: Observation | None = None
+        """Observation after the last step."""
+        self._metrics = dict.fromkeys((*RETURNS_STATISTICS, "grad_norm"), math.nan)
+
+    @classmethod
+    def check(cls, config: RolloutValuesConfig, spaces: Spaces) -> None:
+        """Raise InputError for spaces in which it cannot act or that its network cannot read."""
+        check_actions(cls.NAME, spaces.action)
+        check_torso(config.network.torso, spaces)
+        check_room(config.horizon, spaces.observation, spaces.num_envs)
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self._rollout.add_outcome(step, self._policy.network.layout)
+        self._after = Observation(step.observation, step.mask)
+
+    def _returns(
+        self,
+        worth: NDArray[np.float32],
+        worth_of: Callable[[NDArray, Masks], NDArray[np.float32]],
+    ) -> NDArray[np.float32]:
+        """Compute G_t = r + gamma ((1 - lambda) W(s') + lambda G_{t+1}), truncated at the rollout's end. [n]
+
+        worth: W(s) of its rows, [n]; worth_of: computes W of other observations, as the network reads them,
+        and their masks, [m]. It is called for those after the last row, then for those of truncated episodes.
+        """
+        rollout, after, config = self._rollout, self._after, self._config
+        assert after is not None, "learn() follows observe()"
+        rollout.set_values(worth)
+        beyond = worth_of(self._policy.network.layout(after.array), after.mask)
+        if rollout.cuts:
+            finals = np.stack([cut.observation for cut in rollout.cuts])
+            masks = None if after.mask is None else np.array([cut.mask for cut in rollout.cuts])
+            beyond = np.concatenate([beyond, worth_of(finals, masks)])
+        # A lambda-return is the advantage with the same lambda over the value that it bootstraps from.
+        return rollout.advantages(beyond, config.gamma, config.trace_decay) + worth
+
+    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
+        """Return the best actions, among the valid ones. [num_envs]"""
+        return self.greedy_action(observation)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the best actions, among the valid ones. [num_envs]"""
+        inputs = self._policy.network.layout(observation.array)
+        return self._policy.to_env(self._policy.values(inputs, observation.mask)[0].argmax(1))
+
+    def actor(self, sampled: bool) -> Actor:
+        """Return the best actions as one module. Raise InputError for drawn ones."""
+        return self._policy.actor(self.NAME, sampled)
+
+    @property
+    def weights(self) -> FlatParameters:
+        """All weights, for sessions that train them together (`meta.distributed`)."""
+        return self._policy.learner.flat
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the updates of the last rollout, and coefficients at this frame."""
+        weight_norm = self._policy.learner.weight_norm
+        return {**self._metrics, **self._policy.coefficients(), "weight_norm": weight_norm}
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the network of action values."""
+        return {"q_network": self._policy.network}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimizer, and the rollout as far as it is filled."""
+        return {
+            **self._policy.learner.state_dict(),
+            "rollout": self._rollout.state_dict(),
+            "observation": None if self._after is None else self._after.array,
+            "mask": None if self._after is None else self._after.mask,
+            "metrics": dict(self._metrics),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, in the middle of a rollout too."""
+        self._policy.learner.load_state_dict(state)
+        self._rollout.load_state_dict(state["rollout"])
+        seen = state["observation"]
+        self._after = None if seen is None else Observation(seen, state["mask"])
+        self._metrics = dict(state["metrics"])
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._policy.learner.close()

@@ -1,0 +1,153 @@
+"""Extensions of Hydra and OmegaConf."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.core_plugins import file_config_source
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import OmegaConfBaseException
+
+from labrl.config import config_folder
+from labrl.config.presets import GeneratedSource
+from labrl.errors import InputError
+from labrl.schedules import written_out
+
+
+def register() -> None:
+    """Make sources and resolvers known to Hydra and OmegaConf; again does no harm."""
+    Plugins.instance().register(GeneratedSource)
+    SourcesRegistry.instance().types["file"] = FileConfigSource
+    OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    for resolver in (slug, whole, horizon, two_rollouts):
+        OmegaConf.register_resolver(f"labrl.{resolver.__name__}", resolver, replace=True)
+
+
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's source of YAML files, whose errors name a user's file and the line in it."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the configuration at `config_path`. Raises InputError where its file cannot be read."""
+        path = Path(self.path, self._normalize_file_name(config_path))
+        group, _, name = config_path.rpartition("/")
+        try:
+            if not path.is_relative_to(config_folder()):
+                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+                if not isinstance(content, dict) and (content is not None or group in ("agent", "env")):
+                    raise ValueError("it contains no keys. Write `name: value`")
+                if isinstance(content, dict) and name in (content.get("defaults") or ()):
+                    raise ValueError("its defaults lead back to itself")
+            return super().load_config(config_path)
+        except (
+            yaml.YAMLError,
+            OmegaConfBaseException,
+            ValueError,
+        ) as error:  # a UnicodeError is a ValueError
+            why = " ".join(str(error).split())  # with the line
+            raise InputError(f"{path}: {why}", code="syntax", key=str(path)) from error
+
+
+# --- values that a `kind` tells apart, such as schedules ---
+
+CONSTANT = ("env.", "hydra.", "meta.", "search.", "start_from.", "wandb.")
+"""Beginnings of keys whose values are no schedules, whatever they look like: `wandb.name=linear:1:0`."""
+
+
+@contextmanager
+def kinds_replace() -> Iterator[None]:
+    """Let a group with a `kind` replace the one before it, in files and on the command line.
+
+    OmegaConf would merge them and mix the keys of two shapes. A transform or a callback with another
+    `_target_` replaces the one before it too. A schedule in short form gets its keys at once, so that
+    `agent.lr.start=1e-3` can follow `agent.lr=linear:3e-4:0`, and `start_from=<run folder>` sets
+    `start_from.run`. Hydra lets nobody else merge, so this replaces
+    the two methods of OmegaConf by which all composition goes.
+    """
+    merge, set_item = BaseContainer._map_merge, BaseContainer._set_item_impl
+
+    def merge_or_replace(dest: BaseContainer, src: BaseContainer, *options: Any, **named: Any) -> None:
+        if _replaces(dest, src):
+            dest._set_value(written_out(OmegaConf.to_container(src, resolve=False)))
+        else:
+            merge(dest, src, *options, **named)
+
+    def set_written_out(self: BaseContainer, key: Any, value: Any) -> None:
+        full_key = str(self._get_full_key(key)) if isinstance(self, DictConfig) else ""
+        if full_key == "start_from" and isinstance(value, str | None) and key in self:
+            self[key].run = value
+            return
+        may_change = full_key and not full_key.startswith(CONSTANT)
+        set_item(self, key, written_out(value) if may_change else value)
+
+    BaseContainer._map_merge = staticmethod(merge_or_replace)  # type: ignore[method-assign]
+    BaseContainer._set_item_impl = set_written_out  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        BaseContainer._map_merge = staticmethod(merge)  # type: ignore[method-assign]
+        BaseContainer._set_item_impl = set_item  # type: ignore[method-assign]
+
+
+def _replaces(dest: BaseContainer, src: BaseContainer) -> bool:
+    """Return whether the group `src` takes the place of `dest` instead of being merged into it."""
+    for node in (dest, src):
+        if (
+            not isinstance(node, DictConfig)
+            or node._is_none()
+            or node._is_missing()
+            or node._is_interpolation()
+        ):
+            return False
+    parent = dest._get_parent_container()
+    if parent is not None and parent._key() in ("transforms", "callbacks"):
+        targets = [node._get_node("_target_") for node in (dest, src)]
+        return None not in targets and targets[0] != targets[1]
+    # the `kind` of a component, such as `lstm`, is one key of many
+    return all("kind" in node and "_target_" not in node for node in (dest, src))
+
+
+# --- resolvers: `${labrl.<name>:...}` in YAML files ---
+
+
+def slug(name: Any) -> str:
+    """Return `name` as part of a file's name: `ALE/Pong-v5` becomes `ALE-Pong-v5`."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", str(name)).strip("-.") or "run"
+
+
+def whole(number: Any, otherwise: Any) -> Any:
+    """Return `number` rounded up, or `otherwise` where it is null. What is no number stays as it is."""
+    if number is None:
+        return otherwise
+    return math.ceil(number) if isinstance(number, float) and math.isfinite(number) else number
+
+
+def horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:
+    """Return the steps of a rollout of at most `frames` over all environments that fills whole minibatches.
+
+    It has one minibatch at least.
+    """
+    if not all(isinstance(number, int) and number > 0 for number in (num_envs, batch_size)):
+        return frames  # validation refuses num_envs or batch_size
+    step = batch_size // math.gcd(batch_size, num_envs)
+    return max(1, frames // (num_envs * step)) * step
+
+
+def two_rollouts(agent: Mapping[str, Any], num_envs: Any) -> int:
+    """Return the frames of two rollouts after learning may start; of 64 steps if `agent` has no horizon."""
+    starts = ("learning_starts", "batch_size") if "learning_starts" in agent else ()
+    numbers: list[Any] = [agent.get("horizon") or 64, num_envs, *(agent.get(name) for name in starts)]
+    if not all(isinstance(number, int | float) for number in numbers):
+        return 1  # validation refuses what is no number
+    steps, envs, *earliest = numbers
+    return int(max(earliest, default=0)) + int(2 * steps * envs)

@@ -1,0 +1,86 @@
+"""One environment of a run with Gymnasium's interface, to play with by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Dict
+from numpy.typing import NDArray
+
+from labrl.config.component import Component
+from labrl.envs.make import backend_class
+from labrl.envs.masks import KEY
+from labrl.envs.protocol import Backend, action_dtype
+from labrl.envs.watch import Watched, watch
+from labrl.errors import InputError
+
+RenderMode = Literal["rgb_array"]
+
+
+class SoloEnv(gymnasium.Env[Any, Any]):
+    """One of the environments that a run evaluates in: `reset`, `step`, `render` and `close` as usual.
+
+    An observation of several inputs is a dict of arrays. `info["action_mask"]` says which actions are valid
+    where the environment does. Rewards are raw.
+    """
+
+    def __init__(self, env: Component, render_mode: RenderMode | None = None) -> None:
+        """env: its node of a configuration; render_mode: rgb_array, None without pictures.
+
+        Raises InputError where it cannot be made, or gives no pictures.
+        """
+        if render_mode not in (None, "rgb_array"):
+            raise InputError(
+                f"render_mode={render_mode!r}: must be 'rgb_array', whose pictures render() returns, or None",
+                code="range",
+                key="render_mode",
+            )
+        backend_class(env)
+        self._watched: Watched | None = None
+        if render_mode is not None:
+            self._watched = watch(env)
+        self._backend: Backend = self._watched or env.build(num_envs=1, num_threads=1, evaluation=True)
+        self.render_mode = render_mode
+        self.metadata = {"render_modes": ["rgb_array"]}
+        self.observation_space, self.action_space = (
+            self._backend.observation_space,
+            self._backend.action_space,
+        )
+        self._action_dtype = action_dtype(self.action_space)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode, which `seed` determines. Returns the observation, [*obs], and the info."""
+        super().reset(seed=seed)
+        if seed is None:
+            seed = int(self.np_random.integers(2**31))
+        observation = self._backend.reset(np.ones(1, np.bool_), np.array([seed], np.int64))
+        return self._first(observation), self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Act. Returns observation, raw reward, whether the episode ended, or was cut, and the info."""
+        actions = np.asarray(action, self._action_dtype)[None]
+        observation, reward, _, truncated, ended = self._backend.step(actions)
+        over = bool(ended[0]), bool(truncated[0])
+        return self._first(observation), float(reward[0]), *over, self._info()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return the present picture, RGB [height, width, 3]; None without `render_mode`."""
+        return None if self._watched is None else self._watched.picture()
+
+    def close(self) -> None:
+        """Free threads and processes; calling it again changes nothing."""
+        self._backend.close()
+
+    def _first(self, batch: NDArray) -> Any:
+        """Return the only observation of a batch."""
+        if not isinstance(self.observation_space, Dict):
+            return batch[0]
+        return {name: batch[name][0] for name in self.observation_space.spaces}
+
+    def _info(self) -> dict[str, Any]:
+        mask = self._backend.action_mask if self._backend.masked else None
+        return {} if mask is None else {KEY: mask[0]}

@@ -1,0 +1,84 @@
+"""End a session before its budget, once its evaluations meet a condition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from labrl.session.callbacks.callback import Callback, SessionView
+
+if TYPE_CHECKING:
+    from labrl.config.schema import MetaConfig
+    from labrl.session.callbacks.evaluate import Evaluate, Evaluated
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A limit that has ended a session before its budget."""
+
+    key: str
+    """The key that set the limit."""
+    limit: float
+    value: float
+    """Value that reached the limit."""
+    why: str
+    """The same in a sentence."""
+
+    def holds(self, meta: MetaConfig) -> bool:
+        """Return whether the session would also end by the limits in `meta`."""
+        limit = {"meta.stop_at_return": meta.stop_at_return, "meta.patience": meta.patience}.get(self.key)
+        return limit is not None and self.value >= limit
+
+    @classmethod
+    def recorded(cls, result: Mapping[str, Any]) -> Stop | None:
+        """Return what a session's `result.json` says; None where no limit has ended it."""
+        said = result.get("stop")
+        return cls(**said) if said else None
+
+
+class StopEarly(Callback):
+    """Stop at `meta.stop_at_return`, or after `meta.patience` evaluations without a new best return.
+
+    Evaluations are counted whatever the limits are, so a session that continues with other limits has the
+    same past. Evaluations in which no episode has ended do not count.
+    """
+
+    def __init__(self, meta: MetaConfig, evaluate: Evaluate) -> None:
+        """evaluate: whose evaluations count."""
+        # At the end of a budget it keeps the state from before if `evaluate` does.
+        self.frequencies = evaluate.frequencies
+        self._limit, self._patience = meta.stop_at_return, meta.patience
+        self._score: float | None = None
+        self._since_best = 0
+        evaluate.followers.append(self._take)
+
+    def start(self, session: SessionView) -> None:
+        """Stop at once where a resumed session has reached a limit already."""
+        self._look()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last return, and the evaluations since the best one."""
+        return {"score": self._score, "since_best": self._since_best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._score, self._since_best = state["score"], state["since_best"]
+
+    def _take(self, session: SessionView, evaluated: Evaluated) -> None:
+        if math.isnan(evaluated.score):
+            return
+        self._score = evaluated.score
+        self._since_best = 0 if evaluated.best else self._since_best + 1
+        self._look()
+
+    def _look(self) -> None:
+        score, limit, since, patience = self._score, self._limit, self._since_best, self._patience
+        self.stopped_by = None
+        if limit is not None and score is not None and score >= limit:
+            why = f"a return of {score:,.6g} has reached meta.stop_at_return={limit:g}"
+            self.stopped_by = Stop("meta.stop_at_return", limit, score, why)
+        elif patience is not None and since >= patience:
+            why = f"no new best return in {since} evaluation{'s' * (since > 1)} (meta.patience={patience})"
+            self.stopped_by = Stop("meta.patience", patience, since, why)

@@ -1,0 +1,82 @@
+"""Choice of a session and a checkpoint of a run."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+from labrl.errors import DamagedFileError, InputError
+from labrl.storage.checkpoint import Checkpoint, CheckpointStore
+from labrl.storage.run_folder import RunFolder, SessionFolder
+
+
+def chosen_session(run: RunFolder, wanted: int | None, key: str = "session") -> SessionFolder:
+    """Return session number `wanted`; None: that with the highest evaluation score.
+
+    key: what the number was given as. Raises InputError for one that has not started.
+    """
+    sessions = run.sessions()
+    if not sessions:
+        raise InputError(
+            f"{run.path} has no session yet, so nothing was learned", code="not-found", key=str(run.path)
+        )
+    if wanted is None:
+        return max(sessions, key=lambda session: (_best_score(session), -session.index))
+    for session in sessions:
+        if session.index == wanted:
+            return session
+    numbers = ", ".join(str(session.index) for session in sessions)
+    raise InputError(f"{key}={wanted}: {run.path} has the sessions {numbers}", code="not-found", key=key)
+
+
+def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
+    """Return a checkpoint, and what to call it.
+
+    wanted: `best`, `latest`, a frame, or `default`, the best and where there is none the latest; key: what it
+    was given as. Raises InputError with the checkpoints that there are, DamagedFileError where none of them
+    is whole.
+    """
+    kinds = {"default": ("best", "latest")}.get(wanted, (wanted,))
+    store = CheckpointStore(session.checkpoints, keep_last=1)
+    for _ in range(3):  # a running session may replace them while they are read
+        store = CheckpointStore(session.checkpoints, keep_last=1)
+        for kind in kinds:
+            load = {"best": store.best, "latest": store.latest}.get(kind)
+            found = load() if load is not None else store.at(int(kind))
+            if found is not None:
+                return found, kind if load is not None else "chosen"
+    frames, best = store.frames(), store.best_frame()
+    there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
+    if store.broken:
+        raise DamagedFileError(
+            f"session {session.index} has no whole checkpoint: {store.told_broken}", key=str(store.folder)
+        )
+    if not there:
+        raise InputError(
+            f"session {session.index} of {session.path.parent} has no checkpoint yet: the first is written "
+            "after meta.log_frequency frames",
+            code="not-found",
+            key=str(session.checkpoints),
+        )
+    raise InputError(
+        f"{key}={wanted}: session {session.index} of {session.path.parent} has checkpoints of frames "
+        f"{', '.join(there)} (meta.keep_last and meta.keep_every keep more)",
+        code="not-found",
+        key=key,
+    )
+
+
+def _best_score(session: SessionFolder) -> float:
+    """Return the highest in the evaluation table, which a running session may be writing to."""
+    best = -math.inf
+    try:
+        with open(session.eval_csv, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                try:
+                    score = float(row.get("return_mean") or "nan")
+                except ValueError:  # half a number
+                    continue
+                best = max(best, score) if score == score else best
+    except OSError:
+        pass
+    return best

@@ -1,0 +1,424 @@
+"""`labrl-export`: a policy as a file that plays without labrl, with all that is done to observations inside.
+
+The file is an ONNX model, or a program of `torch.export`; a JSON file beside it says what goes in and comes
+out. Before it is handed over it has to choose as the policy does on observations that are played for that.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labrl.agents.random import uniform_actions
+from labrl.envs.atari import AtariConfig
+from labrl.envs.masks import KEY, choices
+from labrl.errors import InputError, LabrlError
+from labrl.networks.distributions import tensor_type
+from labrl.storage.atomic import write_json
+from labrl.trial.loading import LoadedPolicy, load
+
+Format = Literal["onnx", "torch"]
+SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+TOLERANCE = 1e-5
+"""Largest difference of a number by which an action is chosen; of numbers beyond 1 as a share of them."""
+STEPS = 200
+"""Observations on which an export is checked."""
+FORMAT_VERSION = 1
+MASK, STATE = "mask", "state"
+ACTION, NEXT_STATE = "action", "next_state"
+
+Arrays = dict[str, NDArray]
+
+
+class ExportError(LabrlError):
+    """An exported policy does not choose as the policy does."""
+
+    codes = ("unsupported",)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files that were written."""
+
+    path: Path
+    facts: dict[str, Any]
+    """Content of the JSON file beside it."""
+
+
+class ExportedPolicy(nn.Module):
+    """The whole computation from the environment's observations to its actions."""
+
+    def __init__(self, policy: LoadedPolicy, sampled: bool) -> None:
+        """Raise InputError for an agent, a transform or a network that cannot be exported."""
+        super().__init__()
+        kind = policy.agent.TRAITS
+        if not kind.exports:
+            raise InputError(
+                f"{policy.trial.agent.target} cannot be exported: it has no network, or its class does not "
+                "define `actor`. All of labrl's agents that learn can: ppo, a2c, reinforce, sarsa, pqn, the "
+                "dqn family, sac, tqc, crossq, td3, ddpg, td3_bc, iql",
+                code="unsupported",
+                key="agent",
+            )
+        self.actor = copy.deepcopy(policy.agent.actor(sampled)).eval().requires_grad_(False)
+        for parameter in self.actor.parameters():
+            parameter.data = parameter.data.clone()  # a piece of one vector, which would be saved whole
+        self.inputs = _spaces_of(policy.observation_space)
+        """Name to space of each input of an observation, in order."""
+        self.masked, self.state_size = policy.spaces.masked, self.actor.state_size
+        self.action_type = tensor_type(np.dtype(policy.action_space.dtype or np.float32))
+        self._several = isinstance(policy.observation_space, gym.spaces.Dict)
+        self._transforms = policy.transforms
+        self.flags = sum(choices(policy.action_space)) if self.masked else 0
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of what `forward` takes, in order."""
+        return [*self.inputs, *([MASK] if self.masked else []), *([STATE] if self.state_size else [])]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of what `forward` returns, in order."""
+        numbers = "values" if type(self.actor).__name__ == "ValueActor" else "parameters"
+        return [ACTION, numbers, *([NEXT_STATE] if self.state_size else [])]
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """inputs: by `input_names`, [n, ...] each. Returns tensors by `output_names`, [n, ...] each."""
+        named = dict(zip(self.input_names, inputs, strict=True))
+        mask, state = named.pop(MASK, None), named.pop(STATE, None)
+        seen: Any = self._transforms.in_graph(named if self._several else next(iter(named.values())))
+        action, numbers, state = self.actor(self.actor.layout(seen), mask, state)
+        found = action.to(self.action_type), numbers
+        return found if state is None or not self.state_size else (*found, state)
+
+    def examples(self, count: int) -> tuple[Tensor, ...]:
+        """Return `count` of each input, to trace the module with."""
+        found = [
+            torch.zeros((count, *(space.shape or ())), dtype=tensor_type(np.dtype(space.dtype)))
+            for space in self.inputs.values()
+        ]
+        found += [torch.ones((count, self.flags), dtype=torch.bool)] if self.masked else []
+        return (*found, *([torch.zeros((count, self.state_size))] if self.state_size else []))
+
+
+def export(
+    run: str,
+    form: Format = "onnx",
+    session: int | None = None,
+    checkpoint: str = "best",
+    sampled: bool = False,
+    out: Path | None = None,
+) -> Exported:
+    """Write the policy of a run and `<name>.json` beside it.
+
+    session: its number, None for the one with the highest evaluation score; sampled: whether actions are
+    drawn, rather than the best ones; out: the file, None for one in `exports/` of the run folder. Raises
+    InputError for what is not there or cannot be exported, ExportError where the file does not choose as the
+    policy does.
+    """
+    if form not in get_args(Format):
+        raise InputError(f"--format {form}: must be onnx or torch", code="range", key="--format")
+    if form == "onnx":
+        _check_installed()
+    policy = load(run, session, checkpoint, "fp32", "export")
+    module = ExportedPolicy(policy, sampled)
+    recorded = _record(policy)
+    _check_greedy(policy, ExportedPolicy(policy, sampled=False), recorded)
+    name = f"session_{policy.session}_frame_{policy.frame:012d}_{'sampled' if sampled else 'greedy'}"
+    path = out or policy.folder / "exports" / f"{name}{SUFFIX[form]}"
+    written = path.with_name(f".{path.name}.tmp{SUFFIX[form]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _quiet():
+            _write(module, form, written)
+        difference = _check(module, form, written, recorded)
+        facts = _facts(policy, module, form, sampled, len(recorded.actions), difference)
+        written.replace(path)
+        write_json(path.with_suffix(".json"), facts)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror or error}): give another file with --out",
+            code="usage",
+            key="--out",
+        ) from error
+    finally:
+        written.unlink(missing_ok=True)
+        policy.close()
+    return Exported(path, facts)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Steps in the environment, as the policy played them."""
+
+    inputs: Arrays
+    """Inputs of the module except the state. [steps, ...] each"""
+    start: NDArray[np.bool_]
+    """Whether steps are the first of their episodes. [steps]"""
+    actions: NDArray
+    """The best ones. [steps, *action]"""
+
+
+def _record(policy: LoadedPolicy) -> Recorded:
+    """Play, every fourth step at random so that not all observations lie on one path."""
+    env, chance = policy.env(), np.random.default_rng(0)
+    names = list(_spaces_of(policy.observation_space))
+    rows: list[Arrays] = []
+    starts, actions = [], []
+    try:
+        env.action_space.seed(0)
+        (observation, info), start = env.reset(seed=0), True
+        for _ in range(STEPS):
+            if start:
+                policy.reset()
+            mask = info[KEY] if policy.spaces.masked else None
+            action = policy.act(observation, mask, greedy=True)
+            parts = observation if isinstance(observation, dict) else {names[0]: observation}
+            rows.append({**parts, **({} if mask is None else {MASK: mask})})
+            starts.append(start)
+            actions.append(action)
+            if chance.random() < 0.25:
+                masks = None if mask is None else mask[None]
+                drawn = masks is not None and uniform_actions(env.action_space, 1, chance, masks)[0]
+                action = env.action_space.sample() if masks is None else drawn
+            observation, _, terminated, truncated, info = env.step(action)
+            start = terminated or truncated
+            if start:
+                observation, info = env.reset()
+    finally:
+        env.close()
+    inputs = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return Recorded(inputs, np.array(starts), np.stack(actions))
+
+
+def _spaces_of(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
+    return dict(space.spaces) if isinstance(space, gym.spaces.Dict) else {"observation": space}
+
+
+Call = Callable[[Arrays], Arrays]
+"""Maps inputs by name to outputs by name."""
+
+
+def _played(call: Call, module: ExportedPolicy, recorded: Recorded) -> Arrays:
+    """Return what a form of the module gives for recorded observations, [steps, ...] each.
+
+    One after the other where a state is carried; otherwise all at once, and the first once more by itself.
+    """
+    if not module.state_size:
+        found = call(recorded.inputs)
+        first = call({name: rows[:1] for name, rows in recorded.inputs.items()})
+        return {name: np.concatenate([rows, first[name]]) for name, rows in found.items()}
+    state, rows = np.zeros((1, module.state_size), np.float32), []
+    for step, start in enumerate(recorded.start):
+        state = np.zeros_like(state) if start else state
+        inputs = {name: values[step : step + 1] for name, values in recorded.inputs.items()}
+        rows.append(call({**inputs, STATE: state}))
+        state = rows[-1][NEXT_STATE]
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
+def _eager(module: Callable[..., Sequence[Tensor]], policy: ExportedPolicy) -> Call:
+    """Return a module of torch as a function of arrays."""
+
+    def call(inputs: Arrays) -> Arrays:
+        with torch.no_grad():
+            outputs = module(*(torch.from_numpy(inputs[name].copy()) for name in policy.input_names))
+        return {name: tensor.numpy() for name, tensor in zip(policy.output_names, outputs, strict=True)}
+
+    return call
+
+
+def _check_greedy(policy: LoadedPolicy, module: ExportedPolicy, recorded: Recorded) -> None:
+    """Raise ExportError unless the module chooses the policy's best actions; of equal ones any."""
+    found = _played(_eager(module, module), module, recorded)
+    count = len(recorded.actions)
+    actions, numbers = (found[name][:count] for name in module.output_names[:2])
+    space = policy.action_space
+    if isinstance(space, gym.spaces.Box):
+        worst = _difference(actions.astype(np.float64), recorded.actions.astype(np.float64))
+    elif isinstance(space, gym.spaces.MultiBinary):
+        other = actions != recorded.actions
+        worst = float(np.abs(numbers.reshape(actions.shape))[other].max(initial=0.0))
+    else:
+        sizes = choices(space)
+        first: Any = space.start  # type: ignore[attr-defined]
+        picked = (recorded.actions - first).reshape(count, -1)
+        parts = np.split(numbers, np.cumsum(sizes)[:-1], axis=1)
+        losses = [
+            part.max(1) - np.take_along_axis(part, picked[:, [place]], 1)[:, 0]
+            for place, part in enumerate(parts)
+        ]
+        worst = float(max(loss.max() for loss in losses))
+    _refuse_beyond(worst, "its best actions")
+
+
+def _check(module: ExportedPolicy, form: Format, path: Path, recorded: Recorded) -> float:
+    """Return the largest difference of what actions are chosen by. Raise ExportError for too large a one."""
+    wanted = _played(_eager(module, module), module, recorded)
+    found = _played(_runtime(module, form, path), module, recorded)
+    worst = max(_difference(found[name], wanted[name]) for name in module.output_names[1:])
+    _refuse_beyond(worst, "the numbers that its actions are chosen by")
+    return worst
+
+
+def _refuse_beyond(difference: float, what: str) -> None:
+    if not difference <= TOLERANCE:
+        raise ExportError(
+            f"the exported policy is not the policy: {what} differ by {difference:.2g} on {STEPS} "
+            f"observations, and at most {TOLERANCE:g} is allowed. Nothing was written.",
+            key="labrl-export",
+        )
+
+
+def _difference(found: NDArray, wanted: NDArray) -> float:
+    """Return the largest difference, of numbers beyond 1 as a share of them."""
+    return float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
+
+
+def _runtime(module: ExportedPolicy, form: Format, path: Path) -> Call:
+    """Return the file as a function of arrays."""
+    if form == "torch":
+        return _eager(torch.export.load(path).module(), module)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def call(inputs: Arrays) -> Arrays:
+        return dict(zip(module.output_names, session.run(module.output_names, inputs), strict=True))
+
+    return call
+
+
+def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
+    """Trace the module for batches of any size, and write it."""
+    batch = torch.export.Dim("batch")
+    examples = module.examples(2)
+    shapes = (tuple({0: batch} for _ in examples),)
+    try:
+        program = torch.export.export(module, examples, dynamic_shapes=shapes)
+    except Exception as error:  # whatever a network of somebody's own does that cannot be traced
+        lines = str(error).strip().splitlines() or [""]
+        raise InputError(
+            f"{type(module.actor.network).__name__} cannot be exported: torch.export fails with "
+            f"{type(error).__name__}: {lines[0]}. Its forward(), and a `layout` of its own, must compute "
+            "with tensors alone",
+            code="unsupported",
+            key="agent.network",
+        ) from error
+    if form == "torch":
+        torch.export.save(program, path)
+        return
+    model = torch.onnx.export(
+        program,
+        input_names=module.input_names,
+        output_names=module.output_names,
+        dynamo=True,
+        verbose=False,
+        external_data=False,
+    )
+    assert model is not None
+    model.save(path, external_data=False)
+
+
+def _check_installed() -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"--format onnx needs {package}, which is not installed: pip install 'labrl[export]', or "
+                "--format torch",
+                code="not-installed",
+                key="--format",
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what the exporter says of itself."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), open(os.devnull, "w", encoding="utf-8") as nothing:
+            warnings.simplefilter("ignore")
+            with redirect_stdout(nothing):
+                yield
+    finally:
+        logger.setLevel(before)
+
+
+def _facts(
+    policy: LoadedPolicy, module: ExportedPolicy, form: Format, sampled: bool, steps: int, difference: float
+) -> dict[str, Any]:
+    """Return what the JSON file beside the export says."""
+    transform, _ = policy.transforms.part("observation")
+    inputs: list[dict[str, Any]] = [
+        {"name": name, **_described(space), "meaning": "as the environment gives it, nothing scaled"}
+        for name, space in module.inputs.items()
+    ]
+    if module.masked:
+        meaning = "which actions are valid, info['action_mask']"
+        inputs.append({"name": MASK, "shape": ["batch", module.flags], "dtype": "bool", "meaning": meaning})
+    state = {"shape": ["batch", module.state_size], "dtype": "float32"}
+    if module.state_size:
+        meaning = "zeros where an episode begins, next_state of the step before elsewhere"
+        inputs.append({"name": STATE, **state, "meaning": meaning})
+    outputs: list[dict[str, Any]] = [
+        {"name": ACTION, **_described(policy.action_space), "meaning": "as the environment takes it"},
+        {"name": module.output_names[1], "dtype": "float32", "meaning": "what the action is chosen by"},
+    ]
+    outputs += (
+        [{"name": NEXT_STATE, **state, "meaning": "state of the next step"}] if module.state_size else []
+    )
+    env = policy.trial.env.config
+    return {
+        "format_version": FORMAT_VERSION,
+        "format": form,
+        "head": "sampled" if sampled else "greedy",
+        "agent": policy.trial.agent.target,
+        "run": str(policy.folder),
+        "session": policy.session,
+        "frame": policy.frame,
+        "inputs": inputs,
+        "outputs": outputs,
+        "inside": [
+            *([f"transform of observations: {transform}"] if transform else []),
+            "bytes scaled to [0, 1], choices one-hot, several inputs put together",
+            "network",
+            f"{'drawn' if sampled else 'best'} actions, in the type and within the bounds of the environment",
+        ],
+        "pictures": env.stacking() if isinstance(env, AtariConfig) else None,
+        "env": policy.config["env"],
+        "checked": {
+            "observations": steps,
+            "largest_difference": difference,
+            "tolerance": TOLERANCE,
+            "by": f"{_RUNTIMES[form]} {importlib.metadata.version(_RUNTIMES[form])}",
+        },
+        "labrl": importlib.metadata.version("labrl"),
+    }
+
+
+_RUNTIMES: dict[Format, str] = {"onnx": "onnxruntime", "torch": "torch"}
+
+
+def _described(space: gym.Space[Any]) -> dict[str, Any]:
+    return {
+        "shape": ["batch", *(space.shape or ())],
+        "dtype": str(np.dtype(space.dtype)),
+        "space": str(space),
+    }

@@ -1,0 +1,334 @@
+"""`labrl +fork=<run> at=<frame>` begins a new run whose past is that of another, with edits of its future.
+
+A fork is a resume in a new folder: its sessions have the checkpoint, the rows and the episodes of the other
+run up to that frame. It refuses only what cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from labrl.config.compose import resolve
+from labrl.config.keys import Change, contradictions, override, split_word
+from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.steady_output import doing
+from labrl.storage.checkpoint import CheckpointStore, copy_replay
+from labrl.storage.provenance import Command, differences, known_provenance, write_provenance
+from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.trial.past import Past, described, find, is_hydras, report_damages, say_differences
+from labrl.trial.torchrun import Launch, check_resume
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
+    from labrl.trial.result import TrialResult
+
+# Functions below import the trial late: a misspelt word must not wait for torch.
+
+_FIXED = {
+    "seed": "the random streams of the past go on",
+    "env.num_envs": "the checkpoint holds the state of as many environments",
+    "agent._target_": "the checkpoint is that of another agent",
+    "start_from.run": "its weights are those of the past",
+}
+"""Keys that a fork cannot change, and why."""
+
+_SHOWN = 12
+"""Frames that a message lists at most."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A run to fork from, and the checkpoint: plain data, which crosses processes."""
+
+    folder: str
+    """The run folder, absolute."""
+    frame: int
+    """Of the checkpoint."""
+    edits: list[str]
+    """The other words that were typed, which change the run's own."""
+
+    @classmethod
+    def asked_for(cls, which: str, at: str | None, edits: Sequence[str]) -> Fork:
+        """Return the fork of the run `which` at the frame `at`.
+
+        Raises InputError where there is no such run or no checkpoint of that frame in each of its sessions.
+        """
+        past = Past.of(find(which, edits, "fork"))
+        given = [value for key, value in map(split_word, edits) if key == "meta.max_session"]
+        count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
+        return cls(str(past.folder.path), _frame_of(past, at, count), list(edits))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `recorded` reads."""
+        return vars(self)
+
+    @classmethod
+    def recorded(cls, facts: Mapping[str, Any]) -> Fork | None:
+        """Return the fork that an experiment was begun with; None where `facts` hold none."""
+        said = facts.get("fork")
+        return cls(**said) if isinstance(said, dict) else None
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the run with the edits in their place."""
+        typed = {split_word(word)[0] for word in self.edits}
+        return [*(word for word in self._past.words if split_word(word)[0] not in typed), *self.edits]
+
+    @property
+    def config_dir(self) -> str | None:
+        """The folder with a user's own groups that the run was started with."""
+        return self._past.command.config_dir
+
+    @property
+    def _past(self) -> Past:
+        return Past.of(RunFolder.open(self.folder))
+
+    def run(
+        self,
+        cfg: DictConfig,
+        config: TrialConfig,
+        plain: Mapping[str, Any],
+        folder: str | os.PathLike[str],
+        command: Command,
+    ) -> TrialResult:
+        """Run a trial in a new folder with the past of the run.
+
+        cfg, config, plain: what `words` have composed to. Raises InputError, with nothing left behind, where
+        the past cannot be loaded with the edits.
+        """
+        from labrl.trial.trial import run_trial
+
+        past = self._past
+        changed = past.changes(plain)
+        self._check(past, changed, config)
+        check_resume(past.folder)
+        report_damages(past.folder)
+        begin = partial(self._begin, past, changed, config, plain, command)
+        return run_trial(config, plain, folder, command, begin)
+
+    def _check(self, past: Past, changed: Sequence[Change], config: TrialConfig) -> None:
+        """Raise InputError for what contradicts the past, as far as values tell."""
+        for change in changed:
+            if change.key in _FIXED:
+                raise self._refused(change, _FIXED[change.key])
+        sessions, budget, then = config.meta.max_session, config.env.config.max_frame, past.config["meta"]
+        if sessions > then["max_session"]:
+            raise InputError(
+                f"meta.max_session={sessions}: {self.folder} has {then['max_session']} sessions, and one "
+                f"without a past cannot be forked. Set meta.max_session={then['max_session']} or less.",
+                code="range",
+                key="meta.max_session",
+            )
+        if budget <= self.frame:
+            raise InputError(
+                f"env.max_frame={budget} must be more than the {self.frame} frames that the fork begins with",
+                code="range",
+                key="env.max_frame",
+            )
+
+    def _begin(
+        self,
+        past: Past,
+        changed: Sequence[Change],
+        config: TrialConfig,
+        plain: Mapping[str, Any],
+        command: Command,
+        run: RunFolder,
+    ) -> None:
+        """Copy the past of each session into `run`, and write what describes it.
+
+        Raises InputError, with no past copied, where it cannot be loaded.
+        """
+        from labrl.trial.summary import say
+
+        say(f"Forking {self.folder} at frame {self.frame:,} into {run.path}")
+        doing("copying and restoring the run")
+        try:
+            for index in range(config.meta.max_session):
+                self._copy(_session(past, index), run.session(index), past)
+            self._check_fits(past, changed, config, run)
+        except BaseException:
+            for session in run.sessions():
+                shutil.rmtree(session.path, ignore_errors=True)
+            raise
+        before_edits = past.words
+        entry = {
+            "folder": self.folder,
+            "frame": self.frame,
+            # of a trial of an experiment its own values
+            "edits": [one for one in command.overrides if one not in before_edits and not is_hydras(one)],
+            "changed": [change.as_json() for change in changed],
+        }
+        run.set_status("running", fork=entry)
+        before = known_provenance(past.folder)
+        now = write_provenance(run, plain, command)
+        differs = differences(before, now) if before else None
+        run.set_status("running", fork={**entry, "differs": differs})
+        say_differences(differs)
+
+    def _copy(self, old: SessionFolder, new: SessionFolder, past: Past) -> None:
+        """Copy what a session had come to. Raises InputError where that is not there any more."""
+        store = CheckpointStore(old.checkpoints, past.config["meta"]["keep_last"])
+        replay = store.replay_of(self.frame)
+        if replay is None and old.replay.is_dir():
+            if self.frame not in store.frames()[: store.keep_last]:
+                raise self._without_replay(store)
+            replay = old.replay
+        try:
+            store.copy_past(self.frame, new.checkpoints)
+            for table in (old.train_csv, old.eval_csv):  # the session cuts them to its frame
+                if table.exists():
+                    shutil.copyfile(table, new.path / table.name)
+            if old.episodes.is_dir():
+                shutil.copytree(old.episodes, new.episodes)
+            if replay is not None:
+                copy_replay(replay, new.replay)
+        except FileNotFoundError as error:  # of a run that goes on
+            raise InputError(
+                f"at={self.frame}: the run has replaced its checkpoint of that frame while it was copied "
+                f"({error.filename}). {_kept_frames(store.whole_frames())}",
+                code="not-found",
+                key="at",
+            ) from error
+
+    def _without_replay(self, store: CheckpointStore) -> InputError:
+        newest = ", ".join(map(str, store.frames()[: store.keep_last]))
+        return InputError(
+            f"at={self.frame}: the replay buffer of {store.folder.parent} lies in files, in which training "
+            f"has overwritten what that checkpoint needs. Fork at frame {newest}. With meta.keep_every "
+            "a run keeps the buffer's files with each kept checkpoint; with agent.memory.storage=ram the "
+            "buffer is part of every checkpoint.",
+            code="resources",
+            key="at",
+        )
+
+    def _check_fits(self, past: Past, changed: Sequence[Change], config: TrialConfig, run: RunFolder) -> None:
+        """Raise InputError where a session cannot load its past, with the key that keeps it from doing so."""
+        if config.meta.distributed or Launch.here() is not None:
+            return
+        edits = contradictions(changed)
+        try:
+            _restore(config, run.session(0))
+        except DamagedFileError as error:
+            store = CheckpointStore(_session(past, 0).checkpoints, past.config["meta"]["keep_last"])
+            if error.key == str(run.session(0).replay):
+                raise self._without_replay(store) from error
+            raise
+        except LabrlError as error:
+            # what `loading` found; its advice is that of a resume
+            why = " ".join(str(error.__cause__ or error).split())[:200]
+            for change in edits:
+                plain = _with(past.config, change)
+                if plain is not None and len(edits) > 1 and _loads(plain, run.session(0)):
+                    continue
+                raise self._refused(change, why) from error
+            raise
+
+    def _refused(self, change: Change, why: str) -> InputError:
+        keep = f" To keep it as it was: {override(change.key, change.old)}." if change.pinnable else ""
+        return InputError(
+            f"{described(change)}: {self.folder} at frame {self.frame} cannot be continued with it, because "
+            f"{why}.{keep}".replace("..", "."),
+            code="changed-past",
+            key=change.key,
+        )
+
+
+def _session(past: Past, index: int) -> SessionFolder:
+    return SessionFolder(past.folder.path / f"session_{index}")
+
+
+def _restore(config: TrialConfig, session: SessionFolder) -> None:
+    from labrl.trial.worker import restored_session
+
+    restored_session(config, session.index, session, num_threads=1).close()
+
+
+def _loads(plain: Mapping[str, Any], session: SessionFolder) -> bool:
+    """Return whether a session can load its past with the configuration `plain`."""
+    try:
+        _restore(resolve(plain), session)
+    except LabrlError:
+        return False
+    return True
+
+
+def _with(config: Mapping[str, Any], change: Change) -> dict[str, Any] | None:
+    """Return a configuration with one change; None where the key is not on both sides."""
+    if not change.pinnable:
+        return None
+    changed = copy.deepcopy(dict(config))
+    *parents, name = change.key.split(".")
+    node = changed
+    for parent in parents:
+        node = node[parent]
+    node[name] = change.new
+    return changed
+
+
+def _frame_of(past: Past, at: str | None, count: int) -> int:
+    """Return the frame of the checkpoint that `at` means: of that frame, or of the first step across it.
+
+    count: sessions that must have it. Raises InputError where one has none.
+    """
+    run, num_envs = past.folder, past.config["env"]["num_envs"]
+    sessions = [_session(past, index) for index in range(min(count, past.config["meta"]["max_session"]))]
+    whole = {one.index: CheckpointStore(one.checkpoints, 1).whole_frames() for one in sessions}
+    shared = sorted(set.intersection(*map(set, whole.values())))
+    if not any(whole.values()):
+        raise InputError(
+            f"{run.path} has no whole checkpoint to fork from: the first is written after meta.log_frequency "
+            "frames",
+            code="not-found",
+            key="+fork",
+        )
+    wanted = _whole_number(at)
+    if wanted is None:
+        what = "+fork needs the frame to fork at" if at is None else f"at={at}: must be one frame"
+        raise InputError(
+            f"{what}, as in at={(shared or [0])[-1]}. {_kept_frames(shared)}",
+            code="missing" if at is None else "type",
+            key="at",
+        )
+    if (found := next((frame for frame in shared if wanted <= frame < wanted + num_envs), None)) is not None:
+        return found
+    lacking = [str(index) for index, frames in whole.items() if wanted not in frames]
+    of = f" of session {', '.join(lacking)}" if len(sessions) > 1 else ""
+    raise InputError(
+        f"at={wanted}: {run.path} has no checkpoint{of} at that frame. {_kept_frames(shared, wanted)}",
+        code="not-found",
+        key="at",
+    )
+
+
+def _kept_frames(frames: Sequence[int], wanted: int | None = None) -> str:
+    """Say which frames can be forked at, and how there would be more. frames: in order."""
+    if not frames:
+        return "There is none that all sessions have: set meta.keep_every=<frames> in the run to fork from."
+    nearest = "" if wanted is None else f"Nearest: {', '.join(map(str, _around(frames, wanted)))}. "
+    shown = ", ".join(map(str, frames[-_SHOWN:]))
+    more = f" and {len(frames) - _SHOWN} earlier ones" if len(frames) > _SHOWN else ""
+    return f"{nearest}There are {shown}{more}; meta.keep_every=<frames> in a run keeps more."
+
+
+def _around(frames: Sequence[int], wanted: int) -> list[int]:
+    """Return the last of the frames before the wanted one, and the first behind it."""
+    before = [frame for frame in frames if frame < wanted][-1:]
+    return [*before, *[frame for frame in frames if frame > wanted][:1]]
+
+
+def _whole_number(text: str | None) -> int | None:
+    """Return 5e4 as 50000, and None for what is no whole number."""
+    try:
+        number = float(text or "")
+        return int(number) if number == int(number) and number >= 0 else None
+    except (ValueError, OverflowError):
+        return None

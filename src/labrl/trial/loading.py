@@ -1,0 +1,382 @@
+"""Policies of trained runs: `labrl.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from labrl.agents.agent import Observation
+from labrl.agents.random import check_uniform
+from labrl.config.compose import find_modules, resolve
+from labrl.config.schema import TrialConfig
+from labrl.envs.make import describe, gives_masks, make_env
+from labrl.envs.masks import KEY, OBSERVATION, choices, flags_of
+from labrl.envs.protocol import action_dtype
+from labrl.envs.solo import RenderMode, SoloEnv
+from labrl.envs.vector import VectorEnv
+from labrl.errors import InputError
+from labrl.learning.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.networks.torso import is_recurrent
+from labrl.observations import array_dtype, parts
+from labrl.seeding import derived_seed, session_seed
+from labrl.session.acting import ActingCopy
+from labrl.session.episodes import Played
+from labrl.session.evaluation import Quota, played_steps
+from labrl.storage.checkpoint import Checkpoint, loading
+from labrl.storage.chosen import chosen_checkpoint, chosen_session
+from labrl.storage.run_folder import RunFolder
+from labrl.trial.devices import available_cpus
+from labrl.trial.past import Past, Verb, completed, find
+
+AT_ONCE = 16
+"""Largest number of environments that play at once."""
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Results of a policy in whole episodes."""
+
+    returns: NDArray[np.float64]
+    """Undiscounted sums of the raw rewards, in the order of the episodes. [episodes]"""
+    lengths: NDArray[np.int64]
+    """Agent steps. [episodes]"""
+    seeds: NDArray[np.int64]
+    """Seed with which the environment was reset. [episodes]"""
+    truncated: NDArray[np.bool_]
+    """Whether a time limit ended the episode. [episodes]"""
+
+    @property
+    def return_mean(self) -> float:
+        """Mean of the returns."""
+        return float(self.returns.mean())
+
+    @property
+    def return_std(self) -> float:
+        """Population standard deviation of the returns."""
+        return float(self.returns.std())
+
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation: return {self.return_mean:,.2f} ± {self.return_std:,.2f}, length "
+            f"{self.lengths.mean():,.1f}, {len(self.returns)} episodes"
+        )
+
+
+class LoadedPolicy:
+    """The agent of one session as a checkpoint has it: it acts and never learns.
+
+    No file of the run is touched, which may still be going on.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plain: Mapping[str, Any],
+        config: TrialConfig,
+        session: int,
+        checkpoint: Checkpoint,
+        num_threads: int = 1,
+        precision: Precision | None = None,
+    ) -> None:
+        """Build the agent.
+
+        plain, config: the resolved configuration as plain data and typed; session: its number; num_threads:
+        cores that networks may keep busy; precision: of their arithmetic, None for that of the run. Raises
+        InputError where the checkpoint does not fit the configuration.
+        """
+        assert config.seed is not None
+        self.folder = run.path
+        """The run folder."""
+        self.session = session
+        """Number of the session."""
+        self.frame = checkpoint.frame
+        """Frames that the session had played."""
+        self.checksum = checkpoint.checksum
+        """SHA-256 of the checkpoint's state."""
+        self.seed = session_seed(config.seed, session)
+        """Seed of the session's streams."""
+        self.config = dict(plain)
+        """The resolved configuration of the run, as plain data: `config["agent"]["lr"]`."""
+        self.trial = config
+        """The same as typed dataclasses."""
+        # The checkpoint of a session that several ranks train holds the agent of the first of them.
+        ranks = 1 + len(checkpoint.state.get("ranks", []))
+        self.observation_space, self.action_space = describe(config.env)
+        masked = gives_masks(config.env)
+        num_envs = config.env.config.num_envs // ranks
+        self.spaces = Spaces(self.observation_space, self.action_space, num_envs, masked)
+        """Spaces that the agent is built for; the observation space is one array or a flat Dict."""
+        compute = Compute.choose("auto", precision or config.meta.precision, num_threads)
+        copy = ActingCopy(config, self.spaces, self.seed, compute, ranks)
+        self.agent, self.transforms = copy.agent, copy.transforms
+        try:
+            with loading(str(checkpoint.path)):
+                copy.clock.load_state_dict(checkpoint.state["clock"])
+                self.transforms.load_state_dict(checkpoint.state["transforms"])
+                self.agent.load_state_dict(checkpoint.state["agent"])
+        except BaseException:
+            copy.close()
+            raise
+        self._dtype = array_dtype(self.observation_space)
+        self._start: NDArray[np.bool_] | None = None
+        self._generator = np.random.default_rng(derived_seed(self.seed, "loaded"))
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """Networks of the agent by name, including target networks."""
+        return self.agent.modules()
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that chooses actions; of several an `nn.ModuleDict`. Raises InputError without one."""
+        acting = self.agent.acting_modules()
+        if not acting:
+            raise InputError(
+                f"network: {self.trial.agent.target} has no network", code="unsupported", key="network"
+            )
+        return next(iter(acting.values())) if len(acting) == 1 else nn.ModuleDict(acting)
+
+    def reset(self, which: NDArray[np.bool_] | None = None, seed: int | None = None) -> None:
+        """Forget the episodes that are over: call it when one begins, where the network is recurrent.
+
+        which: those of a batch that begin anew, [n]; None: all. seed: of the actions that are drawn from now
+        on; None: the stream goes on.
+        """
+        if which is None or self._start is None:
+            self._start = None
+        else:
+            self._start = self._start | np.asarray(which, np.bool_)
+        if seed is not None:
+            self._generator = np.random.default_rng(seed)
+
+    def act(self, observation: Any, mask: Any = None, greedy: bool = False) -> Any:
+        """Return an action, as the environment takes it, for one observation; for a batch, one for each.
+
+        observation: as the environment gives it, before any transform: an array [*obs] or [n, *obs], or a
+        dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], None for all. greedy:
+        the action that the policy thinks best; otherwise it is chosen as under evaluation, drawn by a
+        stochastic policy. A recurrent network carries its state on to the next call until `reset`. Raises
+        InputError for an observation of another space, and for greedy actions where there are none.
+        """
+        if isinstance(observation, Mapping) and KEY in observation and KEY not in (self._dtype.names or ()):
+            mask = observation[KEY] if mask is None else mask
+            observation = {name: part for name, part in observation.items() if name != KEY}
+            if self._dtype.names is None and observation.keys() == {OBSERVATION}:
+                observation = observation[OBSERVATION]
+        batch, single = self._batch(observation)
+        n = len(batch)
+        if self._start is not None and len(self._start) != n:
+            if is_recurrent(self.trial.agent.config):
+                raise InputError(
+                    f"a batch of {n} observations follows one of {len(self._start)}, and the network is "
+                    "recurrent: call reset() before the first of a new batch",
+                    code="usage",
+                    key="observation",
+                )
+            self._start = None
+        start = np.ones(n, np.bool_) if self._start is None else self._start
+        seen = Observation(self.transforms.frozen(batch), self._mask(mask, n, single), start)
+        if greedy:
+            self.check_greedy()
+            action = self.agent.greedy_action(seen)
+        else:
+            action = self.agent.evaluation_action(seen, self._generator)
+        self._start = np.zeros(n, np.bool_)
+        action = action.astype(action_dtype(self.action_space), copy=False)
+        return action[0] if single else action
+
+    def env(self, render_mode: RenderMode | None = None) -> SoloEnv:
+        """Make one environment in which the run evaluates, with Gymnasium's interface."""
+        return SoloEnv(self.trial.env, render_mode)
+
+    def evaluate(
+        self,
+        episodes: int = 10,
+        seed: int = 0,
+        greedy: bool | None = None,
+        epsilon: float | None = None,
+    ) -> Evaluation:
+        """Play whole episodes and return what they came to.
+
+        seed: another one gives other episodes; greedy, epsilon: whether the best actions are played, and the
+        probability of a random one; None: as the run evaluates. The same as `labrl +enjoy` plays.
+        """
+        if episodes < 1:
+            raise InputError(f"episodes={episodes}: must be at least 1", code="range", key="episodes")
+        env = self.vector_env(episodes)
+        try:
+            quota = self.quota(env.num_envs, greedy, epsilon)
+            found = [played.episode for _, played in sorted(self.play(env, quota, episodes, seed))]
+        finally:
+            env.close()
+        return Evaluation(
+            returns=np.array([episode.episode_return for episode in found]),
+            lengths=np.array([episode.length for episode in found]),
+            seeds=np.array([episode.seed for episode in found]),
+            truncated=np.array([episode.truncated for episode in found]),
+        )
+
+    def vector_env(self, episodes: int) -> VectorEnv:
+        """Make the environments in which so many episodes are played."""
+        num_envs = min(episodes, AT_ONCE)
+        return make_env(self.trial.env, 0, available_cpus(), evaluation=True, num_envs=num_envs)
+
+    def quota(self, num_envs: int, greedy: bool | None, epsilon: float | None) -> Quota:
+        """Return how actions are chosen; None: as the run evaluates. Raises InputError for what cannot be."""
+        meta = self.trial.meta
+        greedy = meta.eval_greedy if greedy is None else greedy
+        epsilon = meta.eval_epsilon if epsilon is None else epsilon
+        if greedy:
+            self.check_greedy()
+        if epsilon:
+            check_uniform(self.action_space, f"epsilon={epsilon:g}")
+        return Quota(num_envs, greedy=greedy, epsilon=epsilon)
+
+    def play(
+        self,
+        env: VectorEnv,
+        quota: Quota,
+        episodes: int,
+        seed: int,
+        after_step: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[int, Played]]:
+        """Yield whole episodes with their numbers from 0, in the order in which they end.
+
+        Environment i of n plays the episodes i, i + n, i + 2 n, ...: what is played does not depend on
+        which end first, or short episodes would count more often. Seeds follow from the session's, the
+        checkpoint and `seed`.
+        """
+        n = env.num_envs
+        left = [len(range(i, episodes, n)) for i in range(n)]
+        streams = ("enjoy", "enjoy actions", "enjoy chance")
+        seeds = [derived_seed(self.seed, stream, self.frame, seed) for stream in streams]
+        for step in played_steps(env, self.agent, self.transforms, quota, *seeds):
+            after_step()
+            for episode in step.episodes if step is not None else ():
+                if left[episode.env]:
+                    left[episode.env] -= 1
+                    number = episode.index * n + episode.env
+                    yield number, Played(episode, *env.played(episode), self.frame, "evaluation")
+            if not any(left):
+                return
+
+    def check_greedy(self) -> None:
+        """Raise InputError where the agent has no best action."""
+        if not self.agent.TRAITS.greedy:
+            raise InputError(
+                f"greedy=true: {self.trial.agent.target} has no greedy action: leave greedy=true out",
+                code="unsupported",
+                key="greedy",
+            )
+
+    def close(self) -> None:
+        """End the agent's threads."""
+        self.agent.close()
+
+    def _batch(self, observation: Any) -> tuple[NDArray, bool]:
+        """Return a batch of observations as labrl has them, [n, *obs], and whether it was a single one."""
+        if self._dtype.names is None:
+            shape = self.observation_space.shape or ()
+            array, single = self._array(observation, "observation", self._dtype, shape)
+            return array, single
+        given = np.asarray(observation) if isinstance(observation, np.ndarray | np.void) else None
+        if given is not None and given.dtype.names is not None:
+            observation = {name: given[name] for name in given.dtype.names}
+        found = dict(parts(observation))
+        if found.keys() != set(self._dtype.names):
+            raise self._other_space(f"inputs {', '.join(found)}", f"inputs {', '.join(self._dtype.names)}")
+        arrays, singles = {}, set()
+        for name in self._dtype.names:
+            dtype, shape = self._dtype[name].base, self._dtype[name].shape
+            arrays[name], single = self._array(found[name], f"observation[{name!r}]", dtype, shape)
+            singles.add(single)
+        sizes = {len(array) for array in arrays.values()}
+        if len(sizes) > 1 or len(singles) > 1:
+            raise self._other_space("inputs of different numbers of observations", "as many of each")
+        batch = np.empty(sizes.pop(), self._dtype)
+        for name, array in arrays.items():
+            batch[name] = array
+        return batch, singles.pop()
+
+    def _array(self, given: Any, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[NDArray, bool]:
+        """Return a batch of one input, [n, *shape], and whether it was a single one."""
+        array = np.asarray(given)
+        single = array.shape == shape
+        if not single and (array.ndim != len(shape) + 1 or array.shape[1:] != shape):
+            wanted = f"shape {list(shape)}, or {['n', *shape]} of a batch".replace("'", "")
+            raise self._other_space(f"{name} of shape {list(array.shape)}", wanted)
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise self._other_space(f"{name} of type {array.dtype}", f"type {dtype}")
+        array = array.astype(dtype, copy=False)
+        return (array[None] if single else array), single
+
+    def _other_space(self, given: str, wanted: str) -> InputError:
+        return InputError(
+            f"act() was given {given}, and the policy was trained on {self.observation_space} of "
+            f"env={self.trial.env.config.name}: give {wanted}",
+            code="type",
+            key="observation",
+        )
+
+    def _mask(self, mask: Any, count: int, single: bool) -> NDArray[np.bool_] | None:
+        """Return masks of valid actions, [count, flags]; None where all are valid."""
+        if mask is None:
+            return None
+        if not self.agent.TRAITS.masks:
+            raise InputError(
+                f"mask: {self.trial.agent.target} takes no action masks: leave it out",
+                code="unsupported",
+                key="mask",
+            )
+        rows = [mask] if single else list(mask)
+        try:
+            flags = [flags_of(np.asarray(row).ravel(), sum(choices(self.action_space))) for row in rows]
+            if len(flags) != count:
+                raise ValueError(f"there are {len(flags)} masks for {count} observations")
+        except ValueError as error:
+            raise InputError(f"mask: {error}", code="type", key="mask") from None
+        return np.array(flags)
+
+    def __repr__(self) -> str:
+        return (
+            f"LoadedPolicy: {self.trial.agent.target.rpartition('.')[2]} in {self.trial.env.config.name}, "
+            f"session {self.session} at frame {self.frame:,}\n  folder: {self.folder}"
+        )
+
+
+def load(
+    run: str | os.PathLike[str],
+    session: int | None = 0,
+    checkpoint: str | int = "best",
+    precision: Precision | None = None,
+    verb: Verb = "load",
+) -> LoadedPolicy:
+    """Load what a run has learned, as `labrl.load` does.
+
+    precision: of the arithmetic, None for that of the run; verb: what for, for messages.
+    """
+    prefix = "start_from." if verb == "start_from" else ""
+    folder = find(os.fspath(run), [], verb)
+    past = Past.of(folder)
+    find_modules(past.command.config_dir)
+    plain = completed(past.usable())
+    config = resolve(plain)
+    wanted = str(checkpoint)
+    if wanted not in ("best", "latest") and not wanted.isdigit():
+        raise InputError(
+            f"{prefix}checkpoint={checkpoint}: must be best, latest or the frame of a checkpoint",
+            code="range",
+            key=f"{prefix}checkpoint",
+        )
+    found = chosen_session(folder, session, f"{prefix}session")
+    state, _ = chosen_checkpoint(found, wanted, f"{prefix}checkpoint")
+    return LoadedPolicy(folder, plain, config, found.index, state, precision=precision)

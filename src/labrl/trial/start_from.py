@@ -1,0 +1,181 @@
+"""Beginning with the weights of another run (`start_from`): found, checked, and kept in the run folder.
+
+The run folder keeps a copy of what is taken: a session that was killed before its first checkpoint begins
+with the same weights, whatever has become of the other run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labrl.config.schema import TrialConfig
+from labrl.envs.make import describe, gives_masks, goals_of
+from labrl.errors import InputError
+from labrl.learning.compute import Compute
+from labrl.networks.spaces import Spaces
+from labrl.session.acting import ActingCopy
+from labrl.session.beginning import OBSERVATION, Fit, Learned, fit, is_in, learned, parts_of
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.trial.loading import load
+from labrl.trial.past import table
+from labrl.trial.summary import say
+
+KEY = "start_from.run"
+SHOWN = 12
+"""Weights that a refusal lists."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The weights of one session of another run."""
+
+    folder: Path
+    """The run folder."""
+    session: int
+    frame: int
+    checksum: str
+    """SHA-256 of the checkpoint's state."""
+    learned: Learned
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The weights that the sessions of a trial begin with."""
+
+    sources: Mapping[int, Source]
+    """Sources of the weights, by number of the session."""
+    fit: Fit
+
+    def facts(self) -> dict[str, Any]:
+        """Return what provenance records."""
+        sessions = {
+            str(index): {"session": source.session, "frame": source.frame, "sha256": source.checksum}
+            for index, source in self.sources.items()
+        }
+        return {
+            "run": str(next(iter(self.sources.values())).folder),
+            "sessions": sessions,
+            "taken": self.fit.taken,
+            "begun_anew": [one.name for one in self.fit.misfits if one.here != "-"] + self.fit.kept,
+            "unused": [one.name for one in self.fit.misfits if one.here == "-"] + self.fit.unused,
+        }
+
+    def write(self, run: RunFolder) -> None:
+        """Copy what each session takes into its folder, and say what that is."""
+        for index, source in self.sources.items():
+            there = source.learned
+            weights = {name: there.weights[name] for name in self.fit.taken if name in there.weights}
+            statistics = there.statistics if OBSERVATION in self.fit.taken else {}
+            store = CheckpointStore(run.session(index).start, keep_last=1)
+            store.save(source.frame, {"weights": weights, "statistics": statistics})
+        say(self.told())
+
+    def told(self) -> str:
+        """Say in a line or two what is taken, and name all that is not."""
+        facts, found = self.facts(), self.fit
+        frames = sorted({source.frame for source in self.sources.values()})
+        frame = f"frame {frames[0]:,}" if len(frames) == 1 else f"frames {frames[0]:,} to {frames[-1]:,}"
+        anew, unused = facts["begun_anew"], facts["unused"]
+        lines = [f"start_from: {len(found.taken)} weights of {facts['run']}, {frame}"]
+        lines += [f"begun anew: {', '.join(anew)}"] if anew else []
+        lines += [f"not used, as this agent has no such weights: {', '.join(unused)}"] if unused else []
+        return "; ".join(lines)
+
+
+def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | None:
+    """Return what the sessions of these numbers begin with; None where that is nothing of another run.
+
+    Raises InputError where there is no such run or checkpoint, or something does not fit.
+    """
+    asked = config.start_from
+    if asked.run is None:
+        return None
+    if asked.session == "same":
+        sources = {index: _source(config, index) for index in numbers}
+    else:
+        source = _source(config, None if asked.session == "best" else asked.session)
+        sources = dict.fromkeys(numbers, source)
+    named = [asked.parts] if isinstance(asked.parts, str) else asked.parts
+    parts = None if named == ["all"] else named
+    first = next(iter(sources.values()))
+    here = _learned_here(config)
+    if not here.weights:
+        raise InputError(
+            f"{KEY}={asked.run}: {config.agent.target} has no network to begin with weights of another run. "
+            "Leave start_from out, or choose another agent",
+            code="unsupported",
+            key=KEY,
+        )
+    _check_parts(parts, here)
+    found = fit(here, first.learned, parts)
+    if found.misfits and not asked.partial:
+        raise _refusal(config, first, found)
+    if not found.taken:
+        raise InputError(
+            f"{KEY}={asked.run}: no weight of session {first.session} fits. Leave start_from out, or name "
+            "another run",
+            code="contradiction",
+            key=KEY,
+        )
+    return Beginning(sources, found)
+
+
+def lacks_beginning(config: TrialConfig, folder: SessionFolder) -> bool:
+    """Return whether a session is to begin with weights of another run that its folder does not keep."""
+    return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
+
+
+def _source(config: TrialConfig, session: int | None) -> Source:
+    asked = config.start_from
+    assert asked.run is not None
+    policy = load(asked.run, session, asked.checkpoint, "fp32", "start_from")
+    try:
+        known = learned(policy.agent, policy.transforms)
+        return Source(policy.folder, policy.session, policy.frame, policy.checksum, known)
+    finally:
+        policy.close()
+
+
+def _learned_here(config: TrialConfig) -> Learned:
+    """Return the shapes of what an agent of `config` has to learn."""
+    observation_space, action_space = describe(config.env)
+    goals = goals_of(config.env, observation_space)
+    num_envs, masked = config.env.config.num_envs, gives_masks(config.env)
+    spaces = Spaces(observation_space, action_space, num_envs, masked, goals)
+    copy = ActingCopy(config, spaces, 0, Compute.choose("cpu", "fp32", 1))
+    try:
+        return learned(copy.agent, copy.transforms)
+    finally:
+        copy.close()
+
+
+def _check_parts(parts: Sequence[str] | None, here: Learned) -> None:
+    """Raise InputError for a part that the agent has not."""
+    for part in parts or []:
+        if part != OBSERVATION and not any(is_in(name, [part]) for name in here.weights):
+            known = parts_of(list(here.weights))
+            raise InputError(
+                f"start_from.parts: the agent has no part {part!r}. Its parts are {', '.join(known)}, and "
+                "all names of weights in session_0/networks.txt",
+                code="unknown-option",
+                key="start_from.parts",
+            )
+
+
+def _refusal(config: TrialConfig, source: Source, found: Fit) -> InputError:
+    """Return the error with a table of what does not fit."""
+    rows = [("", "here", "there"), *found.misfits[:SHOWN]]
+    more = len(found.misfits) - SHOWN
+    lines = [
+        f"{KEY}={config.start_from.run}: session {source.session} at frame {source.frame:,} does not fit "
+        f"the agent in env={config.env.config.name}:",
+        *table(rows),
+        *([f"  and {more} more"] if more > 0 else []),
+        f"To take the {len(found.taken)} others and begin these anew: start_from.partial=true",
+        "To take some parts alone: start_from.parts=torso",
+    ]
+    return InputError("\n".join(lines), code="contradiction", key=KEY)

@@ -1,0 +1,187 @@
+"""The command `labrl` in a process of its own, which starts without importing PyTorch once more.
+
+Each test process has a nursery: a process that has imported what training needs, and nothing else. It forks
+one process for each command. A fresh Python takes two seconds of a core before the first frame; tests about
+the start itself, its imports and its signals start one (`[sys.executable, "-m", "labrl"]`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, NoReturn
+
+MODULES = (
+    "labrl.cli",
+    "labrl.trial.worker",
+    "labrl.experiment.grid",
+    "labrl.experiment.search.begin",
+    "labrl.session.session",
+    "labrl.agents.dqn",
+    "labrl.agents.ppo",
+    "labrl.agents.random",
+    "labrl.envs.classic",
+    "labrl.envs.gym",
+)
+WIDTH = 16
+"""Bytes of a number that comes through a pipe."""
+
+
+class Command:
+    """A running `labrl`: the part of subprocess.Popen that tests use."""
+
+    def __init__(self, pid: int, status: int, output: IO[str] | None) -> None:
+        self.pid = pid
+        self.stdout = output
+        self.returncode: int | None = None
+        self._status = status
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal that ended it; None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("labrl", timeout or 0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Read all that it prints until its end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        assert self.stdout is not None
+        until = None if timeout is None else time.monotonic() + timeout
+        parts = []
+        while True:
+            left = None if until is None else max(until - time.monotonic(), 0)
+            if not select.select([self.stdout], [], [], left)[0]:
+                raise subprocess.TimeoutExpired("labrl", timeout or 0)
+            if not (part := os.read(self.stdout.fileno(), 1 << 16)):
+                break
+            parts.append(part)
+        self.wait(timeout)
+        return b"".join(parts).decode(), None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to this process alone, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            self.returncode = int(os.read(self._status, WIDTH))
+            os.close(self._status)
+        return self.returncode
+
+
+def start_labrl(
+    *words: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    output: bool = True,
+) -> Command:
+    """Start `labrl <words>` in a session of its own, as a terminal does.
+
+    output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped.
+    """
+    read, write = os.pipe()
+    status, tell = os.pipe()
+    target = write if output else os.open(os.devnull, os.O_WRONLY)
+    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "env": dict(env or os.environ)}
+    door = _nursery()
+    data = json.dumps(request).encode()
+    socket.send_fds(door, [len(data).to_bytes(8, "big")], [target, tell])
+    door.sendall(data)
+    for each in {write, target, tell}:
+        os.close(each)
+    if not output:
+        os.close(read)
+    pid = int(os.read(status, WIDTH))
+    return Command(pid, status, os.fdopen(read, "r") if output else None)
+
+
+@functools.cache
+def _nursery() -> socket.socket:
+    """The door of the process that commands are forked from."""
+    ours, theirs = socket.socketpair()
+    program = [sys.executable, __file__, str(theirs.fileno())]
+    process = subprocess.Popen(program, pass_fds=[theirs.fileno()], start_new_session=True, cwd="/")
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # it ends when the door is closed; called before the wait
+    return ours
+
+
+def _serve(door: socket.socket) -> None:
+    """Import what commands need, then fork one for each request."""
+    from labrl.processes import let_threads_sleep
+
+    let_threads_sleep()
+    for module in MODULES:
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever waits for a command is waited for by nobody
+    while True:
+        size, files, *_ = socket.recv_fds(door, 8, 2)
+        if not size:
+            return
+        data = door.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+        if os.fork() == 0:
+            door.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _start(json.loads(data), *files)
+            return
+        for each in files:
+            os.close(each)
+
+
+def _start(request: dict, output: int, status: int) -> None:
+    """Fork the command of `request` and wait for it: its process id, then its exit code, go to `status`."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        _become(request, output)
+    os.close(output)
+    os.write(status, b"%16d" % pid)
+    _, ended = os.waitpid(pid, 0)
+    os.write(status, b"%16d" % os.waitstatus_to_exitcode(ended))
+    os._exit(0)
+
+
+def _become(request: dict, output: int) -> NoReturn:
+    """Run `labrl` in this process, as `python -m labrl` does."""
+    os.setsid()
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)  # this process may have been started by nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.close(output)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.path[0] = request["cwd"]
+    sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.argv = ["labrl", *request["words"]]
+    sys.orig_argv = [sys.executable, "-m", "labrl", *request["words"]]
+    runpy.run_module("labrl", run_name="__main__", alter_sys=True)
+    raise AssertionError("labrl leaves by sys.exit")
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,92 @@
+"""Training rows say how often each discrete action was taken, for every agent and kind of choice."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from exact_cases import small
+
+import labrl
+from labrl.envs.action_shares import WINDOW, ActionShares
+
+
+def shares(space: gym.Space[Any], *steps: Any) -> dict[str, float]:
+    """The columns after vector steps with these actions."""
+    counted = ActionShares(len(steps[0]), space)
+    for actions in steps:
+        counted.add(np.array(actions))
+    return counted.metrics()
+
+
+def test_each_action_has_its_share_by_the_number_that_the_environment_gives_it() -> None:
+    found = shares(gym.spaces.Discrete(3, start=5), [5, 7], [7, 7])
+    assert found == {
+        "action_share/5": 0.25,
+        "action_share/6": 0.0,
+        "action_share/7": 0.75,
+        "action_top_share": 0.75,
+    }
+
+
+def test_several_choices_are_counted_each_by_itself() -> None:
+    found = shares(gym.spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 2]], [[1, 2], [1, 0]])
+    assert [found[f"action_share/0/{value}"] for value in range(2)] == [0.25, 0.75]
+    assert [found[f"action_share/1/{value}"] for value in range(3)] == [0.25, 0.0, 0.75]
+    assert found["action_top_share"] == 0.75
+    switches = shares(gym.spaces.MultiBinary(2), [[0, 1]], [[1, 1]])
+    assert (switches["action_share/0/1"], switches["action_share/1/1"]) == (0.5, 1.0)
+
+
+def test_only_the_latest_frames_count() -> None:
+    space = gym.spaces.Discrete(2)
+    counted = ActionShares(4, space)
+    for _ in range(100):
+        counted.add(np.zeros(4, np.int64))
+    assert counted.metrics()["action_share/0"] == 1
+    for _ in range(WINDOW // 4):
+        counted.add(np.ones(4, np.int64))
+    assert counted.metrics()["action_share/1"] == 1
+
+
+def test_spaces_of_many_actions_have_the_top_share_alone_and_real_numbers_nothing() -> None:
+    assert shares(gym.spaces.Discrete(33), [1], [2], [2]) == {"action_top_share": pytest.approx(2 / 3)}
+    assert shares(gym.spaces.Box(-1, 1, (2,), np.float32), [[0.0, 1.0]]) == {}
+
+
+def test_before_the_first_step_the_columns_are_there_without_a_number() -> None:
+    before = ActionShares(2, gym.spaces.Discrete(2)).metrics()
+    assert list(before) == ["action_share/0", "action_share/1", "action_top_share"]
+    assert all(map(math.isnan, before.values()))
+
+
+@pytest.mark.parametrize("saved_at", [0, 100, 500])
+def test_restored_shares_have_the_same_future(saved_at: int) -> None:
+    space, rng = gym.spaces.Discrete(4), np.random.default_rng(0)
+    one, other = ActionShares(3, space), ActionShares(3, space)
+    for step in range(700):
+        if step == saved_at:
+            other.load(one.latest)
+        actions = rng.integers(4, size=3)
+        one.add(actions)
+        if step >= saved_at:
+            other.add(actions)
+    assert one.metrics() == other.metrics()
+    np.testing.assert_array_equal(one.latest, other.latest)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "sac", "pqn", "ppo", "random"])
+def test_every_agent_with_discrete_actions_has_the_columns(agent: str, tmp_path: Path) -> None:
+    words = [*small(agent, "cartpole"), "env.max_frame=200", f"hydra.run.dir={tmp_path / 'run'}"]
+    run = labrl.train(words)
+    with (run.folder / "session_0" / "train.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    left, right = float(last["action_share/0"]), float(last["action_share/1"])
+    assert left + right == pytest.approx(1)
+    assert 0 < left < 1
+    assert float(last["action_top_share"]) == max(left, right)

@@ -1,0 +1,284 @@
+"""The documentation is true: commands and snippets run, links lead somewhere, tables are complete."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from exact_cases import differences
+
+import labrl
+from labrl import cli
+from labrl.errors import WRONG_INPUT
+from labrl.trial.showing import EnjoyRequest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+QUIET = ["meta.progress=false", "meta.tensorboard=false"]
+PROGRAMS = {
+    "labrl": cli.main,
+    "labrl-replay": cli.replay,
+    "labrl-runs": cli.list_runs,
+    "labrl-report": cli.report,
+    "labrl-envs": cli.list_envs,
+}
+PLACEHOLDER = re.compile(r"<[a-z ]+>|\.\.\.|\*")
+
+
+def text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def commands(page: str) -> list[str]:
+    """The command lines of a page in their order, from indented and fenced blocks, without comments."""
+    fences = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    indented = fences.sub(
+        lambda fence: textwrap.indent(fence[2], "    ") if fence[1] == "sh" else "",
+        text(page).replace("\\\n", " "),
+    )
+    lines = re.findall(r"^    (?:\$ )?(labrl(?:-\w+)?(?: .*)?)$", indented, re.MULTILINE)
+    return [line.partition(" #")[0].strip() for line in lines if not line.startswith("labrl:")]
+
+
+def words_of(command: str) -> tuple[str, list[str]]:
+    program, *words = shlex.split(command)
+    return program, [word.replace("docs/examples", str(DOCS / "examples")) for word in words]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+SHORT = {"10000": "512", "20000": "1024", "30000": "1024", "300000": "2048"}
+"""Budgets that are for people, and what a test plays instead."""
+
+
+def shortened(words: list[str]) -> list[str]:
+    def short(found: re.Match[str]) -> str:
+        return f"env.max_frame={SHORT.get(found[1], found[1])}"
+
+    words = [re.sub(r"^env\.max_frame=(\d+)$", short, word) for word in words]
+    begins = not any(word.startswith(("+resume", "+enjoy", "--cfg", "--info", "+rerun")) for word in words)
+    if begins and not any(word.startswith("env.max_frame=") for word in words):
+        words.append("env.max_frame=1024")
+    in_process = ["hydra/launcher=basic"] if "-m" in words else []  # starting processes takes seconds
+    return [*words, *QUIET, *in_process] if begins else words
+
+
+def ran(command: str) -> int:
+    """Run a command of a page with a small budget. Returns its exit code."""
+    program, words = words_of(command)
+    return PROGRAMS[program](shortened(words) if program == "labrl" else words)
+
+
+RUN = (
+    "tutorial/first-run.md",
+    "tutorial/own-agent.md",
+    "how-to/resume.md",
+    "how-to/play.md",
+    "how-to/extend.md",
+)
+"""Pages whose commands are run one after the other; those of all others are composed."""
+
+REFUSED = ("agent.n_steps=256", "labrl agent.learning_rate=1e-3", "agent=baseline_reinforce agent.episode=8")
+"""Commands that a page shows because they are refused."""
+
+FEWER = {
+    "+resume=runs/cut": "+resume=runs/cut meta.max_session=2",  # nobody has pressed Ctrl-C
+    "agent=ppo,dqn seed=0,1,2,3": "agent=ppo,dqn seed=0",
+    "seed=0,1,2,3": "seed=0",
+    "meta.max_trial=6": "meta.max_trial=2 search.confirm=null meta.eval_frequency=100",
+}
+"""Experiments for people, and what a test runs instead."""
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_commands_of_a_page_run_in_their_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = commands(page)
+    assert len(found) >= 4
+    for command in found:
+        if PLACEHOLDER.search(command):
+            continue
+        for people, test in FEWER.items():
+            command = command.replace(people, test)
+        expected = WRONG_INPUT if command.endswith(REFUSED) else 0
+        assert ran(command) == expected, command + capsys.readouterr().err
+
+
+def composed_words(command: str) -> list[str] | None:
+    """Return the overrides that a command composes; None where it starts nothing."""
+    program, words = words_of(command)
+    if (
+        program != "labrl"
+        or PLACEHOLDER.search(command)
+        or any(w.startswith(("+resume", "+r", "+enjoy", "+fork")) for w in words)
+    ):
+        return None
+    if any("interval(" in word or "choice(" in word or "range(" in word for word in words):
+        return None  # tests/test_search_input.py reads these
+    if "-m" in words:
+        words.remove("-m")
+        words = [word.partition(",")[0] if "[" not in word else word for word in words]
+    return words if {"--cfg", "--info", "--help"} & set(words) else ["--cfg", "job", *words]
+
+
+COMPOSED = [
+    (page, one)
+    for page in ["../README.md", *PAGES]
+    if page not in RUN
+    for one in commands(page)
+    if composed_words(one)
+]
+
+
+@pytest.mark.parametrize(("page", "command"), COMPOSED)
+def test_the_commands_of_other_pages_compose(
+    page: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = WRONG_INPUT if command.endswith(REFUSED) else 0
+    assert cli.main(composed_words(command)) == expected, capsys.readouterr().err
+
+
+def snippets() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for code in re.findall(r"```python\n(import labrl\n.*?)```", text(page), re.DOTALL):
+            if "labrl.train(" in code:  # tests/test_load.py runs those that load a policy
+                yield page, code
+
+
+@pytest.mark.parametrize(("page", "code"), list(snippets()))
+def test_python_snippets_run(page: str, code: str) -> None:
+    code = code.replace("docs/examples", str(DOCS / "examples")).replace("20000", "2048")
+    scope: dict[str, object] = {}
+    exec(code, scope)
+    result = scope.get("result")
+    if isinstance(result, labrl.trial.trial.TrialResult):
+        assert result.exit_code == 0
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's titles, as GitHub and MkDocs make them."""
+    titles = re.findall(
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
+    )
+    plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower() for title in titles]
+    return {re.sub(r"[ -]+", "-", title.strip()) for title in plain}
+
+
+FILES = [
+    *(DOCS / page for page in PAGES),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_link_leads_somewhere(file: Path) -> None:
+    prose = re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (file.parent / path).resolve() if path else file
+        assert found.exists(), target
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), target
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("MkDocs is not installed (extra docs)")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"NO_MKDOCS_2_WARNING": "1", "PATH": ""},
+    )
+    assert built.returncode == 0, built.stderr
+    assert len(list((tmp_path / "site").rglob("*.html"))) > len(PAGES)
+
+
+def test_every_page_of_a_kind_stands_in_its_list() -> None:
+    for kind in ("how-to", "explanation", "reference"):
+        listed = set(re.findall(r"\]\(([\w-]+\.md)\)", text(f"{kind}/README.md")))
+        assert listed >= {page.name for page in (DOCS / kind).glob("*.md")} - {"README.md"}
+
+
+def test_the_page_on_commands_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    page = text("reference/commands.md")
+    for name, program in PROGRAMS.items():
+        assert f"`{name}" in page
+        if name != "labrl":
+            assert program(["--help"]) == 0
+            options = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}
+            assert all(option in page for option in options), name
+
+
+def test_the_table_of_enjoy_names_every_word() -> None:
+    words = set(re.findall(r"^\| `(\w+)=", text("how-to/play.md"), re.MULTILINE))
+    assert words == {field.name for field in fields(EnjoyRequest)} - {"which", "choices"}
+
+
+def test_the_table_of_resume_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["env.max_frame=2048", "hydra.run.dir=run", *QUIET]) == 0
+    capsys.readouterr()
+    assert cli.main(["+resume=run", "env.max_frame=4096"]) == 2
+    said = [line.removeprefix("labrl:").split() for line in capsys.readouterr().err.splitlines()]
+    (shown,) = re.findall(r"^    key +then +now\n    (.*)$", text("how-to/resume.md"), re.MULTILINE)
+    assert shown.split() in said
+
+
+def test_the_agent_of_the_tutorial_is_its_file() -> None:
+    shown = re.findall(r"```(?:python|yaml)\n(.*?)```", text("tutorial/own-agent.md"), re.DOTALL)
+    assert (DOCS / "examples" / "baseline_reinforce.py").read_text() in shown
+    assert (DOCS / "examples" / "agent" / "baseline_reinforce.yaml").read_text() in shown
+
+
+def test_the_agent_of_the_tutorial_resumes_exactly() -> None:
+    agent = [
+        "--config-dir",
+        str(DOCS / "examples"),
+        "agent=baseline_reinforce",
+        "env.num_envs=4",
+        *QUIET,
+        "seed=1",
+    ]
+    assert cli.main([*agent, "env.max_frame=6000", "hydra.run.dir=runs/whole"]) == 0
+    assert cli.main([*agent, "env.max_frame=3100", "hydra.run.dir=runs/parts"]) == 0
+    assert cli.main(["+resume=runs/parts", "env.max_frame=6000"]) == 0
+    assert differences(Path("runs/parts"), Path("runs/whole")) == []
+
+
+def test_the_callback_of_the_examples_writes_its_log() -> None:
+    words = ["--config-dir", str(DOCS / "examples"), "+callbacks=episode_log", "env.max_frame=4000"]
+    assert cli.main([*words, *QUIET, "hydra.run.dir=run"]) == 0
+    (log,) = Path("run").rglob("episodes.txt")
+    frames = [int(line.split()[0]) for line in log.read_text().splitlines()]
+    assert frames[-1] >= 4000
+    assert len(frames) == 8
+
+
+def test_a_misspelt_option_of_ones_own_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing"]
+    assert cli.main([*words, "+agent.nois=1"]) == WRONG_INPUT
+    told = capsys.readouterr().err
+    assert "agent.nois" in told
+    assert "agent.noise?" in told
+
+
+def test_ones_own_agent_refuses_environments_that_it_cannot_play(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing", "env=pendulum"]
+    assert cli.main([*words, *QUIET]) == WRONG_INPUT
+    assert "agent=hill_climbing" in capsys.readouterr().err

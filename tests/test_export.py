@@ -1,0 +1,207 @@
+"""`labrl-export` writes a policy that chooses as the policy does, and plays without labrl."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from exact_cases import small
+
+import labrl
+from labrl.cli import export_policy
+from labrl.errors import InputError
+from labrl.trial.export import TOLERANCE, export
+
+PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "export.md").read_text()
+
+RUNS = {
+    "ppo": small("ppo", "cartpole"),
+    "gauss": [*small("ppo", "pendulum"), "transforms/observation=normalize", "agent.action_bounds=squash"],
+    "lstm": [*small("recurrent_ppo", "cartpole"), "agent/network=lstm"],
+    "inputs": small("a2c", "lamp"),
+    "rainbow": small("rainbow", "pong"),
+    "masks": small("dqn", "taxi"),
+    "c51": small("c51", "cartpole"),
+    "tqc": small("tqc", "pendulum"),
+    "sac": small("sac", "pendulum"),
+    "discrete": small("sac", "cartpole"),
+    "td3": [*small("td3", "pendulum"), "transforms/observation=normalize"],
+    "pqn": small("pqn", "cartpole"),
+    "random": small("random", "cartpole"),
+}
+"""Every kind of head, network, observation and transform."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the runs, made when they are asked for."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def run_of(name: str, folder: Path) -> Path:
+    path = folder / name
+    if not path.exists():
+        frames = 100 if name in ("rainbow", "inputs") else 400
+        words = [f"env.max_frame={frames}", f"hydra.run.dir={path}"]
+        assert labrl.train([*RUNS[name], *words]).exit_code == 0
+    return path
+
+
+def session_of(path: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "random"])
+def test_the_file_chooses_as_the_policy_does(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(name, folder)
+    assert export_policy([str(run), "--checkpoint", "latest"]) == 0, capsys.readouterr().err
+    (path,) = (run / "exports").glob("*_greedy.onnx")
+    facts = json.loads(path.with_suffix(".json").read_text())
+    assert facts["checked"]["largest_difference"] <= TOLERANCE
+    assert facts["checked"]["observations"] > 0
+    session = session_of(path)
+    assert [one.name for one in session.get_inputs()] == [one["name"] for one in facts["inputs"]]
+    assert [one.name for one in session.get_outputs()] == [one["name"] for one in facts["outputs"]]
+    # A game by hand, beside the policy itself.
+    policy = labrl.load(run, checkpoint="latest")
+    env = policy.env()
+    (observation, info), start = env.reset(seed=9), True
+    state = None
+    for _ in range(30):
+        inputs = {
+            name: np.asarray(part)[None]
+            for name, part in (
+                observation if isinstance(observation, dict) else {"observation": observation}
+            ).items()
+        }
+        if policy.spaces.masked:
+            inputs["mask"] = info["action_mask"][None]
+        if state is not None or "state" in [one["name"] for one in facts["inputs"]]:
+            size = next(one["shape"][1] for one in facts["inputs"] if one["name"] == "state")
+            inputs["state"] = np.zeros((1, size), np.float32) if start else state
+        found = dict(zip([one["name"] for one in facts["outputs"]], session.run(None, inputs), strict=True))
+        state = found.get("next_state")
+        if start:
+            policy.reset()
+        wanted = policy.act(
+            observation, info.get("action_mask") if policy.spaces.masked else None, greedy=True
+        )
+        assert found["action"].dtype == np.asarray(wanted).dtype
+        assert np.allclose(found["action"][0], wanted, atol=1e-4)
+        observation, _, terminated, truncated, info = env.step(found["action"][0])
+        start = terminated or truncated
+        if start:
+            observation, info = env.reset()
+
+
+@pytest.mark.parametrize("name", ["ppo", "gauss", "sac", "discrete"])
+def test_sampled_actions_follow_the_policy(name: str, folder: Path) -> None:
+    done = export(str(run_of(name, folder)), "torch", 0, "latest", sampled=True, out=folder / f"{name}.pt2")
+    module = torch.export.load(done.path).module()
+    policy = labrl.load(run_of(name, folder), checkpoint="latest")
+    policy.observation_space.seed(3)
+    observation = np.stack([policy.observation_space.sample()] * 4000).clip(-5, 5)
+    torch.manual_seed(0)
+    drawn = module(torch.from_numpy(observation))[0].numpy()
+    assert all(policy.action_space.contains(one) for one in drawn[:50])
+    if name in ("ppo", "gauss"):
+        wanted = policy.act(observation)
+    else:  # SAC evaluates by its best actions, and trains by drawn ones
+        wanted = policy.agent.act(_seen(policy, observation))
+    assert np.allclose(drawn.mean(0), wanted.mean(0), atol=0.1 * max(1.0, float(wanted.std())))
+    assert np.allclose(drawn.std(0), wanted.std(0), atol=0.1 * max(1.0, float(wanted.std())))
+    assert drawn.std() > 0
+
+
+def _seen(policy: labrl.LoadedPolicy, observation: np.ndarray) -> Any:
+    from labrl.agents.agent import Observation
+
+    return Observation(policy.transforms.frozen(observation))
+
+
+def test_pictures_are_stacked_the_oldest_first(folder: Path) -> None:
+    policy = labrl.load(run_of("rainbow", folder), checkpoint="latest")
+    env = policy.env()
+    before, _ = env.reset(seed=1)
+    for _ in range(5):
+        after, *_ = env.step(2)
+        assert np.array_equal(after[:-1], before[1:])
+        before = after
+    done = export(str(policy.folder), "torch", 0, "latest", out=folder / "pong.pt2")
+    assert "oldest first" in done.facts["pictures"]
+
+
+def test_six_lines_of_the_page_play_it_without_labrl(folder: Path, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    export(str(run_of("ppo", folder)), "onnx", 0, "latest", out=tmp_path / "policy.onnx")
+    code += "\nimport sys\nassert not [name for name in sys.modules if name.startswith('labrl')]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    policy = labrl.load(run_of("ppo", folder), checkpoint="latest")
+    env, total, over = gymnasium.make("CartPole-v1"), 0.0, False
+    observation, _ = env.reset(seed=0)
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(policy.act(observation, greedy=True))
+        total, over = total + float(reward), terminated or truncated
+    assert float(done.stdout) == total
+
+
+def test_commands_of_the_page_are_the_options(folder: Path, tmp_path: Path) -> None:
+    commands = re.findall(r"^    labrl-export (.*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 2
+    for words in commands:
+        given = [str(run_of("ppo", folder)) if word == "runs/mine" else word for word in words.split()]
+        given = [str(tmp_path / word) if word.endswith(".pt2") else word for word in given]
+        assert export_policy(given) == 0
+    assert (tmp_path / "policy.json").exists()
+
+
+def test_what_cannot_be_exported_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ppo = run_of("ppo", folder)
+    bare = tmp_path / "bare"
+    shutil.copytree(ppo, bare)
+    shutil.rmtree(bare / "session_0" / "checkpoints")
+    wrong = {
+        "nowhere": ["nowhere"],
+        "checkpoint": [str(bare)],
+        "ppo, a2c": [str(run_of("random", folder)), "--checkpoint", "latest"],
+        "--sampled": [str(run_of("td3", folder)), "--checkpoint", "latest", "--sampled"],
+        "--format": [str(ppo), "--format", "tflite"],
+        "session=4": [str(ppo), "--session", "4"],
+        "--out": [str(ppo), "--checkpoint", "latest", "--format", "torch", "--out", "/proc/none/policy.pt2"],
+    }
+    for told, words in wrong.items():
+        capsys.readouterr()
+        assert export_policy(words) == 2, words
+        error = capsys.readouterr().err
+        assert told in error
+        assert "Traceback" not in error
+    assert export_policy([]) == export_policy([str(ppo), "--greedy", "--sampled"]) == 2
+
+
+def test_a_missing_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "onnxruntime" else known(name, *rest)
+    )
+    with pytest.raises(InputError) as error:
+        export(str(run_of("ppo", folder)))
+    assert (error.value.code, error.value.key) == ("not-installed", "--format")
+    assert "labrl[export]" in str(error.value)

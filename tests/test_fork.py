@@ -1,0 +1,276 @@
+"""A fork has the past of another run to the bit, and another future only where it was edited."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exact_cases import (
+    Moment,
+    broken_off,
+    differences,
+    folder_word,
+    newest_checkpoint,
+    recorded_differences,
+    rows,
+    small,
+)
+from test_resume import board
+
+import labrl
+from labrl.analysis.report.build import build
+from labrl.analysis.runs import load_experiment
+from labrl.cli import main
+from labrl.errors import InputError
+from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.storage.run_folder import MARKER, RunFolder
+
+PPO = small("ppo", "cartpole")
+DQN = small("dqn", "cartpole")
+FILES = ["agent.memory.storage=mmap"]
+AT = 800
+KEEP = f"meta.keep_every={AT}"
+EDIT = "agent.lr=1e-2"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trunk") / "run"
+    assert main([*PPO, KEEP, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def fork(of: Path | str, at: int = AT) -> list[str]:
+    return [f"+fork={of}", f"at={at}"]
+
+
+def store(run: Path | str) -> CheckpointStore:
+    return CheckpointStore(Path(run) / "session_0" / "checkpoints", keep_last=2)
+
+
+def refusal(*words: str) -> InputError:
+    with pytest.raises(InputError) as refused:
+        labrl.train(list(words))
+    return refused.value
+
+
+def until(run: Path | str, frame: int, table: str = "train") -> list[dict[str, str]]:
+    return [row for row in rows(Path(run) / f"session_0/{table}.csv") if int(row["frame"]) <= frame]
+
+
+@pytest.mark.parametrize("words", [PPO, DQN, [*DQN, *FILES]], ids=["ppo", "dqn", "dqn in files"])
+def test_without_edits_it_equals_the_unbroken_run(words: list[str]) -> None:
+    words = [*words, "meta.tensorboard=true"]
+    assert main([*words, KEEP, "hydra.run.dir=unbroken"]) == 0
+    assert main([*fork("unbroken"), "hydra.run.dir=forked"]) == 0
+    assert differences(Path("unbroken"), Path("forked")) == []
+    assert recorded_differences(Path("unbroken"), Path("forked")) == []
+    assert store("unbroken").best_frame() == store("forked").best_frame()
+    assert board(Path("unbroken")) == board(Path("forked"))
+
+
+def test_killed_and_resumed_it_is_exact_too(trunk: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    code, said = broken_off(folder, [*fork(trunk), folder_word(folder)], signal.SIGKILL, Moment(1200, 0.02))
+    assert code == -signal.SIGKILL, said
+    assert AT < newest_checkpoint(folder) < 2400
+    assert main([f"+resume={folder}"]) == 0
+    assert differences(trunk, folder) == []
+
+
+def test_edits_that_a_resume_refuses_change_the_future_and_not_the_past(trunk: Path) -> None:
+    assert refusal(f"+resume={trunk}", EDIT, "env.max_frame=4800").code == "changed-past"
+    assert main([*fork(trunk), EDIT, "hydra.run.dir=forked"]) == 0
+    for table in ("train", "eval"):
+        assert until("forked", AT, table) == until(trunk, AT, table) != []
+        assert until("forked", 2400, table) != until(trunk, 2400, table)
+    entry = json.loads(Path("forked/run.json").read_text())["fork"]
+    assert (entry["folder"], entry["frame"], entry["edits"]) == (str(trunk), AT, [EDIT])
+    assert [change["key"] for change in entry["changed"]] == ["agent.lr"]
+    assert main(["+resume=forked", "env.max_frame=2600"]) == 0
+    assert refusal("+rerun=forked").key == "+rerun"
+    assert refusal("+resume=forked", "meta.max_session=2").key == "meta.max_session"
+
+
+def test_the_best_model_of_the_past_comes_along() -> None:
+    """Also where the run has found better ones since: returns of a policy at random hardly change."""
+    assert main([*PPO, "meta.keep_every=1/3", "hydra.run.dir=run"]) == 0
+    kept = [frame for frame in store("run").frames() if frame in (AT, 2 * AT)]
+    assert kept == [2 * AT, AT]
+    for frame in kept:
+        evaluations = until("run", frame, "eval")
+        best = max(evaluations, key=lambda row: float(row["return_mean"]))
+        assert main([*fork("run", frame), "env.max_frame=2400", f"hydra.run.dir=at_{frame}"]) == 0
+        past = store(f"at_{frame}").at(int(best["frame"]))
+        latest = store(f"at_{frame}").latest()
+        assert latest is not None
+        found = latest.state["callbacks"]["Evaluate:0"]["best_frame"]
+        assert found == store(f"at_{frame}").best_frame()
+        assert past is not None or found > frame
+
+
+def test_kept_checkpoints_stay_and_can_be_played(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {AT, 2 * AT, 2400} <= set(store(trunk).frames())
+    assert main([f"+enjoy={trunk}", f"checkpoint={AT}", "episodes=1", "videos=0"]) == 0
+    capsys.readouterr()
+    assert main(["+resume=" + str(trunk), "meta.keep_every=null", "env.max_frame=2800"]) in (0, 2)
+
+
+def test_a_replay_buffer_in_files_is_that_of_the_checkpoint_or_the_fork_is_refused() -> None:
+    assert main([*DQN, *FILES, KEEP, "hydra.run.dir=run"]) == 0
+    last, before = store("run").frames()[:2]
+    assert main([*fork("run", before), "hydra.run.dir=newest"]) == 0
+    assert differences(Path("run"), Path("newest")) == []
+    shutil.rmtree(f"run/session_0/checkpoints/frame_{AT:012d}/replay")
+    refused = refusal(*fork("run"))
+    assert (refused.code, refused.key) == ("resources", "at")
+    assert {str(last), str(before)} <= set(re.findall(r"\d+", str(refused)))
+    assert "meta.keep_every" in str(refused)
+
+
+def test_every_session_has_its_own_past() -> None:
+    words = [*PPO, KEEP, "meta.max_session=2"]
+    assert main([*words, "hydra.run.dir=two"]) == 0
+    assert main([*fork("two"), "hydra.run.dir=forked"]) == 0
+    assert differences(Path("two"), Path("forked")) == []
+    assert main([*fork("two"), "meta.max_session=1", "hydra.run.dir=one"]) == 0
+    assert rows(Path("one/session_0/train.csv")) == rows(Path("two/session_0/train.csv"))
+    assert refusal(*fork("two"), "meta.max_session=3").key == "meta.max_session"
+
+
+def test_a_run_that_goes_on_can_be_forked(tmp_path: Path) -> None:
+    words = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=going"]
+    process = subprocess.Popen([sys.executable, "-m", "labrl", *words], start_new_session=True)
+    try:
+        while newest_checkpoint(tmp_path / "going") < 2000 and process.poll() is None:
+            time.sleep(0.01)
+        assert main([*fork("going"), "env.max_frame=1600", "hydra.run.dir=forked"]) == 0
+        assert process.poll() is None, "it goes on"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert until("forked", 1500) == until("going", 1500) != []
+
+
+def test_ranks_of_torchrun_fork_too(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labrl"]
+    words = [*PPO, "meta.num_cpus=2", "meta.keep_every=400", "env.max_frame=800"]
+    for one in ([*words, "hydra.run.dir=run"], [*fork(tmp_path / "run", 400), "hydra.run.dir=forked"]):
+        ended = subprocess.run([*torchrun, *one], capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+    assert differences(Path("run"), Path("forked")) == []
+    assert refusal(*fork("run", 400)).key == "+resume"
+
+
+def test_branches_of_one_past_are_an_experiment_whose_report_compares_them_in_pairs() -> None:
+    assert main([*PPO, KEEP, "meta.max_session=2", "hydra.run.dir=trunk"]) == 0
+    swept = ["-m", *fork("trunk"), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches"]
+    assert main(swept) == 0
+    runs = load_experiment("branches").runs
+    assert [run.config["agent"]["lr"] for run in runs] == [1e-2, 1e-3]
+    for run in runs:
+        assert until(run.path, AT) == until("trunk", AT) != []
+        assert run.info["fork"]["frame"] == AT
+    assert [run.info["fork"]["edits"][-1] for run in runs] == ["agent.lr=0.01", "agent.lr=0.001"]
+    first, second = (until(run.path, 2400) for run in runs)
+    assert first != second
+    built = build("branches")
+    pairs = built.statistics["envs"][0]["branches"]
+    (pair,) = pairs["pairs"]
+    finals = [
+        [session["final_return"] for session in group["sessions"]]
+        for group in built.statistics["envs"][0]["groups"]
+    ]
+    gaps = [x - y for x, y in zip(*finals, strict=True)]
+    assert (pairs["frame"], pair["n"]) == (AT, 2)
+    assert pair["value"] == pytest.approx(sum(gaps) / 2)
+    # A further branch is added later, and forks from the same past.
+    assert main(["-m", "+resume=branches", "agent.lr=1e-4"]) == 0
+    assert len(load_experiment("branches").runs) == 3
+    added = load_experiment("branches").runs[2]
+    assert until(added.path, AT) == until("trunk", AT)
+
+
+def test_a_trial_that_was_killed_while_its_past_was_copied_begins_again(trunk: Path) -> None:
+    swept = ["-m", *fork(trunk), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches"]
+    assert main(swept) == 0
+    (run,) = Path("branches").glob("1_*")
+    info = json.loads((Path("branches") / EXPERIMENT_MARKER).read_text())
+    info["trials"][1]["status"] = "running"
+    (Path("branches") / EXPERIMENT_MARKER).write_text(json.dumps(info))
+    whole = rows(run / "session_0/train.csv")
+    for path in [*run.iterdir(), *(run / "session_0").iterdir()]:
+        if path.is_file() and path.name not in (MARKER, "train.csv"):
+            path.unlink()
+    RunFolder.open(run).set_status("running")
+    assert main(["-m", "+resume=branches"]) == 0
+    assert rows(run / "session_0/train.csv") == whole
+
+
+def test_what_cannot_be_forked_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None:
+    near = refusal(*fork(trunk, 900))
+    assert (near.code, near.key) == ("not-found", "at")
+    assert {"800", "1600"} <= set(re.findall(r"\d+", str(near)))
+    assert "meta.keep_every" in str(near)
+    cases: list[tuple[list[str], str, str]] = [
+        ([f"+fork={trunk}"], "missing", "at"),
+        ([f"+fork={trunk}", "at=soon"], "type", "at"),
+        ([f"+fork={trunk}", "at=800,1600"], "type", "at"),
+        (["at=800"], "usage", "at"),
+        ([*fork(trunk), f"+resume={trunk}"], "contradiction", "+resume"),
+        ([*fork(trunk), "+force=true"], "usage", "+force"),
+        ([*fork(tmp_path / "nowhere")], "not-found", str(tmp_path / "nowhere")),
+        ([*fork(trunk), "env.max_frame=800"], "range", "env.max_frame"),
+        ([*fork(trunk), "seed=7"], "changed-past", "seed"),
+        ([*fork(trunk), "env.num_envs=4"], "changed-past", "env.num_envs"),
+        ([*fork(trunk), "env.id=Acrobot-v1"], "changed-past", "env.id"),
+        (
+            [*fork(trunk), EDIT, "agent.network.torso.mlp.hidden=[32,32]"],
+            "changed-past",
+            "agent.network.torso.mlp.hidden",
+        ),
+    ]
+    for words, code, key in cases:
+        refused = refusal(*words, "hydra.run.dir=refused")
+        assert (refused.code, refused.key) == (code, key), words
+        assert not Path("refused").exists(), words
+    assert main(["-m", *fork(trunk), "hydra/sweeper=optuna", "search=ppo"]) == 2
+    assert main([*PPO, "env.max_frame=128", "meta.log_frequency=1e6", "hydra.run.dir=young"]) == 0
+    for checkpoint in Path("young/session_0/checkpoints").iterdir():
+        (checkpoint / "state.pt").unlink()
+    none = refusal(*fork("young", 128))
+    assert (none.code, none.key) == ("not-found", "+fork")
+
+
+def test_a_frame_between_two_steps_means_the_step_across_it(trunk: Path) -> None:
+    result = labrl.train([*fork(trunk, AT - 3), "env.max_frame=1000", "hydra.run.dir=forked"])
+    assert result.sessions[0].frame == 1000
+    facts: dict[str, Any] = json.loads(Path("forked/run.json").read_text())["fork"]
+    assert facts["frame"] == AT
+
+
+def test_the_commands_of_the_page_do_what_it_says() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "fork.md").read_text()
+    commands = re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        assert main([*shlex.split(command), "meta.progress=false", "meta.tensorboard=false"]) == 0, command
+    assert len(list(Path("runs/branches").glob(f"*/{MARKER}"))) == 3
+    (branch,) = rows(Path("runs/branch/session_0/train.csv"))[-1:]
+    assert int(branch["frame"]) >= 10_000

@@ -1,0 +1,298 @@
+"""`labrl.load` gives what a run has learned to act with, and `labrl.runs` what runs recorded as tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from exact_cases import QUIET, small
+
+import labrl
+from labrl.cli import main
+from labrl.errors import InputError
+
+OWN_NETWORK = """
+import torch
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self, observation_space, units):
+        super().__init__()
+        self.layer = nn.Linear(observation_space.shape[0], units)
+
+    def forward(self, observation):
+        return torch.tanh(self.layer(observation))
+"""
+
+RUNS = {
+    "ppo": [*small("ppo", "cartpole"), "meta.keep_last=3", "meta.max_session=2"],
+    "dqn": small("dqn", "taxi"),  # masks, choices as observations
+    "sac": [*small("sac", "pendulum"), "transforms/observation=normalize"],
+    "recurrent": small("recurrent_ppo", "cartpole"),
+    "inputs": small("ppo", "lamp"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the runs."""
+    path = tmp_path_factory.mktemp("runs") / "runs"
+    for name, words in RUNS.items():
+        assert labrl.train([*words, f"hydra.run.dir={path / name}"]).exit_code == 0
+    return path
+
+
+def test_an_evaluation_is_what_enjoy_plays(folder: Path) -> None:
+    run = folder / "ppo"
+    assert main([f"+enjoy={run}", "episodes=3", "videos=0", "session=1", "seed=4"]) == 0
+    (path,) = (run / "enjoy").glob("*seed_4/result.json")
+    played = json.loads(path.read_text())["episodes"]
+    evaluation = labrl.load(run, session=1).evaluate(episodes=3, seed=4)
+    assert evaluation.returns.tolist() == [one["return"] for one in played]
+    assert evaluation.lengths.tolist() == [one["length"] for one in played]
+    assert evaluation.seeds.tolist() == [one["seed"] for one in played]
+    assert evaluation.return_mean == pytest.approx(evaluation.returns.mean())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_policy_acts_in_the_environment_of_its_run(name: str, folder: Path) -> None:
+    policy = labrl.load(folder / name, checkpoint="latest")
+    env = policy.env()
+    observation, info = env.reset(seed=3)
+    assert isinstance(env, gymnasium.Env)
+    for _ in range(20):
+        mask = info.get("action_mask") if policy.agent.TRAITS.masks else None
+        action = policy.act(observation, mask, greedy=True)
+        assert env.action_space.contains(action)
+        assert env.action_space.contains(policy.act(observation, mask))
+        if mask is not None:
+            assert mask[action]
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert isinstance(reward, float)
+        if terminated or truncated:
+            observation, info = env.reset()
+            policy.reset()
+    env.close()
+    assert isinstance(policy.network, torch.nn.Module)
+    assert policy.config["env"]["name"] == policy.trial.env.config.name
+    assert str(policy.frame) in repr(policy).replace(",", "")
+
+
+def test_a_greedy_evaluation_by_hand_is_the_same(folder: Path) -> None:
+    policy = labrl.load(folder / "sac")
+    evaluation = policy.evaluate(episodes=2, greedy=True)
+    env = policy.env()
+    for score, length, seed in zip(evaluation.returns, evaluation.lengths, evaluation.seeds, strict=True):
+        observation, _ = env.reset(seed=int(seed))
+        total, steps, over = 0.0, 0, False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation, greedy=True))
+            total, steps, over = total + reward, steps + 1, terminated or truncated
+        assert (total, steps) == (pytest.approx(score), length)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "inputs", "dqn"])
+def test_a_batch_gives_the_actions_of_its_observations(name: str, folder: Path) -> None:
+    policy = labrl.load(folder / name)
+    policy.observation_space.seed(0)
+    seen = [policy.observation_space.sample() for _ in range(5)]
+    single = [policy.act(one, greedy=True) for one in seen]
+    stacked: Any = np.stack(seen) if not isinstance(seen[0], dict) else None
+    if stacked is None:
+        stacked = {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+    assert np.allclose(policy.act(stacked, greedy=True), single, atol=1e-5)
+
+
+def test_recurrent_state_is_carried_until_it_is_reset(folder: Path) -> None:
+    policy = labrl.load(folder / "recurrent")
+    seen = np.linspace(-1, 1, 8).reshape(2, 4)
+    found: list[torch.Tensor] = []
+    policy.network.register_forward_hook(lambda module, inputs, output: found.append(output.parameters))
+    for _ in range(2):
+        policy.reset()
+        policy.act(seen[0])
+        policy.act(seen[0])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    assert not torch.equal(found[0], found[1])
+    policy.reset(np.array([True]))
+    policy.act(seen[0])
+    assert torch.equal(found[0], found[4])
+    policy.reset()
+    policy.act(seen)
+    policy.reset(np.array([False, True]))
+    policy.act(seen[[0, 0]])
+    assert torch.allclose(found[6][0], found[1][0], atol=1e-6)
+    assert torch.allclose(found[6][1], found[0][0], atol=1e-6)
+    with pytest.raises(InputError) as error:
+        policy.act(seen[0])
+    assert error.value.key == "observation"
+
+
+def test_a_moved_run_with_a_network_of_ones_own_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_load_network.py").write_text(OWN_NETWORK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = [
+        *QUIET,
+        *("env=cartpole", "env.max_frame=600", "agent.horizon=16", "agent.batch_size=32"),
+        *("~agent.network.torso", "+agent.network.torso={_target_: own_load_network.Own, units: 9}"),
+        "env.num_envs=2",
+    ]
+    run = labrl.train([*words, "hydra.run.dir=runs/own"]).folder
+    before = labrl.load(run, checkpoint="latest").evaluate(2).returns
+    shutil.move(run, tmp_path / "elsewhere")
+    policy = labrl.load(tmp_path / "elsewhere", checkpoint="latest")
+    assert policy.evaluate(2).returns.tolist() == before.tolist()
+    assert type(policy.network.policy_torso).__name__ == "Own"  # type: ignore[union-attr]
+
+
+def test_a_run_from_before_a_key_of_meta_existed_is_loaded(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "dqn", tmp_path / "old")
+    (tmp_path / "old" / "config.yaml").unlink()
+    path = tmp_path / "old" / "provenance.json"
+    facts = json.loads(path.read_text())
+    del facts["config"]["start_from"], facts["config"]["meta"]["patience"]
+    path.write_text(json.dumps(facts))
+    assert labrl.load(tmp_path / "old").config["meta"]["patience"] is None
+
+
+def test_it_is_light(folder: Path) -> None:
+    code = (
+        "import sys, labrl; policy = labrl.load(sys.argv[1], session=None); "
+        "policy.act(policy.env().reset(seed=0)[0]); "
+        "print(*(name for name in sys.modules if name.split('.')[0] in "
+        "('hydra', 'optuna', 'wandb', 'polars', 'matplotlib', 'ale_py', 'rich') "
+        "or name in ('labrl.session.session', 'labrl.trial.trial', 'labrl.cli')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder / "ppo")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
+def test_checkpoints_and_sessions_are_chosen(folder: Path) -> None:
+    run = folder / "ppo"
+    assert labrl.load(run, checkpoint="latest").frame == 2400
+    assert labrl.load(run, checkpoint=2200).frame == 2200
+    assert labrl.load(run, session=1).seed != labrl.load(run, session=0).seed
+    assert labrl.load(labrl.runs(folder)[0]).folder.name == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "key"),
+    [
+        ({"checkpoint": 77}, "not-found", "checkpoint"),
+        ({"checkpoint": "first"}, "range", "checkpoint"),
+        ({"session": 7}, "not-found", "session"),
+    ],
+)
+def test_what_is_not_there_is_refused(options: dict[str, Any], code: str, key: str, folder: Path) -> None:
+    with pytest.raises(InputError) as error:
+        labrl.load(folder / "ppo", **options)
+    assert (error.value.code, error.value.key) == (code, key)
+
+
+def test_folders_without_anything_to_load_are_refused(folder: Path, tmp_path: Path) -> None:
+    for place in (tmp_path / "nowhere", tmp_path, folder):
+        with pytest.raises(InputError):
+            labrl.load(place)
+    bare = tmp_path / "bare"
+    shutil.copytree(folder / "ppo", bare)
+    shutil.rmtree(bare / "session_0" / "checkpoints")
+    with pytest.raises(InputError) as error:
+        labrl.load(bare)
+    assert error.value.code == "not-found"
+    text = (bare / "config.yaml").read_text().replace("id: CartPole-v1", "id: Acrobot-v1")
+    (bare / "config.yaml").write_text(text)
+    with pytest.raises(InputError) as error:
+        labrl.load(bare, session=1)
+    assert error.value.code == "changed-past"
+
+
+def test_observations_and_masks_of_another_space_are_refused(folder: Path) -> None:
+    policy = labrl.load(folder / "inputs")
+    for wrong in (np.zeros(3), {"picture": np.zeros(3)}, ()):
+        with pytest.raises(InputError) as error:
+            policy.act(wrong)
+        assert error.value.key == "observation"
+    policy = labrl.load(folder / "ppo")
+    for wrong in (np.zeros(3), np.zeros((2, 3)), np.zeros((2, 2, 4)), np.zeros(4, complex)):
+        with pytest.raises(InputError) as error:
+            policy.act(wrong)
+        assert error.value.key == "observation"
+    for mask in ([True], [[True, False]], [2, 0]):
+        with pytest.raises(InputError) as error:
+            policy.act(np.zeros((3, 4)), mask)
+        assert error.value.key == "mask"
+    with pytest.raises(InputError) as error:
+        labrl.load(folder / "sac").act(np.zeros(3), [True])
+    assert error.value.key == "mask"
+    with pytest.raises(InputError) as error:
+        policy.env(render_mode="human")  # type: ignore[arg-type]
+    assert error.value.key == "render_mode"
+    with pytest.raises(InputError) as error:
+        policy.evaluate(episodes=0)
+    assert error.value.key == "episodes"
+
+
+def test_pictures_are_rendered(folder: Path) -> None:
+    env = labrl.load(folder / "ppo").env(render_mode="rgb_array")
+    env.reset(seed=1)
+    picture = env.render()
+    assert picture is not None
+    assert picture.shape[2] == 3
+    env.close()
+
+
+def test_tables_hold_the_rows_of_all_sessions(folder: Path) -> None:
+    (run,) = labrl.runs(folder, "agent=ppo", "env=cartpole")
+    train = run.table("train")
+    assert train["session"].unique().sort().to_list() == [0, 1]
+    assert train["frame"].dtype.is_integer()
+    assert train["loss_policy"].dtype.is_float()
+    assert len(train) == sum(len(session.train["frame"]) for session in run.sessions)
+    first = train.filter(session=0)
+    assert first["frame"].to_list() == run.sessions[0].train["frame"].tolist()
+    assert run.table("eval")["source"].unique().to_list() == ["training"]
+    episodes = run.table("episodes")
+    assert set(episodes["episode"]) == {"best", "last"}
+    assert episodes["seed"].dtype.is_integer()
+    own = run.path / "session_1" / "mine.csv"
+    own.write_text("frame,word\n2,b\n1,a\n2,c\n3,half")
+    assert run.table("mine").rows() == [(1, 1, "a"), (1, 2, "c")]
+    with pytest.raises(InputError) as error:
+        run.table("evals")
+    assert error.value.code == "unknown-option"
+
+
+def test_runs_are_found_by_folder_pattern_and_filter(folder: Path) -> None:
+    assert {run.name for run in labrl.runs(folder)} == set(RUNS)
+    assert [run.name for run in labrl.runs(folder / "sa*")] == ["sac"]
+    assert [run.name for run in labrl.runs([folder / "sac", folder / "dqn"])] == ["sac", "dqn"]
+    assert {run.name for run in labrl.runs(folder, "agent=*ppo")} == {"ppo", "recurrent", "inputs"}
+    for place, filters in ((folder / "none", ()), (folder, ("agent.nothing=1",))):
+        with pytest.raises(InputError):
+            labrl.runs(place, *filters)
+
+
+def test_the_examples_of_the_page_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "load-a-policy.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "ppo", tmp_path / "runs" / "mine")
+    code = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    exec(compile(code, "load-a-policy.md", "exec"), {})
+    assert "mine" in capsys.readouterr().out

@@ -1,0 +1,242 @@
+"""`start_from` begins a run with the weights of another one, whatever fits, and a resume stays exact."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from exact_cases import QUIET, differences, small
+
+import labrl
+from labrl.analysis.report.build import build
+from labrl.cli import main
+from labrl.config.compose import compose, resolve
+from labrl.errors import InputError
+
+SOURCES = {
+    "ppo": [*small("ppo", "cartpole"), "meta.max_session=2"],
+    "dqn": small("dqn", "cartpole"),
+    "sac": [*small("sac", "pendulum"), "transforms/observation=normalize"],
+    "td3": small("td3", "pendulum"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of runs to start from."""
+    path = tmp_path_factory.mktemp("sources")
+    for name, words in SOURCES.items():
+        assert labrl.train([*words, f"hydra.run.dir={path / name}"]).exit_code == 0
+    return path
+
+
+def weights(run: Path, session: int = 0, checkpoint: str | int = "latest") -> dict[str, torch.Tensor]:
+    policy = labrl.load(run, session, checkpoint)
+    return {
+        f"{network}.{name}": tensor.clone()
+        for network, module in policy.networks.items()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def frozen(words: list[str]) -> list[str]:
+    """A run whose weights stay as they were."""
+    return [*words, "agent.lr=0", "env.max_frame=400"]
+
+
+def trained(folder: Path, words: list[str], *more: str) -> Path:
+    result = labrl.train([*words, *more, f"hydra.run.dir={folder}"])
+    assert result.exit_code == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_agent_begins_with_the_weights_of_the_run(name: str, runs: Path, tmp_path: Path) -> None:
+    source, words = runs / name, frozen(SOURCES[name])
+    run = trained(tmp_path / "run", words, f"start_from={source}", "start_from.session=0")
+    before, after = weights(source, 0, "best"), weights(run)
+    followers = labrl.load(run, checkpoint="latest").agent.followers()
+    for key, tensor in after.items():
+        network, _, parameter = key.partition(".")
+        assert torch.equal(tensor, before[f"{followers.get(network, network)}.{parameter}"]), key
+    facts = json.loads((run / "provenance.json").read_text())["start_from"]
+    assert facts["run"] == str(source)
+    assert facts["begun_anew"] == facts["unused"] == []
+    assert facts["sessions"]["0"]["frame"] == labrl.load(source).frame
+    manifest = json.loads((source / "session_0/checkpoints/best/manifest.json").read_text())
+    assert facts["sessions"]["0"]["sha256"] == manifest["files"]["state.pt"]["sha256"]
+
+
+def test_statistics_of_observations_are_taken(runs: Path, tmp_path: Path) -> None:
+    words = frozen(SOURCES["sac"])
+    run = trained(tmp_path / "run", words, f"start_from={runs / 'sac'}")
+    before = labrl.load(runs / "sac").transforms.part("observation")[1]["observation"]["count"]
+    after = labrl.load(run, checkpoint="latest").transforms.part("observation")[1]["observation"]["count"]
+    assert before < after <= before + 420
+    for change in (["transforms/observation=none"], []):
+        source = runs / ("sac" if change else "td3")
+        kind = SOURCES[source.name]
+        other = [*kind, *change] if change else [*kind, "transforms/observation=normalize"]
+        with pytest.raises(InputError) as error:
+            labrl.train([*other, f"start_from={source}", f"hydra.run.dir={tmp_path / 'refused'}"])
+        assert error.value.key == "start_from.run"
+        assert not (tmp_path / "refused").exists()
+
+
+def test_each_session_may_begin_with_its_own(runs: Path, tmp_path: Path) -> None:
+    words = frozen(SOURCES["ppo"])
+    run = trained(tmp_path / "run", words, f"start_from={runs / 'ppo'}", "start_from.session=same")
+    for session in (0, 1):
+        before, after = weights(runs / "ppo", session, "best"), weights(run, session)
+        assert all(torch.equal(after[key], before[key]) for key in after)
+    with pytest.raises(InputError) as error:
+        labrl.train([*words, "meta.max_session=3", f"start_from={runs / 'ppo'}", "start_from.session=same"])
+    assert error.value.key == "start_from.session"
+
+
+def test_what_does_not_fit_is_refused_or_begins_anew(runs: Path, tmp_path: Path) -> None:
+    words = [*small("ppo", "cartpole"), "agent.network.policy_head=[8]", f"start_from={runs / 'ppo'}"]
+    with pytest.raises(InputError) as error:
+        labrl.train([*words, f"hydra.run.dir={tmp_path / 'refused'}"])
+    assert (error.value.code, error.value.key) == ("contradiction", "start_from.run")
+    for told in ("policy_head.0.weight", "start_from.partial=true", "8 x 64", "2 x 64"):
+        assert told in str(error.value)
+    assert not (tmp_path / "refused").exists()
+    run = trained(tmp_path / "run", [*frozen(words), "start_from.partial=true", "start_from.session=0"])
+    before, after = weights(runs / "ppo", 0, "best"), weights(run)
+    facts = json.loads((run / "provenance.json").read_text())["start_from"]
+    anew = set(facts["begun_anew"])
+    assert anew
+    assert all("policy_head" in name for name in anew | set(facts["unused"]))
+    assert set(facts["taken"]) | anew == set(after)
+    assert all(torch.equal(after[name], before[name]) for name in facts["taken"])
+    build(run)
+    assert "policy_head.0.weight" in (run / "report.html").read_text()
+
+
+def test_parts_are_taken_alone(runs: Path, tmp_path: Path) -> None:
+    words = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=1"]
+    run = trained(tmp_path / "run", [*words, "start_from.parts=torso"])
+    facts = json.loads((run / "provenance.json").read_text())["start_from"]
+    assert {name.split(".")[1] for name in facts["taken"]} == {"policy_torso", "value_torso"}
+    assert {name.split(".")[1] for name in facts["begun_anew"]} == {"policy_head", "value_head"}
+    before, after = weights(runs / "ppo", 1, "best"), weights(run)
+    assert {name for name in after if torch.equal(after[name], before[name])} == set(facts["taken"])
+    # Another environment, whose heads do not fit, with the torso of this one.
+    with pytest.raises(InputError) as error:
+        labrl.train(
+            [
+                *small("ppo", "cartpole"),
+                f"start_from={runs / 'ppo'}",
+                "start_from.parts=[torsos, policy_head]",
+            ]
+        )
+    assert (error.value.code, error.value.key) == ("unknown-option", "start_from.parts")
+    assert "policy_torso" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+def test_a_resume_is_exact_and_does_not_start_again(name: str, runs: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(runs / name, source)
+    words = [*SOURCES[name], f"start_from={source}"]
+    whole = trained(tmp_path / "whole", words)
+    parts = trained(tmp_path / "parts", words, "env.max_frame=1000")
+    shutil.rmtree(source)
+    assert main([f"+resume={parts}", "env.max_frame=2400"]) == 0
+    assert differences(parts, whole) == []
+
+
+def test_a_session_that_was_killed_at_once_begins_with_the_same(runs: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(runs / "ppo", source)
+    words = [*small("ppo", "cartpole"), f"start_from={source}"]
+    whole = trained(tmp_path / "whole", words)
+    parts = trained(tmp_path / "parts", words)
+    shutil.rmtree(source)
+    # As a kill before the first checkpoint leaves it.
+    for path in ("checkpoints", "train.csv", "eval.csv", "result.json", "progress.json", "episodes"):
+        place = parts / "session_0" / path
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    info = json.loads((parts / "run.json").read_text())
+    (parts / "run.json").write_text(json.dumps({**info, "status": "running", "sessions": []}))
+    assert main([f"+resume={parts}"]) == 0
+    assert differences(parts, whole) == []
+    (state,) = (parts / "session_0" / "start").glob("*/state.pt")
+    state.write_bytes(b"")
+    shutil.rmtree(parts / "session_0" / "checkpoints")
+    (parts / "run.json").write_text(json.dumps({**info, "status": "running", "sessions": []}))
+    assert main([f"+resume={parts}"]) == 2
+
+
+def test_a_session_that_a_resume_adds_begins_with_it_too(runs: Path, tmp_path: Path) -> None:
+    words = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=0"]
+    run = trained(tmp_path / "run", words)
+    assert main([f"+resume={run}", "meta.max_session=2"]) == 0
+    before = weights(runs / "ppo", 0, "best")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run, 1).items())
+
+
+WRONG: dict[str, tuple[list[str], str, str]] = {
+    "no run": (["start_from=nowhere"], "not-found", "nowhere"),
+    "no checkpoint": (["start_from.checkpoint=77"], "not-found", "start_from.checkpoint"),
+    "no session": (["start_from.session=9"], "not-found", "start_from.session"),
+    "a word": (["start_from.checkpoint=first"], "unknown-option", "start_from.checkpoint"),
+    "a key": (["start_from.folder=x"], "unknown-key", "start_from.folder"),
+    "another agent": (["agent=dqn"], "contradiction", "start_from.run"),
+    "no network": (["agent=random"], "unsupported", "start_from.run"),
+    "another space": (["env=acrobot"], "contradiction", "start_from.run"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_refused(case: str, runs: Path, tmp_path: Path) -> None:
+    words, code, key = WRONG[case]
+    with pytest.raises(InputError) as error:
+        labrl.train(
+            [
+                "agent=ppo",
+                "env=cartpole",
+                *QUIET,
+                f"start_from={runs / 'ppo'}",
+                f"hydra.run.dir={tmp_path / 'x'}",
+                *words,
+            ]
+        )
+    assert error.value.code == code
+    assert (error.value.key or "").endswith(key)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_without_checkpoints_is_refused(runs: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(runs / "td3", bare)
+    shutil.rmtree(bare / "session_0" / "checkpoints")
+    with pytest.raises(InputError) as error:
+        labrl.train([*SOURCES["td3"], f"start_from={bare}"])
+    assert error.value.code == "not-found"
+
+
+def test_the_short_form_sets_the_run() -> None:
+    config = resolve(compose(["start_from=some/run", "start_from.partial=true"]))
+    assert (config.start_from.run, config.start_from.partial) == ("some/run", True)
+    assert resolve(compose([])).start_from.run is None
+    assert resolve(compose(["start_from=null"])).start_from.run is None
+
+
+def test_commands_of_the_page_are_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "start-from-another-run.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(line)[1:] for line in re.findall(r"^    (labrl .*)$", page, re.MULTILINE)]
+    for words in commands:
+        resolve(compose([word for word in words if not word.startswith("hydra.")]))
+    short = [*QUIET[:-2], "wandb=disabled", "env.max_frame=2048"]
+    for words in [*commands[:2], commands[-1]]:
+        assert main([*words, *short]) == 0
+    keys = set(re.findall(r"^\| `start_from\.(\w+)`", page, re.MULTILINE))
+    assert keys == set(vars(resolve(compose([])).start_from))

@@ -1,0 +1,201 @@
+"""A session ends when its evaluations have seen enough, says why, and goes on exactly with other limits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exact_cases import QUIET, differences, rows
+from run_cases import rising, write_run, write_session
+
+import labrl
+from labrl.analysis.report.build import build
+from labrl.analysis.runs import load_run
+from labrl.analysis.statistics import trial_statistics
+from labrl.cli import main
+from labrl.errors import InputError
+from labrl.experiment.search.objective import intermediate_values
+from labrl.storage.run_folder import RunFolder
+
+SMALL = [*QUIET, "env=cartpole", "env.max_frame=2000", "meta.log_frequency=280", "meta.eval_frequency=240"]
+SMALL += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"]
+SMALL += ["meta.episode_window=3"]  # so that returns go up and down
+SMALL += ["agent.lr.horizon=2000", "agent.clip_range.horizon=2000"]
+LOW = 12.0
+"""A return that CartPole cannot miss, because every episode lasts longer than 8 steps on average."""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    assert main([*SMALL, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def result(folder: Path | str, session: int = 0) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((Path(folder) / f"session_{session}" / "result.json").read_text())
+    return content
+
+
+def test_a_return_ends_the_session_as_finished_and_every_file_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*SMALL, f"meta.stop_at_return={LOW}", "hydra.run.dir=run"]) == 0
+    assert "meta.stop_at_return" in capsys.readouterr().out
+    session, info = result("run"), json.loads(Path("run/run.json").read_text())
+    first = rows(Path("run/session_0/eval.csv"))[0]
+    assert (session["status"], info["status"]) == ("finished", "finished")
+    assert session["frame"] == int(first["frame"]) == 240
+    stop = session["stop"]
+    assert stop == info["sessions"][0]["stop"]
+    assert (stop["key"], stop["limit"]) == ("meta.stop_at_return", LOW)
+    assert stop["value"] == pytest.approx(float(first["return_mean"]))
+    assert stop["value"] >= LOW
+    assert "meta.stop_at_return" in Path("run/session_0/session.log").read_text()
+    assert json.loads(Path("run/session_0/progress.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("limit", [f"meta.stop_at_return={LOW}", "meta.patience=1"])
+def test_with_another_limit_it_goes_on_to_the_bit_as_if_it_had_never_stopped(
+    limit: str, unbroken: Path
+) -> None:
+    assert main([*SMALL, limit, "hydra.run.dir=run"]) == 0
+    assert result("run")["frame"] < 2000
+    assert main(["+resume=run", f"{limit.partition('=')[0]}=null"]) == 0
+    assert differences(unbroken, Path("run")) == []
+    assert result("run")["stop"] is None
+
+
+def test_a_larger_patience_counts_the_evaluations_of_the_past(unbroken: Path) -> None:
+    returns = [float(row["return_mean"]) for row in rows(unbroken / "session_0" / "eval.csv")]
+    since_best = [index - returns.index(max(returns[: index + 1])) for index in range(len(returns))]
+    assert max(since_best[:-1]) >= 2, "this seed must have two evaluations in a row without a new best"
+    assert main([*SMALL, "meta.patience=2", "hydra.run.dir=at_once"]) == 0
+    assert main([*SMALL, "meta.patience=1", "hydra.run.dir=twice"]) == 0
+    assert main(["+resume=twice", "meta.patience=2"]) == 0
+    assert differences(Path("at_once"), Path("twice")) == []
+    assert result("twice")["stop"] == result("at_once")["stop"]
+    assert result("at_once")["stop"]["value"] == 2
+
+
+def test_resumed_with_a_limit_that_holds_still_it_has_nothing_left_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [f"meta.stop_at_return={LOW}", "hydra.run.dir=run"]
+    assert main([*SMALL, *words]) == 0
+    reached = result("run")["stop"]["value"]
+    for edits in ([], ["meta.stop_at_return=10"], ["env.max_frame=4000"]):
+        assert main(["+resume=run", *edits]) == 2
+        assert "meta.stop_at_return" in capsys.readouterr().err
+    assert main(["+resume=run", f"meta.stop_at_return={reached + 100}", "env.max_frame=600"]) == 0
+    assert result("run")["frame"] >= 600
+
+
+def test_the_end_of_a_smaller_budget_is_no_evaluation_that_patience_counts() -> None:
+    """The evaluation that only the end of the budget has caused is taken back by a resume."""
+    assert main([*SMALL, "meta.patience=2", "hydra.run.dir=long"]) == 0
+    end = result("long")["frame"]
+    assert end < 2000, "this seed stops"
+    assert main([*SMALL, "meta.patience=2", f"env.max_frame={end - 120}", "hydra.run.dir=short"]) == 0
+    assert main(["+resume=short", "env.max_frame=2000"]) == 0
+    assert differences(Path("long"), Path("short")) == []
+
+
+def test_each_session_of_a_trial_stops_by_itself() -> None:
+    words = [*SMALL, "meta.max_session=2", "meta.patience=1", "env.max_frame=2000", "hydra.run.dir=run"]
+    trial = labrl.train(words)
+    assert [session.status for session in trial.sessions] == ["finished", "finished"]
+    ends = [(session.frame, session.stop) for session in trial.sessions]
+    assert all(stop is not None and stop["key"] == "meta.patience" for frame, stop in ends if frame < 2000)
+    assert trial.exit_code == 0
+
+
+def test_evaluations_beside_training_stop_it_too() -> None:
+    beside = ["meta.rigorous_eval=2", "meta.async_eval=true", f"meta.stop_at_return={LOW - 4}"]
+    assert main([*SMALL, *beside, "env.max_frame=20000", "hydra.run.dir=run"]) == 0
+    session = result("run")
+    assert session["stop"]["key"] == "meta.stop_at_return"
+    assert session["frame"] < 20_000
+    assert main(["+resume=run", "meta.stop_at_return=null", f"env.max_frame={session['frame'] + 400}"]) == 0
+    frames = [int(row["frame"]) for row in rows(Path("run/session_0/eval.csv"))]
+    assert frames == sorted(set(frames))
+    assert frames[-1] >= session["frame"] + 400
+
+
+def test_all_ranks_of_torchrun_stop_together(tmp_path: Path, unbroken: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labrl"]
+    limit = [*SMALL, "meta.num_cpus=2", f"meta.stop_at_return={LOW}", f"hydra.run.dir={tmp_path / 'run'}"]
+    ended = subprocess.run([sys.executable, *torchrun, *limit], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    session = result(tmp_path / "run")
+    assert (session["status"], session["frame"]) == ("finished", 240)
+    assert session["stop"]["key"] == "meta.stop_at_return"
+
+
+def test_a_session_that_ended_early_counts_in_statistics_which_say_how_many_go_on(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [rising(100.0), rising(90.0)])
+    run = RunFolder.open(path)
+    stop = {"key": "meta.stop_at_return", "limit": 40, "value": 50, "why": "meta.stop_at_return=40"}
+    (path / "session_2").mkdir()
+    write_session(run, 2, rising(100.0)[:5], stop=stop)
+    statistics = trial_statistics(load_run(path))
+    assert statistics["counted"] == 3
+    assert statistics["left_out"] == []
+    frames, count = statistics["curve"]["frame"], statistics["curve"]["count"]
+    assert {n for frame, n in zip(frames, count, strict=True) if frame <= 500} == {3}
+    assert {n for frame, n in zip(frames, count, strict=True) if frame > 500} == {2}
+    assert any("count" in warning for warning in statistics["warnings"])
+    assert not any("missing" in warning for warning in statistics["warnings"])
+    assert stop["why"] in build(path).path.read_text()
+    assert [row["stop"] for row in csv.DictReader((path / "statistics.csv").open())] == ["", "", stop["why"]]
+
+
+def test_in_a_search_a_session_that_ended_early_keeps_its_last_value(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [rising(100.0)])
+    run = RunFolder.open(path)
+    (path / "session_1").mkdir()
+    write_session(
+        run, 1, rising(100.0)[:5], stop={"key": "meta.patience", "limit": 1, "value": 1, "why": "x"}
+    )
+    values = intermediate_values(path, "best_return", 2)
+    assert list(values) == list(range(100, 1001, 100))
+    assert values[500] == pytest.approx(50)
+    assert values[1000] == pytest.approx(75)
+    write_session(RunFolder.create(tmp_path / "other"), 0, rising(100.0))
+    write_session(RunFolder.open(tmp_path / "other"), 1, rising(100.0)[:5])
+    assert list(intermediate_values(tmp_path / "other", "best_return", 2)) == list(range(100, 501, 100))
+
+
+@pytest.mark.parametrize("word", ["meta.patience=0", "meta.stop_at_return=high", "meta.patience=1.5"])
+def test_wrong_limits_are_refused_with_their_key(word: str) -> None:
+    with pytest.raises(InputError) as refused:
+        labrl.train([*SMALL, word])
+    assert refused.value.key == word.partition("=")[0]
+
+
+def test_the_commands_of_the_page_do_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the commands with a return that any policy reaches, and a small budget."""
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "stop-early.md").read_text()
+    first, second, resumed = (
+        shlex.split(line) for line in re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
+    )
+    quiet = ["meta.progress=false", "meta.tensorboard=false"]
+    short = [*quiet, "env.max_frame=3000", "meta.episode_window=3"]
+    assert "meta.stop_at_return=475" in first
+    assert main([*first, *short, "meta.stop_at_return=12", "meta.eval_frequency=500"]) == 0
+    assert "meta.stop_at_return" in capsys.readouterr().out
+    assert main([*second, *short]) == 0
+    assert main([*resumed, *quiet]) == 0
+    assert result("runs/solved")["frame"] >= 3000
