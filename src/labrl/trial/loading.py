@@ -247,7 +247,7 @@ class LoadedPolicy:
         quota: Quota,
         episodes: int,
         seed: int,
-        after_step: Callable[[], None] = lambda: None,
+        after_step: Callable[[], None] | None = None,
     ) -> Iterator[tuple[int, Played]]:
         """Yield whole episodes with their numbers from 0, in the order in which they end.
 
@@ -260,7 +260,8 @@ class LoadedPolicy:
         streams = ("enjoy", "enjoy actions", "enjoy chance")
         seeds = [derived_seed(self.seed, stream, self.frame, seed) for stream in streams]
         for step in played_steps(env, self.agent, self.transforms, quota, *seeds):
-            after_step()
+            if after_step is not None:
+                after_step()
             for episode in step.episodes if step is not None else ():
                 if left[episode.env]:
                     left[episode.env] -= 1
