@@ -117,7 +117,7 @@ def told(value: Any) -> str:
 
 
 def _together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Those of one key, in order."""
+    """Return the items of each key, in their order."""
     found: dict[Key, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

@@ -168,7 +168,7 @@ ByName = Literal[
 """Optimizers of torch.optim that treat each weight by itself, so that a flat vector is the same to them."""
 
 FUSED_ON_CPU = {"Adagrad", "Adam", "AdamW", "SGD"}
-"""Those that torch computes in one operation on the CPU, which takes some 0.6 of the time."""
+"""Optimizers that torch computes in one operation on the CPU, which takes some 0.6 of the time."""
 
 _NO_OPTIONS = {"params", "lr", "maximize", "foreach", "capturable", "differentiable", "fused"}
 

@@ -75,7 +75,7 @@ def typed(action: NDArray, dtype: np.dtype[Any]) -> NDArray:
 
 
 def _typed_tensor(action: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """The same as `typed` of a tensor."""
+    """Return a tensor of actions in the type of the space, as `typed` does for an array."""
     real = np.issubdtype(dtype, np.floating)
     return (action if real else torch.round(action)).to(tensor_type(dtype))
 

@@ -177,7 +177,7 @@ class SideBySide:
 
 
 def _tensor(values: Tensor, choices: list[tuple[int, int]], bounds: Any) -> Tensor:
-    """The same as `_numbers` of a tensor, float32."""
+    """Return a tensor of values as numbers in float32, as `_numbers` does for an array."""
     if not choices and isinstance(bounds, tuple):
         low, width = map(torch.from_numpy, bounds)
         return ((values - low) / width).flatten(1)

@@ -51,7 +51,7 @@ class Fork:
     folder: str
     """The run folder, absolute."""
     frame: int
-    """Of the checkpoint."""
+    """Frame of the checkpoint that the fork begins with."""
     edits: list[str]
     """The other words that were typed, which change the run's own."""
 

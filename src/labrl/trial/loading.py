@@ -107,7 +107,7 @@ class LoadedPolicy:
         self.config = dict(plain)
         """The resolved configuration of the run, as plain data: `config["agent"]["lr"]`."""
         self.trial = config
-        """The same as typed dataclasses."""
+        """The resolved configuration of the run, as typed dataclasses."""
         # The checkpoint of a session that several ranks train holds the agent of the first of them.
         ranks = 1 + len(checkpoint.state.get("ranks", []))
         self.observation_space, self.action_space = describe(config.env)

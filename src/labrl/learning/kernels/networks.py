@@ -36,7 +36,7 @@ class Buffers(threading.local, Generic[Made]):
     """Buffers of a kernel for the latest numbers of rows: of each thread its own."""
 
     last: Made
-    """Those of the last forward pass."""
+    """Buffers of the last forward pass."""
 
     def __init__(self, make: Callable[..., Made]) -> None:
         """make: for a number of rows, and what else they depend on."""

@@ -24,7 +24,7 @@ class Stop:
     value: float
     """Value that reached the limit."""
     why: str
-    """The same in a sentence."""
+    """Reason for the stop, in a sentence."""
 
     def holds(self, meta: MetaConfig) -> bool:
         """Return whether the session would also end by the limits in `meta`."""
