@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import dataclasses
 from typing import Any
 
 import pytest
-from options import options
 
 from labrl.config.component import Component
+from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.session.callbacks import Callback, build_callbacks
 from labrl.workspace import Workspace
@@ -23,8 +23,8 @@ class NotOne:
 
 
 def config(tensorboard: bool = True, **callbacks: Component | None) -> Any:
-    meta = options("meta", tensorboard=tensorboard)
-    return SimpleNamespace(meta=meta, callbacks=callbacks, eval_frames=100, log_frames=100)
+    words = ["preset=none", f"meta.tensorboard={str(tensorboard).lower()}"]
+    return dataclasses.replace(resolve(compose(words)), callbacks=callbacks)
 
 
 def names(config: Any) -> list[str]:
@@ -35,7 +35,7 @@ def test_listeners_start_first_and_the_checkpoint_sees_what_all_others_did() -> 
     mine = Component("test_callbacks_defaults.Mine", {})
     assert names(config(mine=mine, off=None)) == [
         *("Progress", "TensorBoard", "Mine"),
-        *("LogTraining", "Evaluate", "RecordEpisodes", "Checkpoint"),
+        *("LogTraining", "Evaluate", "StopEarly", "RecordEpisodes", "Checkpoint"),
     ]
 
 
