@@ -113,6 +113,16 @@ def test_policies_and_values(
         assert_as_torch(network, observation, rows=rows, value=False)
 
 
+@pytest.mark.parametrize("processor", ["AVX2", "AVX512"])
+def test_many_units_of_tanh_at_once(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large arrays go through another function on some processors."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
+    config = options("agent.network", torso=torso({"hidden": [64, 64], "activation": "Tanh"}))
+    torch.manual_seed(1)
+    network = ActorCritic(config, Spaces(box(4), TWO, 4), 2, None, True)
+    assert_as_torch(network, 3 * numbers(np.random.default_rng(1), 256, 4), rows=256)
+
+
 @settings(max_examples=40, deadline=None)
 @given(TORSO, HEAD, ROWS, st.integers(1, 9), st.integers(1, 4), st.booleans(), st.booleans())
 def test_action_values(

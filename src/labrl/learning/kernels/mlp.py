@@ -26,6 +26,9 @@ MOST_NUMPY_PRODUCTS = 2**17, 8000
 """Products of a matrix by a matrix and by a vector up to which NumPy multiplies: a call of it is shorter, but
 for larger matrices OpenBLAS would start threads, which would compete with those of torch."""
 
+MOST_TANH_ELEMENTS = 4096
+"""Numbers of an array up to which NumPy's tanh is quicker than what replaces it in `_tanh`."""
+
 _aten: Any = torch.ops.aten
 
 
@@ -256,9 +259,29 @@ class Activation:
     """Whether f' is computed from x; otherwise from y, and y is in the place of x."""
 
 
+def _tanh(module: Any, x: Tensor, y: Tensor) -> Operation:
+    """Write tanh(x), as 2 sigmoid(2x) - 1 where that is quicker: its error is below 2e-7 in any case.
+
+    NumPy's tanh is the quickest for few numbers, and for all where it has AVX-512; with AVX2 it takes three
+    times as long as a sigmoid of torch.
+    """
+    values, out = x.numpy(), y.numpy()
+    if x.numel() <= MOST_TANH_ELEMENTS or torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return partial(np.tanh, values, out=out)
+    one = np.float32(1)
+
+    def by_sigmoid() -> None:
+        np.add(values, values, out=out)
+        torch.sigmoid_(y)
+        np.add(out, out, out=out)
+        np.subtract(out, one, out=out)
+
+    return by_sigmoid
+
+
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: Activation(
-        lambda module, x, y: partial(np.tanh, x.numpy(), out=y.numpy()),
+        _tanh,
         lambda module, g, x, y: partial(_aten.tanh_backward.grad_input, g, y, grad_input=g),
         needs_inputs=False,
     ),
