@@ -1,4 +1,4 @@
-"""SLM Lab's published scores by labrl, Atari, and studies: run what is missing, write docs/results.md.
+"""SLM Lab's published scores by labrl, shorter runs, and studies: run what is missing, write docs/results.md.
 
 The page is written after each run, from the runs below --root and, for those that are not there, from what
 docs/results/ holds of earlier ones. Ctrl-C and the end of --minutes save what is being trained, and the same
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import atari, record, studies
+from benchmarks import curves, record, studies
 from benchmarks.published import Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_experiment, load_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train what is missing, write the page. Returns the exit code: 1 where a cell could not be trained."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
     published = {cell.name: cell.words for cell in cells()}
-    known = published | atari.WORDS | studies.words()
+    known = published | curves.WORDS | studies.words()
     names = f"of {', '.join(published)} (all of these without any), {', '.join([*known][len(published) :])}"
     parser.add_argument("cells", nargs="*", metavar="cell", help=names)
     parser.add_argument("--root", type=Path, default=Path("runs/results"), help="where the runs lie")
@@ -111,7 +111,8 @@ def write_page(root: Path) -> str:
     found = results(root)
     page = f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}"
     page += _studies(root)
-    page += atari.section(_with_rows(root, atari.WORDS), PAGE.with_suffix(""))
+    for chapter in curves.CHAPTERS:
+        page += curves.section(chapter, _with_rows(root, chapter.words), PAGE.with_suffix(""))
     PAGE.write_text(page)
     return summary(found)
 

@@ -1,0 +1,130 @@
+"""Runs of fewer frames than the published ones, with their curves: no claim beyond what was run."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import record
+from labrl.analysis.report.build import PLOTS, build_comparison
+from labrl.analysis.runs import Run
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A part of the page about runs of one kind of environment."""
+
+    name: str
+    """Name of the file of its numbers."""
+    title: str
+    text: str
+    """What was run, and what the columns mean."""
+    words: Mapping[str, list[str]]
+    """Overrides that train each run, by `<environment>_<agent>`."""
+
+
+ATARI = Chapter(
+    name="atari",
+    title="Atari",
+    text="""One session each with `experiment=atari/v5` (sticky actions), for as many frames as there was time
+for, fewer than the budget: `make results ARGS="pong_ppo --minutes 120"`. A frame is one step of the
+agent, four of the emulator. *Return* is the raw score, the mean over the last 100 training episodes.""",
+    words={
+        f"{game}_{agent}": ["experiment=atari/v5", f"agent={agent}", f"env={game}", "meta.max_session=1"]
+        for game in ("pong", "breakout")
+        for agent in ("ppo", "a2c")
+    },
+)
+
+MUJOCO = Chapter(
+    name="mujoco",
+    title="MuJoCo",
+    text="""Two sessions each of a million frames, with the setting of SLM Lab's cells otherwise (16
+environments, two networks of 64 x 64 units instead of 256 x 256): `make results ARGS=hopper_ppo`.
+*Return* is the mean over the last 100 training episodes. SLM Lab publishes, over four million frames and
+four sessions, 950 for InvertedPendulum, -5.0 for Reacher, 282 for Swimmer and 1,654 for Hopper; these runs
+are a quarter as long and are not compared with them.""",
+    words={
+        f"{env}_ppo": [
+            *(f"experiment=slm_lab/{env}", "agent=ppo"),
+            *("env.max_frame=1e6", "meta.max_session=2"),
+        ]
+        for env in ("inverted_pendulum", "reacher", "swimmer", "hopper")
+    },
+)
+
+CHAPTERS = (ATARI, MUJOCO)
+
+WORDS = {name: words for chapter in CHAPTERS for name, words in chapter.words.items()}
+"""Overrides that train each run, by name."""
+
+
+def section(chapter: Chapter, runs: Mapping[str, Run], pictures: Path) -> str:
+    """Return the part of the page about the runs of a chapter, by name, and those on record in `pictures`.
+
+    Draws their curves into `pictures` and puts them on record. '' where there is none.
+    """
+    file = pictures / f"{chapter.name}.csv"
+    rows: dict[str, Mapping[str, Any]] = {**record.read(file)}
+    for name, run in runs.items():
+        found = _row(name, run)
+        if name not in rows or found["frames"] >= int(rows[name]["frames"]):
+            rows[name] = found | record.source(run, name, pictures)
+            _draw(name, run, pictures)
+    if not rows:
+        return ""
+    ordered = [rows[name] for name in chapter.words if name in rows]
+    record.write(file, ordered)
+    lines = [
+        "| environment | agent | frames | of a budget of | return | best return | further overrides |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
+    for row in ordered:
+        env, _, agent = row["name"].rpartition("_")
+        lines.append(
+            f"| {env} | {agent} | {int(row['frames']):,} | {int(row['budget']):,} "
+            f"| {_numbers(row['return'])} | {_numbers(row['best'])} | {_as_code(row['set'])} |"
+        )
+    curves = [f"![{row['name']}]({pictures.name}/{row['name']}.svg)" for row in ordered]
+    return f"\n# {chapter.title}\n\n{chapter.text}\n\n" + "\n".join(lines) + "\n\n" + "\n".join(curves) + "\n"
+
+
+def _row(name: str, run: Run) -> dict[str, Any]:
+    tables = [session.train for session in run.sessions]
+    return {
+        "name": name,
+        "frames": min(int(table["frame"][-1]) for table in tables),
+        "budget": int(run.config["env"]["max_frame"]),
+        "return": " ".join(str(round(float(table["return_mean"][-1]), 2)) for table in tables),
+        "best": " ".join(str(round(float(np.nanmax(table["return_mean"])), 2)) for table in tables),
+        "set": " ".join(
+            shlex.quote(word)
+            for word in run.provenance.get("overrides", ())
+            if word.startswith(("agent.", "env.")) and word not in WORDS[name]
+        ),
+    }
+
+
+def _numbers(returns: str) -> str:
+    """Write the returns of the sessions, '16.65 12.1', as '16.6, 12.1'."""
+    return ", ".join(f"{float(each):,.1f}" for each in returns.split())
+
+
+def _as_code(words: str) -> str:
+    return f"`{words}`" if words else ""
+
+
+def _draw(name: str, run: Run, pictures: Path) -> None:
+    """Draw the returns of `run` over frames."""
+    pictures.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        build_comparison([run], Path(folder))
+        (drawn,) = (Path(folder) / PLOTS).glob("return_frame*.svg")
+        shutil.copyfile(drawn, pictures / f"{name}.svg")
