@@ -131,11 +131,8 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    from labrl.config.presets import rule
-
     cfg = compose(overrides, config_dir, with_hydra=True)
     final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
-    chosen = str(cfg.hydra.runtime.choices.get("agent/optimizer"))
     lines = []
     with hydra_initialized(config_dir):
         loader = GlobalHydra.instance().config_loader()
@@ -147,12 +144,9 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
                 continue
             lines.append(f"{file.path.removeprefix('file://')}/{path}.yaml")
             values = _values(OmegaConf.to_container(file.config, resolve=False))
-            rows = [(key, value, final.get(key)) for key, value in values.items()]
-            if own := rule()["optimizers"].get(path.removeprefix("preset/")):
-                rows.append(("agent/optimizer", own, own if chosen.startswith("auto:") else chosen))
-            width = max((len(key) for key, _, _ in rows), default=0)
-            for key, value, now in rows:
-                replaced = "" if now == value else f"  (replaced by {written(now)})"
+            width = max(map(len, values), default=0)
+            for key, value in values.items():
+                replaced = "" if final.get(key) == value else f"  (replaced by {written(final.get(key))})"
                 lines.append(f"  {key:{width}}  {written(value)}{replaced}")
     return "\n".join(lines or ["No preset file applies."])
 
