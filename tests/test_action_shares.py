@@ -13,15 +13,16 @@ import pytest
 from exact_cases import small
 
 import labrl
-from labrl.envs.action_shares import WINDOW, ActionShares
+from labrl.envs.action_shares import WINDOW, action_shares
+from labrl.envs.vector import ActionRecord
 
 
 def shares(space: gym.Space[Any], *steps: Any) -> dict[str, float]:
     """The columns after vector steps with these actions."""
-    counted = ActionShares(len(steps[0]), space)
+    record = ActionRecord(len(steps[0]), space)
     for actions in steps:
-        counted.add(np.array(actions))
-    return counted.metrics()
+        record.append(np.array(actions))
+    return action_shares(record.latest, space)
 
 
 def test_each_action_has_its_share_by_the_number_that_the_environment_gives_it() -> None:
@@ -45,13 +46,13 @@ def test_several_choices_are_counted_each_by_itself() -> None:
 
 def test_only_the_latest_frames_count() -> None:
     space = gym.spaces.Discrete(2)
-    counted = ActionShares(4, space)
+    record = ActionRecord(4, space)
     for _ in range(100):
-        counted.add(np.zeros(4, np.int64))
-    assert counted.metrics()["action_share/0"] == 1
+        record.append(np.zeros(4, np.int64))
+    assert action_shares(record.latest, space)["action_share/0"] == 1
     for _ in range(WINDOW // 4):
-        counted.add(np.ones(4, np.int64))
-    assert counted.metrics()["action_share/1"] == 1
+        record.append(np.ones(4, np.int64))
+    assert action_shares(record.latest, space)["action_share/1"] == 1
 
 
 def test_spaces_of_many_actions_have_the_top_share_alone_and_real_numbers_nothing() -> None:
@@ -60,24 +61,33 @@ def test_spaces_of_many_actions_have_the_top_share_alone_and_real_numbers_nothin
 
 
 def test_before_the_first_step_the_columns_are_there_without_a_number() -> None:
-    before = ActionShares(2, gym.spaces.Discrete(2)).metrics()
+    space = gym.spaces.Discrete(2)
+    before = action_shares(ActionRecord(2, space).latest, space)
     assert list(before) == ["action_share/0", "action_share/1", "action_top_share"]
     assert all(map(math.isnan, before.values()))
 
 
+@pytest.mark.parametrize("ended", [0, 90, 499])
 @pytest.mark.parametrize("saved_at", [0, 100, 500])
-def test_restored_shares_have_the_same_future(saved_at: int) -> None:
+def test_restored_shares_have_the_same_future(saved_at: int, ended: int) -> None:
     space, rng = gym.spaces.Discrete(4), np.random.default_rng(0)
-    one, other = ActionShares(3, space), ActionShares(3, space)
+    one, other = ActionRecord(3, space), ActionRecord(3, space, capacity=2)
     for step in range(700):
         if step == saved_at:
-            other.load(one.latest)
+            other.begin_after(one.latest)
+            other.load(one.since_reset())
         actions = rng.integers(4, size=3)
-        one.add(actions)
+        one.append(actions)
         if step >= saved_at:
-            other.add(actions)
-    assert one.metrics() == other.metrics()
+            other.append(actions)
+        if step == ended:
+            one.begin(np.array([True, False, True]))
+            other.begin(np.array([True, False, True]))
+    assert action_shares(one.latest, space) == action_shares(other.latest, space)
     np.testing.assert_array_equal(one.latest, other.latest)
+    assert one.lengths.tolist() == other.lengths.tolist()
+    for own, again in zip(one.since_reset(), other.since_reset(), strict=True):
+        np.testing.assert_array_equal(own, again)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "sac", "pqn", "ppo", "random"])

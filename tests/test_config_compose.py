@@ -29,6 +29,7 @@ CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain
 AGENTS = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))
 NETWORKS = sorted(f.stem for f in (CONFIGS / "agent" / "network").glob("*.yaml"))
 METAS = sorted(f.stem for f in (CONFIGS / "meta").glob("*.yaml"))
+OPTIMIZERS = sorted({f.stem for f in (CONFIGS / "agent" / "optimizer").glob("*.yaml")} - {"torch"})
 PARTS = ("value", "target", "memory", "exploration", "noise")
 PRESETS = sorted(f.stem for f in (CONFIGS / "preset").glob("*.yaml") if f.stem != "none")
 
@@ -141,7 +142,8 @@ def test_preset_can_be_chosen_by_name() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_named_after_one_owner_and_environment_that_exist(preset: str) -> None:
-    options = sorted(f.stem for part in PARTS for f in (CONFIGS / "agent" / part).glob("*.yaml"))
+    groups = (*PARTS, "optimizer")
+    options = sorted(f.stem for part in groups for f in (CONFIGS / "agent" / part).glob("*.yaml"))
     owners = [*AGENTS, *options, *(f"{agent}_{option}" for agent in AGENTS for option in options)]
     families = {family for families in rule()["environments"].values() for family in families} - {GAME}
     pairs = [(owner, env) for owner in set(owners) for env in {*ENVS, *families, *games()}]
@@ -227,13 +229,17 @@ def test_a_preset_can_have_an_optimizer_of_another_kind(words: list[str], optimi
     cfg = compose(words, with_hydra=True)
     recorded = choices_of(cfg.hydra)["agent/optimizer"]
     assert compose([*words, f"agent/optimizer={recorded}"]).agent == cfg.agent
-    assert recorded in ("adam", "rmsprop")
+    assert recorded in OPTIMIZERS
+    assert all((CONFIGS / group).is_dir() for group in choices_of(cfg.hydra))
 
 
-def test_an_optimizer_of_a_preset_and_its_preset_exist() -> None:
-    for preset, optimizer in rule()["optimizers"].items():
-        assert preset in PRESETS
-        assert (CONFIGS / "agent" / "optimizer" / f"{optimizer}.yaml").is_file()
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_that_is_chosen_replaces_every_key_of_that_of_a_preset(optimizer: str) -> None:
+    words = ["agent=a2c", f"agent/optimizer={optimizer}", "preset=none"]
+    chosen = compose(words).agent.optimizer
+    if optimizer == "auto":
+        chosen = compose(["agent=a2c", "agent/optimizer=adam"]).agent.optimizer
+    assert compose([*words[:2], "env=lunar_lander"]).agent.optimizer == chosen
 
 
 def applied(text: str) -> list[str]:
@@ -254,6 +260,8 @@ def applied(text: str) -> list[str]:
         ),
         ("agent=dqn env=cartpole agent/exploration=boltzmann", "replace_cartpole dqn_cartpole"),
         ("agent=sarsa env=acrobot", "epsilon_greedy_acrobot"),
+        ("agent=a2c env=lunar_lander", "a2c_auto_lunar_lander a2c_lunar_lander"),
+        ("agent=a2c env=lunar_lander agent/optimizer=rmsprop", "a2c_lunar_lander"),
         (
             "agent=crossq env=lunar_lander_continuous",
             "crossq_lunar_lander crossq_lunar_lander_continuous",
@@ -272,12 +280,6 @@ def test_keys_of_a_preset_are_listed_with_what_replaces_them() -> None:
     assert ["env.num_envs", "8"] in rows
     (gamma,) = (row for row in rows if row[0] == "agent.gamma")
     assert (gamma[1], gamma[-1].rstrip(")")) == ("0.98", "0.5")
-    for words, end in ((["agent/optimizer=rmsprop"], "rmsprop"), ([], "adam")):
-        rows = [
-            line.split() for line in applied_presets(["agent=a2c", "env=lunar_lander", *words]).splitlines()
-        ]
-        (optimizer,) = (row for row in rows if row[0] == "agent/optimizer")
-        assert (optimizer[1], optimizer[-1].rstrip(")")) == ("adam", end)
 
 
 def test_a_users_preset_is_listed_by_its_file(tmp_path: Path) -> None:

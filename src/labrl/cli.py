@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
-from labrl.experiment.job import Job, refused
 from labrl.mistakes.spelling import did_you_mean
 from labrl.processes import Stopped, before_leaving, signals_raise
-from labrl.steady_output import steady_output
-from labrl.storage.provenance import Typed
-from labrl.trial.torchrun import Launch, follow, lead, refuse_torchrun, typed_command
+from labrl.steady_output import refused, steady_output
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    from labrl.storage.provenance import Typed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the words after `labrl`; None: those that the process was started with. Returns the exit code,
     of several trials the largest.
     """
+    words = sys.argv[1:] if argv is None else argv
+    if "--version" in words:
+        return _ended("labrl", _print_version)
+    if not {"--help", "-h"}.isdisjoint(words):
+        return _ended("labrl", _print_help)
+    # Imported late: help must not wait for it.
+    from labrl.trial.torchrun import Launch, follow, lead
+
     launch = Launch.here()
     if launch is None:
         return _main(argv)
@@ -37,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
+    from labrl.trial.torchrun import typed_command
+
     with _arguments(argv) as arguments:
-        asks = "--version" in arguments
         typed = typed_command() if argv is None else ["labrl", *argv]
-        return _ended("labrl", lambda: _print_version() if asks else _run(arguments, typed), trains=not asks)
+        return _ended("labrl", lambda: _run(arguments, typed), trains=True)
 
 
 def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> int:
@@ -59,7 +67,7 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
             print("; ".join([f"{name}: interrupted", *vars(stop).get("__notes__", [])]), file=sys.stderr)
             code = stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
         except SystemExit as end:
-            # How Hydra ends --help, argparse a wrong flag, and an interrupted trial an experiment.
+            # How argparse ends --help and a wrong flag, and an interrupted trial an experiment.
             code = end.code if isinstance(end.code, int) else DONE if end.code is None else WRONG_INPUT
         output.flush()
         if output.refusal is not None:
@@ -97,12 +105,14 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.extensions import kinds_replace
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
     from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
+    from labrl.experiment.job import Job
     from labrl.script import begin
     from labrl.trial.completion import completions
     from labrl.trial.fork import Fork
     from labrl.trial.past import is_hydras
     from labrl.trial.resume import Again, asked_for
     from labrl.trial.showing import enjoy_request
+    from labrl.trial.torchrun import refuse_torchrun
 
     begin("labrl.cli.main")
     if "${" in os.getcwd():
@@ -121,18 +131,17 @@ def _run(arguments: list[str], typed: Typed) -> int:
         return DONE
     if words.multirun:
         refuse_torchrun("-m")
-    asked = None if words.help else enjoy_request(words.overrides, words.multirun)
+    asked = enjoy_request(words.overrides, words.multirun)
     if asked is not None:
         from labrl.trial.enjoy import enjoy
 
         with signals_raise():
             return enjoy(asked)
-    again: Again | Fork | ExperimentAgain | None = None
-    if not words.help:
-        if words.multirun:
-            again = ExperimentAgain.asked_for(words.overrides)
-        else:
-            again = asked_for(words.overrides, words.config_dir)
+    again: Again | Fork | ExperimentAgain | None
+    if words.multirun:
+        again = ExperimentAgain.asked_for(words.overrides)
+    else:
+        again = asked_for(words.overrides, words.config_dir)
     if again is not None:
         arguments = [word for word in arguments if word not in words.overrides] + again.words
         if again.config_dir and not words.config_dir:
@@ -196,7 +205,7 @@ def _check_words(arguments: Sequence[str]) -> None:
     from labrl.mistakes.words import stray_words
 
     mistakes, overrides = stray_words(arguments)
-    if mistakes and {"-h", "--help", "--hydra-help"}.isdisjoint(arguments):
+    if mistakes and "--hydra-help" not in arguments:
         prepare()
         raise explain(InputError.of(mistakes), overrides, multirun=True)
 
@@ -439,6 +448,11 @@ def report(argv: Sequence[str] | None = None) -> int:
         return DONE
 
     return _ended(parser.prog, command)
+
+
+def _print_help() -> int:
+    print((Path(__file__).parent / "help.txt").read_text(encoding="utf-8"), end="")
+    return DONE
 
 
 def _print_version() -> int:

@@ -37,14 +37,6 @@ class Clock:
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._wall_before + running
 
-    def _spent(self) -> bool:
-        return (
-            self.frame >= self.max_frame
-            or (self.max_opt_step is not None and self.opt_step >= self.max_opt_step)
-            or (self.max_wall is not None and self.wall >= self.max_wall)
-            or self._last_tick_is_next
-        )
-
     def start(self) -> None:
         """Let the wall time run; calling it again changes nothing."""
         if self._started is None:
@@ -63,7 +55,12 @@ class Clock:
         self._previous_frame = self.frame
         self.frame += frames
         self.episode += episodes
-        self.finished = self._spent()
+        self.finished = (
+            self.frame >= self.max_frame
+            or (self.max_opt_step is not None and self.opt_step >= self.max_opt_step)
+            or (self.max_wall is not None and self.wall >= self.max_wall)
+            or self._last_tick_is_next
+        )
 
     def end_with_the_next_tick(self) -> None:
         """Let the next tick spend the budget: the ranks of a session have agreed on its end."""
@@ -101,14 +98,13 @@ class Clock:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; the budgets stay those of the present configuration."""
-        self.frame = int(state["frame"])
-        self._previous_frame = int(state["previous_frame"])
+        self.frame = int(state["previous_frame"])
         self.episode = int(state["episode"])
         self.opt_step = int(state["opt_step"])
         self._wall_before = float(state["wall"])
         if self._started is not None:
             self._started = time.perf_counter()
-        self.finished = self._spent()
+        self.tick(int(state["frame"]) - self.frame)
 
 
 class PhaseTimers:

@@ -1,4 +1,5 @@
-"""Standard output and error that survive a lost reader and a full disk; the line on what takes long."""
+"""Standard output and error that survive a lost reader and a full disk; the lines on what takes long, and on
+what was wrong."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
+
+from labrl.errors import LabrlError
 
 _doing = False
 """Whether the last line of the terminal says what takes a while."""
@@ -101,3 +105,11 @@ def steady_output() -> Iterator[SteadyStream]:
             output.flush()
             errors.flush()
             sys.stdout, sys.stderr = before
+
+
+def refused(error: LabrlError, full_error: bool) -> int:
+    """Print what is wrong. Return the exit code."""
+    if full_error:
+        traceback.print_exception(error)
+    print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
+    return error.exit_code

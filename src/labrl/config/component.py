@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labrl import script
 from labrl.errors import InputError, LabrlError
-from labrl.mistakes.spelling import did_you_mean
+from labrl.targets import load_target, signature_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Component:
         config = [] if isinstance(self.config, dict) else [self.config]
         given = runtime if config else {**runtime, **self.config}
         with self._failing(f"cannot be made with {', '.join(given) or 'no argument'}"):
-            if (signature := _signature(target)) is not None:
+            if (signature := signature_of(target)) is not None:
                 signature.bind(*config, **given)  # names what is missing before what is unknown
             return target(*config, **given)
 
@@ -79,53 +76,8 @@ class Component:
         return f"{self.key}: {self.target}" if self.key else self.target
 
 
-def _signature(target: Any) -> inspect.Signature | None:
-    try:
-        return inspect.signature(target)
-    except (TypeError, ValueError):  # some classes written in C have none
-        return None
-
-
 def _node(values: list[tuple[str, Any]]) -> dict[str, Any]:
     """The fields of a dataclass as YAML has them: the settings of a component stand beside its `_target_`."""
     node = dict(values)
     is_component = node.keys() == {"target", "config", "key"}
     return {"_target_": node["target"], **node["config"]} if is_component else node
-
-
-def load_target(path: Any) -> Any:
-    """Import the object at the dotted `path`. Raises ImportError with the part that is not there."""
-    parts = path.split(".") if isinstance(path, str) else []
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise ImportError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
-    if parts[0] == script.MAIN:
-        script.uses(parts[1])
-    found = None
-    for count, name in enumerate(parts, 1):
-        with suppress(AttributeError):
-            if count > 1:
-                found = getattr(found, name)
-                continue
-        module = ".".join(parts[:count])
-        try:
-            with script.importing(module):
-                found = importlib.import_module(module)
-        except (Exception, SystemExit) as error:
-            hint = did_you_mean(name, dir(found)) if count > 1 else ""
-            if module == f"{script.MAIN}.{name}":
-                hint = " Call labrl.train in the script that defines it, or move it to a module."
-            raise ImportError(f"{path}: {type(error).__name__}: {error}.{hint}") from error
-    if not callable(found):
-        raise ImportError(f"{path} is neither a class nor a function")
-    return found
-
-
-def accepted_settings(target: Any) -> set[str] | None:
-    """Names that `target` takes as keyword arguments, or None when it takes any."""
-    signature = _signature(target)
-    if signature is None:
-        return None
-    parameters = signature.parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}

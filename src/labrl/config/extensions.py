@@ -68,11 +68,11 @@ CONSTANT = ("env.", "hydra.", "meta.", "search.", "start_from.", "wandb.")
 def kinds_replace() -> Iterator[None]:
     """Let a group with a `kind` replace the one before it, in files and on the command line.
 
-    OmegaConf would merge them and mix the keys of two shapes. A transform or a callback with another
-    `_target_` replaces the one before it too. A schedule in short form gets its keys at once, so that
+    OmegaConf would merge them and mix the keys of two shapes. A transform, a callback or an optimizer with
+    another `_target_` replaces the one before it too. A schedule in short form gets its keys at once, so that
     `agent.lr.start=1e-3` can follow `agent.lr=linear:3e-4:0`, and `start_from=<run folder>` sets
-    `start_from.run`. Hydra lets nobody else merge, so this replaces
-    the two methods of OmegaConf by which all composition goes.
+    `start_from.run`. Hydra lets nobody else merge, so this replaces the two methods of OmegaConf by which all
+    composition goes.
     """
     merge, set_item = BaseContainer._map_merge, BaseContainer._set_item_impl
 
@@ -101,16 +101,11 @@ def kinds_replace() -> Iterator[None]:
 
 def _replaces(dest: BaseContainer, src: BaseContainer) -> bool:
     """Return whether the group `src` takes the place of `dest` instead of being merged into it."""
-    for node in (dest, src):
-        if (
-            not isinstance(node, DictConfig)
-            or node._is_none()
-            or node._is_missing()
-            or node._is_interpolation()
-        ):
-            return False
+    # the content of others is a list, None or "${...}"
+    if not all(isinstance(node._content, dict) for node in (dest, src)):
+        return False
     parent = dest._get_parent_container()
-    if parent is not None and parent._key() in ("transforms", "callbacks"):
+    if dest._key() == "optimizer" or (parent is not None and parent._key() in ("transforms", "callbacks")):
         targets = [node._get_node("_target_") for node in (dest, src)]
         return None not in targets and targets[0] != targets[1]
     # the `kind` of a component, such as `lstm`, is one key of many

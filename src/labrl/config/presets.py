@@ -21,7 +21,7 @@ GAME = "<game>"
 
 @cache
 def rule() -> dict[str, Any]:
-    """Return the content of configs/presets.yaml: agents, parts, environments and optimizers."""
+    """Return the content of configs/presets.yaml: agents, parts and environments."""
     content = yaml.safe_load((config_folder() / "presets.yaml").read_text(encoding="utf-8"))
     assert isinstance(content, dict)
     return content
@@ -43,40 +43,24 @@ def _agents(agent: str) -> list[str]:
     return list(rule()["agents"].get(agent, [agent]))
 
 
-def optimizer_option(option: str) -> str:
-    """Return the option of agent/optimizer that `auto:<usual>:<preset>` is; any other is itself.
-
-    It is the one that the strongest preset has in configs/presets.yaml, or `<usual>` if none has one.
-    """
-    auto, _, rest = option.partition(":")
-    if auto != "auto":
-        return option
-    usual, _, preset = rest.partition(":")
-    pair = preset.removeprefix("auto:").split(":")
-    presets = preset_names(*pair) if preset.startswith("auto:") else [preset]
-    own = rule()["optimizers"]
-    return next((own[name] for name in reversed(presets) if name in own), usual)
-
-
 def choices_of(hydra: Any) -> dict[str, str]:
     """Return the option of each group, from Hydra's own node, without the groups of Hydra itself."""
     options = hydra.runtime.choices.items()
-    choices = {str(group): str(option) for group, option in options if not group.startswith("hydra/")}
-    if "agent/optimizer" in choices:
-        choices["agent/optimizer"] = optimizer_option(choices["agent/optimizer"])
-    return choices
+    # preset@_global_: a preset that another builds on
+    others = ("hydra/", "preset@")
+    return {str(group): str(option) for group, option in options if not group.startswith(others)}
 
 
-PRESET, OPTIMIZER = "preset/auto:", "agent/optimizer/auto:"
-"""Beginnings of the paths of what config.yaml and an agent's file choose by itself, not a user by name."""
+PRESET = "preset/auto:"
+"""Beginning of the paths of what config.yaml chooses by itself, not a user by name."""
 
 
 class GeneratedSource(ConfigSource):
-    """`env/<game>`, `preset/auto:<agent>:<env>` and `agent/optimizer/auto:<usual>:<preset>`.
+    """`env/<game>` and `preset/auto:<agent>:<env>`.
 
     They are asked for by name, so that starting labrl does not pay for a hundred games. The second composes
     the presets of the pair; for an agent with parts by way of `preset/auto:<agent>:<env>:<option>:...`, with
-    what is chosen for each part. The last is the optimizer that belongs to the preset, or `<usual>`.
+    what is chosen for each part.
     """
 
     @staticmethod
@@ -124,6 +108,4 @@ def _defaults(path: str) -> list[Any] | None:
         if parts:  # once more, with what is chosen for them
             return [":".join([f"/{path}", *(f"${{agent/{part}}}" for part in parts)])]
         return [{"optional /preset@_global_": preset_names(agent, env, options)}]
-    if path.startswith(OPTIMIZER):
-        return [optimizer_option(path.removeprefix("agent/optimizer/"))]
     return None

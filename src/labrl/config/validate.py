@@ -17,12 +17,13 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.config import config_folder
-from labrl.config.component import Component, accepted_settings, load_target
+from labrl.config.component import Component
 from labrl.config.keys import hints, walk, written
 from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import unknown_key
 from labrl.mistakes.spelling import did_you_mean
+from labrl.targets import accepted_settings, load_target
 
 T = TypeVar("T")
 

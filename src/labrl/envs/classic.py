@@ -21,6 +21,8 @@ from gymnasium.spaces import Space
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
+from labrl.envs.protocol import Backend, Transition
+
 State = tuple[float, ...]
 """The numbers of a task's state."""
 
@@ -201,44 +203,31 @@ TASKS: dict[str, type[Task]] = {task.ENTRY: task for task in (CartPole, Mountain
 """Tasks by Gymnasium's entry point."""
 
 
-class ClassicControl:
-    """A vector environment of one task, which never resets by itself.
+class ClassicControl(Backend):
+    """Backend of one task."""
 
-    It has the methods of a `gymnasium.vector.VectorEnv` that labrl uses.
-    """
-
-    def __init__(self, task: Task, num_envs: int, limit: int) -> None:
+    def __init__(self, task: Task, num_envs: int, limit: int, name: str = "") -> None:
         """limit: steps after which an episode is truncated."""
         self._task, self._limit = task, limit
-        self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = copy.deepcopy(task.spaces)
-        self.metadata: dict[str, Any] = {}
-        self.render_mode = None
+        self.name, self.num_envs, self.frame_skip = name, num_envs, 1
+        self.observation_space, self.action_space = copy.deepcopy(task.spaces)
         self._states: list[State] = [()] * num_envs
         self._steps, self._began = 0, np.zeros(num_envs, np.int64)
         self._first_cut = limit
         """The first step in which an episode may reach the limit."""
-        self._seen = np.zeros((num_envs, *(self.single_observation_space.shape or ())), np.float32)
+        self._seen = np.zeros((num_envs, *(self.observation_space.shape or ())), np.float32)
 
-    def reset(self, *, seed: Sequence[int], options: dict[str, Any]) -> tuple[NDArray, dict[str, Any]]:
-        """Start new episodes where `options["reset_mask"]` is set, [num_envs]; one seed for each environment.
-
-        Returns the present observations of all, [num_envs, *obs], and no info.
-        """
+    def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
+        """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
         self._seen = self._seen.copy()
-        for env in options["reset_mask"].nonzero()[0].tolist():
-            self._states[env], self._seen[env] = self._task.begin(seeding.np_random(seed[env])[0])
+        for env in mask.nonzero()[0].tolist():
+            self._states[env], self._seen[env] = self._task.begin(seeding.np_random(int(seeds[env]))[0])
             self._began[env] = self._steps
         self._first_cut = int(self._began.min()) + self._limit
-        return self._seen, {}
+        return self._seen
 
-    def step(
-        self, actions: NDArray
-    ) -> tuple[NDArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Act in every environment, [num_envs, *action].
-
-        Returns observations [num_envs, *obs], rewards and both flags [num_envs], and no info.
-        """
+    def step(self, actions: NDArray) -> Transition:
+        """Act in every environment. actions: [num_envs, *action]."""
         moved = map(self._task.advance, self._states, self._task.forces(actions))
         states, seen, rewards, over = zip(*moved, strict=True)
         self._states[:] = states
@@ -248,11 +237,8 @@ class ClassicControl:
             cut = self._steps - self._began >= self._limit
         else:
             cut = np.zeros(self.num_envs, np.bool_)
-        return self._seen, np.array(rewards, np.float64), np.array(over, np.bool_), cut, {}
-
-    def render(self) -> list[None]:
-        """Return nothing for each: Gymnasium's own environment draws the pictures."""
-        return [None] * self.num_envs
+        ended = np.array(over, np.bool_)
+        return Transition(self._seen, np.array(rewards, np.float64), ended, cut, ended)
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
@@ -278,17 +264,18 @@ def task_of(entry_point: str) -> Task | None:
 def _plays_alike(task: Task, env: gymnasium.Env[Any, Any]) -> bool:
     """Return whether a task and an environment give the same numbers for COMPARED_STEPS random actions."""
     ours = ClassicControl(task, 1, COMPARED_STEPS + 1)
-    actions = ours.single_action_space
+    actions, every = ours.action_space, np.ones(1, np.bool_)
     actions.seed(0)
     over = True
     for step in range(COMPARED_STEPS):
         if over:
-            seen, _ = ours.reset(seed=[step], options={"reset_mask": np.ones(1, np.bool_)})
+            seen = ours.reset(every, np.array([step]))
             if not np.array_equal(seen[0], env.reset(seed=step, options={})[0]):
                 return False
         action = actions.sample()
-        seen, rewards, ended, _, _ = ours.step(np.array([action], actions.dtype))
+        answer = ours.step(np.array([action], actions.dtype))
         theirs, reward, over, _, _ = env.step(action)
-        if not (np.array_equal(seen[0], theirs) and rewards[0] == reward and ended[0] == over):
+        same = np.array_equal(answer.observation[0], theirs) and answer.reward[0] == reward
+        if not (same and answer.ended[0] == over):
             return False
     return True

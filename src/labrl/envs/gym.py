@@ -126,7 +126,7 @@ class GymnasiumConfig(EnvironmentConfig):
         if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):
             return None
         task, limit = task_of(spec.entry_point), self.max_episode_steps or spec.max_episode_steps
-        return None if task is None or limit is None else ClassicControl(task, num_envs, limit)
+        return None if task is None or limit is None else ClassicControl(task, num_envs, limit, self.name)
 
     def _made_of(self) -> dict[str, Any]:
         return {
@@ -173,14 +173,14 @@ class GymnasiumEnv(Backend):
         self.frame_skip = 1
         # A policy that walks against a wall would otherwise be evaluated for ever.
         longest = LONGEST_EVALUATION if evaluation else None
-        self.vector: Workers | Together | ClassicControl | None = config.classic(num_envs)
+        self.vector: Workers | Together | None = None
         """Steps all environments at once; None where they are stepped one after the other."""
         self.envs: list[gymnasium.Env[Any, Any]] = []
         """The environments that are stepped one after the other."""
         if config.natively:
             self.vector = config.vector(num_envs, longest)
             self.masked = self.vector.masked
-        elif self.vector is None:
+        else:
             factory, sample = config.factory(longest), known or config.sample()
             make: MakeEnv = factory
             wanted, self.masked = config.action_mask, sample.masked
@@ -228,13 +228,18 @@ class GymnasiumEnv(Backend):
         self._closed = False
 
     @classmethod
+    def faster(cls, config: GymnasiumConfig, num_envs: int) -> ClassicControl | None:
+        """Make labrl's own form of a task of Gymnasium's classic control; None for any other environment."""
+        return config.classic(num_envs)
+
+    @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Observation and action space of one environment. Raises InputError when it cannot be made."""
         if config.natively:
             observation, action, _ = config.members()
             return flat_space(without_mask(observation, action)), action
         if (classic := config.classic(1)) is not None:
-            return classic.single_observation_space, classic.single_action_space
+            return classic.observation_space, classic.action_space
         sample = config.sample()
         done_with(sample)
         return flat_space(without_mask(sample.observation_space, sample.action_space)), sample.action_space

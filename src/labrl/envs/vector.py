@@ -15,7 +15,7 @@ import torch
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
-from labrl.envs.action_shares import ActionShares
+from labrl.envs.action_shares import WINDOW, action_shares, choices
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
 from labrl.errors import EnvironmentFailedError
@@ -108,7 +108,6 @@ class VectorEnv:
         # Environments may write into the actions that they get, and these are recorded.
         observation, reward, terminated, truncated, ended = self.backend.step(actions.copy())
         self._record.append(actions)
-        self._shares.add(actions)
         self.actions, self._reached = actions, observation
         self._return += reward
         if not np.vdot(reward, reward) <= HARMLESS:  # a sum with a NaN is one, and that is not
@@ -177,8 +176,8 @@ class VectorEnv:
         return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
-        """Return the columns of `ActionShares`."""
-        return self._shares.metrics()
+        """Return the columns of `action_shares`."""
+        return action_shares(self._record.latest, self.action_space)
 
     def close(self) -> None:
         """Free threads and processes; calling it again changes nothing."""
@@ -201,7 +200,7 @@ class VectorEnv:
             "lost": self._lost is not None,
             "steps": self._steps,
             "action_mask": self.action_mask,  # [num_envs, flags], or None
-            "latest_actions": self._shares.latest,  # [steps, num_envs, *action]
+            "latest_actions": self._record.latest,  # [steps, num_envs, *action]
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
@@ -253,7 +252,7 @@ class VectorEnv:
         check_actions(actions, self.num_envs, self.action_space)
         self._begin(int(state["seed"]))
         self._steps = int(state["steps"])
-        self._shares.load(np.asarray(state["latest_actions"]))
+        self._record.begin_after(np.asarray(state["latest_actions"]))
         self._episode = np.asarray(state["episode"]).astype(np.int64)
         self._episode_seed = np.asarray(state["episode_seed"]).astype(np.int64)
         return actions
@@ -278,7 +277,6 @@ class VectorEnv:
         self._episode_seed = np.array(seeds, dtype=np.int64)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
         self._record = ActionRecord(self.num_envs, self.action_space)
-        self._shares: ActionShares = ActionShares(self.num_envs, self.action_space)
         self._unprepared = dict.fromkeys(range(self.num_envs))
         """Environments whose next episode nobody has begun; a dictionary, for their order."""
         self._observation = self._lost = None
@@ -404,18 +402,25 @@ def stored_dtype(space: Space[Any]) -> np.dtype:
 
 
 class ActionRecord:
-    """The actions of the running episode of every environment.
+    """The actions of the running episode of every environment, and the latest ones of discrete actions.
 
     One row is written for a vector step, whichever episodes run; each environment remembers at which
-    row its episode began. Rows before the oldest running episode are left behind when new ones need
-    room, and memory doubles when episodes are longer than it holds. What was written is never changed.
+    row its episode began. Rows that are neither of a running episode nor among the latest are left behind
+    when new ones need room, and memory doubles when that is not enough. What was written is never changed.
     """
 
     def __init__(self, num_envs: int, space: Space[Any], capacity: int = 1024) -> None:
         shape = space.shape or ()
         self._rows = np.zeros((capacity, num_envs, *shape), dtype=stored_dtype(space))
+        self._dtype = action_dtype(space)
+        self._window = -(-WINDOW // num_envs) if choices(space) else 0  # vector steps of `latest`
         self._first = np.zeros(num_envs, dtype=np.int64)
         self._next = 0
+
+    @property
+    def latest(self) -> NDArray:
+        """Actions of the last WINDOW frames, none of real numbers. [steps, num_envs, *action]"""
+        return self._rows[max(self._next - self._window, 0) : self._next].astype(self._dtype)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -446,28 +451,41 @@ class ActionRecord:
         """The latest actions of one environment, a view that stays as it is. [length, *action]"""
         return self._rows[self._next - length : self._next, env]
 
+    def begin_after(self, latest: NDArray) -> None:
+        """Take over what `latest` gave; all environments are at the start of an episode."""
+        self._rows = self._with_room(len(latest))
+        self._rows[: len(latest)] = latest
+        self._next = len(latest)
+        self._first[:] = self._next
+
     def load(self, actions: list[NDArray]) -> NDArray:
         """Take over what `since_reset` gave, aligned so that every environment ends in the last row.
 
         Returns the rows, [longest, num_envs, *action]; where an environment's own episode has not
         begun yet they hold the longest one's actions, which are valid and mean nothing.
         """
-        longest = max(actions, key=len)
-        count = len(longest)
+        longest, latest = max(actions, key=len), self._rows[: self._next]
+        count, lengths = len(longest), np.array([len(own) for own in actions], dtype=np.int64)
+        self._next = max(count, len(latest))
+        self._rows = rows = self._with_room(self._next)
+        first = self._next - count
+        for env, own in enumerate(actions):
+            rows[first : self._next - len(own), env] = longest[: count - len(own)]
+            rows[self._next - len(own) : self._next, env] = own
+        to_play = rows[first : self._next].copy()
+        rows[self._next - len(latest) : self._next] = latest
+        self._first = self._next - lengths
+        return to_play
+
+    def _with_room(self, count: int) -> NDArray:
+        """Return fresh rows, at least `count` of them."""
         capacity = len(self._rows)
         while capacity < count:
             capacity *= 2
-        rows = np.zeros((capacity, *self._rows.shape[1:]), dtype=self._rows.dtype)
-        for env, own in enumerate(actions):
-            rows[: count - len(own), env] = longest[: count - len(own)]
-            rows[count - len(own) : count, env] = own
-        self._rows = rows
-        self._first = count - np.array([len(own) for own in actions], dtype=np.int64)
-        self._next = count
-        return rows[:count]
+        return np.zeros((capacity, *self._rows.shape[1:]), dtype=self._rows.dtype)
 
     def _make_room(self) -> None:
-        oldest = int(self._first.min())
+        oldest = max(min(int(self._first.min()), self._next - self._window), 0)
         live = self._next - oldest
         # New ones in any case: somebody may still look at the actions of an episode that has ended.
         longer = 2 if live > len(self._rows) // 2 else 1

@@ -16,7 +16,7 @@ from labrl.config.compose import prepare, resolve, to_plain
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.task import Outcome, recorded
-from labrl.steady_output import doing
+from labrl.steady_output import doing, refused
 from labrl.storage.folder import place
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.session_log import print_without_modules
@@ -176,11 +176,3 @@ def _wait_for(run: RunFolder) -> None:
             if time.monotonic() > until:
                 raise
         time.sleep(0.2)
-
-
-def refused(error: LabrlError, full_error: bool) -> int:
-    """Print what is wrong. Return the exit code."""
-    if full_error:
-        traceback.print_exception(error)
-    print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
-    return error.exit_code

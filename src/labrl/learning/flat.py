@@ -7,7 +7,7 @@ few for each layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -33,6 +33,8 @@ class FlatParameters:
         self.vector.grad = self.gradient
         self.shared = False
         """Whether others than the optimizer may write the weights at any time."""
+        self.moved: list[Callable[[], None]] = []
+        """Called when the weights lie in other memory."""
         self._bound: list[list[nn.Parameter]] = []
         self._pieces: list[tuple[nn.Parameter, slice]] = []
         self._bind(module, copy_values=True)
@@ -60,6 +62,8 @@ class FlatParameters:
                     parameter.data = place
         for piece, where in self._pieces:
             piece.data = memory[where]
+        for tell in self.moved:
+            tell()
 
     def pieces(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
         """Return the parameters of some modules inside `module`, in as few pieces as possible, with

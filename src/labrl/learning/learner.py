@@ -199,14 +199,14 @@ class Learner(Generic[Network]):
         )
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
-        self._kernel: WatchedKernel | None = None
+        self._kernel = WatchedKernel(None)
         self._beside = SecondHalf() if num_threads > 1 and not whole_minibatches else None
-        self._memory = 0  # where the weights lay when the kernel was made
         self._note: Callable[[str], None] | None = compute.note
         if compute.compiled:
             self._say_why("it is compiled")
         elif compute.kernels:
             self._make_kernel()
+            self.flat.moved.append(self._make_kernel)
 
     def in_precision(self, network: nn.Module) -> Callable[..., Any]:
         """Return `network` as a function that computes in the precision of this learner."""
@@ -223,7 +223,7 @@ class Learner(Generic[Network]):
         inputs: [n, ...] each; None stays None. rows: of the rollout, where `keep_outputs` keeps them. Returns
         what the network returns, with arrays in place of tensors.
         """
-        kernel = self.kernel
+        kernel = self._kernel.now
         if kernel is not None:
             output = kernel.forward(*inputs, **options)
             # The next call overwrites what the kernel gives.
@@ -273,9 +273,9 @@ class Learner(Generic[Network]):
         """Return the network, in the same memory, for losses that differentiate through it, not by it."""
         return self.flat.replica(self.network, same_buffers=True).requires_grad_(False)
 
-    def kernel_for(self, copy: Network) -> WatchedKernel | None:
-        """Return the kernel of a copy of the network; None where the network itself has none."""
-        return None if self._kernel is None else WatchedKernel(copy)
+    def kernel_for(self, copy: Network) -> WatchedKernel:
+        """Return the kernel of a copy of the network: none where the network itself has none."""
+        return WatchedKernel(None if self._kernel.now is None else copy)
 
     def tensor(self, array: Any) -> Any:
         """Return an array on the device, real numbers in float32; in the same memory where possible.
@@ -332,7 +332,7 @@ class Learner(Generic[Network]):
 
     def _differentiate(self, loss: Loss[Batch], minibatch: Batch) -> Tensor:
         """Compute the gradient of a loss, by hand where it is known. Returns the statistics."""
-        kernel, by_hand = self.kernel, loss.by_hand if isinstance(loss, DerivedLoss) else None
+        kernel, by_hand = self._kernel.now, loss.by_hand if isinstance(loss, DerivedLoss) else None
         if kernel is not None and by_hand is not None:
             # What is not finite is noticed by the gradient's norm.
             with torch.no_grad(), np.errstate(all="ignore"):
@@ -349,13 +349,11 @@ class Learner(Generic[Network]):
 
     def _make_kernel(self) -> None:
         """Make the kernel of the network where there is one, and note why where there is none."""
-        self._memory = self.flat.vector.data_ptr()
         try:
             self._kernel = WatchedKernel(self.network)
             if self._beside is not None:
                 self._beside.join(*self.flat.with_gradient(self.network))
         except UnknownNetworkError as error:
-            self._kernel = None
             self._say_why(str(error))
 
     def _say_why(self, why: str) -> None:
@@ -367,9 +365,7 @@ class Learner(Generic[Network]):
     @property
     def kernel(self) -> Kernel | None:
         """The kernel of the network; None where there is none or somebody has altered the network."""
-        if self._kernel is not None and self._memory != self.flat.vector.data_ptr():
-            self._make_kernel()  # other sessions share the weights now
-        return None if self._kernel is None else self._kernel.now
+        return self._kernel.now
 
     def _average(self, statistics: Tensor) -> None:
         """Replace gradient and means by those over all ranks."""

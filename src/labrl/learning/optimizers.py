@@ -44,7 +44,7 @@ def gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 
 def cut(gradient: Sequence[Tensor], largest: float | None) -> float:
     """Scale a gradient in several pieces down to a Euclidean norm. Returns the norm that it had."""
-    norm = math.hypot(*(torch.linalg.vector_norm(piece).item() for piece in gradient))
+    norm = math.hypot(*map(float, map(torch.linalg.vector_norm, gradient)))
     if largest is not None and norm > largest:
         for piece in gradient:
             piece.mul_(largest / norm)
@@ -85,21 +85,22 @@ class Adam:
         norm = cut(self._gradients, self._max_grad_norm)
         for update in self._updates:
             update.add_(1)
-        torch._fused_adam_(
-            [parameter.data for parameter in self._parameters],
-            self._gradients,
-            self._means,
-            self._squares,
-            [],
-            self._updates,
-            lr=lr,
-            beta1=self._config.beta1,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=self._config.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+        with torch.no_grad():
+            torch._fused_adam_(
+                self._parameters,
+                self._gradients,
+                self._means,
+                self._squares,
+                [],
+                self._updates,
+                lr=lr,
+                beta1=self._config.beta1,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=self._config.eps,
+                amsgrad=False,
+                maximize=False,
+            )
         return norm
 
     def state_dict(self) -> dict[str, Any]:

@@ -351,7 +351,8 @@ class Rollout:
         advantage: as `advantages` returns them; log_prob: of the actions, in the order of `rows`, None where
         nobody wants them. [n] each
         """
-        value, mask, length = self.rows("value"), self.masks, self.sequence_length
+        value, length = self.rows("value"), self.sequence_length
+        mask = self.rows("mask") if "mask" in self._arrays else None
         old = np.zeros_like(value) if log_prob is None else log_prob.numpy()
         # One array for all: what is read of them later is read together.
         small = torch.from_numpy(np.stack([advantage, advantage + value, value, old]))

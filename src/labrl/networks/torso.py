@@ -9,6 +9,7 @@ before a run begins.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from itertools import pairwise
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component, accepted_settings
+from labrl.config.component import Component
 from labrl.config.types import PositiveInt
 from labrl.errors import Code, InputError, LabrlError
 from labrl.networks.layers import (
@@ -45,12 +46,16 @@ from labrl.networks.spaces import (
     vector_space,
 )
 from labrl.observations import example
+from labrl.targets import accepted_settings
 
 TORSO = "agent.network.torso"
 UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"
 BY_THE_MINIBATCH = (
     "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
 )
+
+AS_THEY_ARE: Any = operator.itemgetter(...)
+"""The `layout` of a torso that has none of its own: all of an array or a tensor, without a call in Python."""
 
 
 @dataclass(frozen=True)
@@ -148,15 +153,10 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
                 "target",
             )
     made: Any = built
-    made.layout = layout or getattr(built, "layout", _unchanged)
+    made.layout = layout or getattr(built, "layout", AS_THEY_ARE)
     made.state_size = built.state_size if traits_of(torso).recurrent else 0
     made.num_features, made.changes = _examine(made, made.layout(example(space)))
     return made
-
-
-def _unchanged(observation: Any) -> Any:
-    """Return observations as they are: the `layout` of a torso that has none of its own."""
-    return observation
 
 
 def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:

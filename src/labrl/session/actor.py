@@ -19,7 +19,7 @@ from labrl.agents.agent import Agent, Observation
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.envs.action_shares import ActionShares
+from labrl.envs.action_shares import action_shares
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ActionRecord, ReplayError, VectorEnv
 from labrl.networks.spaces import Spaces
@@ -118,7 +118,6 @@ class ActorProcess:
         self.goals = goals_of(config.env, described.observation_space)
         self._episode = np.zeros(self.num_envs, np.int64)
         self._record = ActionRecord(self.num_envs, self.action_space)
-        self._shares = ActionShares(self.num_envs, self.action_space)
         self._steps = self._published = 0
         self._latest: deque[tuple[int, float]] = deque(maxlen=WINDOW)
 
@@ -140,7 +139,7 @@ class ActorProcess:
         """Let the process begin fresh episodes; those that ran are cut. Return [num_envs, *obs]."""
         self.seed, self._steps = int(state["seed"]), int(state["steps"])
         self._episode = np.array(state["episode"], np.int64)
-        self._shares.load(np.asarray(state["latest_actions"]))
+        self._record.begin_after(np.asarray(state["latest_actions"]))
         return self._begin(dict(state))
 
     def act(self, observation: Observation) -> NDArray:
@@ -157,7 +156,6 @@ class ActorProcess:
         """Return what came of these actions."""
         step = self._acted.step
         self._record.append(action)
-        self._shares.add(action)
         self.actions, self.action_mask = action, step.mask
         self._reached, self._observation = step.next_observation, step.observation
         self._steps += 1
@@ -181,9 +179,9 @@ class ActorProcess:
     def metrics(self) -> dict[str, float]:
         """Return optimizer updates that the weights which acted were behind, and seconds of a vector step.
 
-        Both are of the last WINDOW vector steps; and the columns of `ActionShares`.
+        Both are of the last WINDOW vector steps; and the columns of `action_shares`.
         """
-        shares = self._shares.metrics()
+        shares = action_shares(self._record.latest, self.action_space)
         if not self._latest:
             return {**dict.fromkeys(("staleness", "staleness_max", "step_interval"), np.nan), **shares}
         staleness = [behind for behind, _ in self._latest]
@@ -209,7 +207,7 @@ class ActorProcess:
             "lost": True,
             "steps": self._steps,
             "action_mask": self.action_mask,
-            "latest_actions": self._shares.latest,
+            "latest_actions": self._record.latest,
         }
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class TargetNetwork(Generic[Network]):
 
     def forward(self, *inputs: Any) -> Any:
         """Compute `network(*inputs)`, with arrays in place of tensors; the next call overwrites them."""
-        kernel = None if self._kernel is None else self._kernel.now
+        kernel = self._kernel.now
         if kernel is not None:
             return kernel.forward(*inputs)
         with torch.inference_mode():

@@ -90,16 +90,19 @@ def hooks_of(network: nn.Module) -> list[Mapping[Any, Any]]:
 class WatchedKernel:
     """The kernel of a network for as long as nobody hangs hooks on the network or parametrizes it."""
 
-    def __init__(self, network: nn.Module) -> None:
-        """Raise UnknownNetworkError where there is none."""
-        self._kernel = kernel_of(network)
-        # A parametrization lies among the parts of a layer, which has no others.
-        leaves = [part._modules for part in network.modules() if not part._modules]
-        self._alterations = [*hooks_of(network), *leaves]
+    def __init__(self, network: nn.Module | None) -> None:
+        """network: None for one that has no kernel. Raise UnknownNetworkError where another one has none."""
+        self._kernel: Kernel | None = None
+        self._alterations: list[Mapping[Any, Any]] = []
+        if network is not None:
+            self._kernel = kernel_of(network)
+            # A parametrization lies among the parts of a layer, which has no others.
+            leaves = [part._modules for part in network.modules() if not part._modules]
+            self._alterations = [*hooks_of(network), *leaves]
 
     @property
     def now(self) -> Kernel | None:
-        """The kernel; None while the network is altered."""
+        """The kernel; None where there is none and while the network is altered."""
         return None if any(self._alterations) else self._kernel
 
 
