@@ -135,15 +135,17 @@ def _serve(door: socket.socket) -> None:
     let_threads_sleep()
     for module in MODULES:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever waits for a command is waited for by nobody
+    children = 0
     while True:
         size, files, *_ = socket.recv_fds(door, 8, 2)
+        while children and os.waitpid(-1, os.WNOHANG)[0]:  # so that their CPU seconds count as this process's
+            children -= 1
         if not size:
             return
         data = door.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+        children += 1
         if os.fork() == 0:
             door.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _start(json.loads(data), *files)
             return
         for each in files:

@@ -1,23 +1,60 @@
-"""Switch off for every test: Weights & Biases under the user's login, videos and reports."""
+"""Switch off for every test: Weights & Biases under the user's login, videos and reports.
+
+What costs time in each run and is the same in all is done once, or not at all: what Hydra merges is
+remembered (see `compositions`), so is the state of the repository, files are not forced onto the disk, and
+the collector of garbage passes over what was imported.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from compositions import remember
 from hypothesis import settings
 
 # Two threads of torch collapse to a fifth of their speed where the other test process wants a core too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WANDB_MODE"] = "disabled"
 
+from labrl.storage import provenance
 from labrl.trial import reporting  # torch reads the number of threads when it is imported
 
 # A busy machine may take a second over an example, and no promise is about that.
 settings.register_profile("labrl", deadline=None)
 settings.load_profile("labrl")
+
+remember()
+
+
+def _remember_repository() -> None:
+    """Let runs record the state of labrl's own repository as it was when the first of them began."""
+    describe, own = provenance.describe_repository, Path(__file__).parents[1]
+    once = functools.cache(describe)
+
+    def described(root: Path) -> tuple[dict[str, Any], str]:
+        return copy.deepcopy(once(root)) if root == own else describe(root)
+
+    provenance.describe_repository = described
+
+
+_remember_repository()
+# That data survives a power failure is no promise that a test could check.
+os.fsync = os.fstat  # type: ignore[assignment]  # which refuses the same descriptors
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector of garbage a hundred thousand objects that were imported, each time."""
+    gc.collect()
+    gc.freeze()
+
 
 _make_report, _prepare = reporting.make_report, reporting.prepare
 

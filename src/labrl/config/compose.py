@@ -167,10 +167,8 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(cfg, DictConfig):
         return dict(cfg)
-    # Hydra's own node is resolved by Hydra alone: parts of it have a value in a job only.
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    composed = dict(walk(OmegaConf.to_container(own, resolve=False)))
-    missing = {key: "" for key, value in composed.items() if value == "???"}
+    composed = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
+    missing = {key: "" for key, value in composed.items() if value == "???" and not key.startswith("hydra.")}
     for key in ("env", "agent"):  # a file of the user's own
         if isinstance(composed.get(key), dict) and f"{key}._target_" not in composed:
             missing[f"{key}._target_"] = ", or build on one of labrl's files (defaults: [gymnasium, _self_])"
@@ -179,12 +177,18 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
             Mistake("missing", key, f"{key} must be given: set {key}=<value>{other}")
             for key, other in missing.items()
         )
-    try:
-        plain = OmegaConf.to_container(own, resolve=True)
-    except OmegaConfBaseException as error:
-        raise _unresolved(error) from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    plain = {}
+    for key in cfg:
+        if key == "hydra":  # is resolved by Hydra alone: parts of it have a value in a job only
+            continue
+        try:
+            node = cfg[key]
+            plain[str(key)] = (
+                OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+            )
+        except OmegaConfBaseException as error:
+            raise _unresolved(error) from error
+    return plain
 
 
 def _unresolved(error: OmegaConfBaseException) -> InputError:
@@ -203,7 +207,8 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
 
     Raises InputError with a mistake for every wrong key.
     """
-    check_values(cfg)  # before PyTorch is loaded
+    if "torch" not in sys.modules:  # what is wrong is said before it is loaded
+        check_values(cfg)
     return _typed(cfg)
 
 

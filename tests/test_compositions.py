@@ -1,0 +1,57 @@
+"""What tests remember of compositions changes none of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from labrl.config.compose import compose
+from labrl.errors import InputError
+
+WORDS = [
+    "",
+    "agent=dqn env=pong agent/memory=prioritized agent.lr=1e-3",
+    "agent=dqn agent/memory=uniform",
+    "agent=dqn +agent.nonesuch=1",
+    "agent=nonesuch",
+    "~transforms/observation env=pendulum",
+    "agent=ppo agent.lr=linear:1e-3:0 agent.lr.end=1e-5",
+    "hydra/sweeper=optuna search=ppo hydra/launcher=basic",
+    "+callbacks.mine={_target_:mine.Callback}",
+]
+
+FRESH = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from test_compositions import WORDS, composed
+print(json.dumps([composed(words) for words in WORDS]))
+"""
+
+
+def composed(words: str) -> Any:
+    """Return all that is composed, Hydra's own node included, or the mistakes."""
+    try:
+        cfg = compose(words.split(" ") if words else [], with_hydra=True)
+    except InputError as error:
+        return [[one.code, one.key] for one in error.mistakes]
+    return OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
+
+
+def test_a_remembered_composition_is_the_one_that_hydra_makes() -> None:
+    program = FRESH.format(tests=str(Path(__file__).parent))
+    fresh = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    for words, anew in zip(WORDS, json.loads(fresh.stdout), strict=True):
+        for _ in range(2):
+            assert json.loads(json.dumps(composed(words))) == anew
+
+
+def test_a_change_of_a_composed_configuration_is_not_remembered() -> None:
+    cfg = compose(["agent=sac"])
+    was = cfg.agent.gamma
+    cfg.agent.gamma = 0.123
+    assert compose(["agent=sac"]).agent.gamma == was
