@@ -12,11 +12,11 @@ import polars as pl
 
 from labrl.analysis.figures import Sheet, save_sheets
 from labrl.analysis.groups import grouped
-from labrl.analysis.report.comparison import Comparison, comparison_report
+from labrl.analysis.report.comparison import comparison_report
 from labrl.analysis.report.page import Report, render
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
-from labrl.analysis.statistics import compare, of_trial
+from labrl.analysis.statistics import compare, trial_statistics
 from labrl.analysis.tables import as_csv, comparison_rows
 from labrl.errors import InputError
 from labrl.storage.atomic import write_atomic, write_json
@@ -60,7 +60,7 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
 def build_run(run: Run, out: Path | None = None) -> Built:
     """The report of one run; its `statistics.csv` has a row for each session."""
     comparison = compare(grouped([run]))
-    statistics = of_trial(run, comparison["envs"][0]["groups"][0])
+    statistics = trial_statistics(run, group=comparison["envs"][0]["groups"][0])
     report, sheets = trial_report(run, statistics)
     table = pl.DataFrame(statistics["sessions"], infer_schema_length=None)
     path = _write(out or run.path, report, sheets, statistics, table)
@@ -92,10 +92,9 @@ def build_comparison(
             code="not-found",
             key=str(place),
         )
-    comparison = Comparison(grouped(runs, by), out, title, experiment)
-    report, sheets = comparison_report(comparison)
-    path = _write(out, report, sheets, comparison.statistics, comparison_rows(comparison.statistics))
-    return Built(path, comparison.statistics, report.warnings, report.verdict)
+    report, sheets, statistics = comparison_report(grouped(runs, by), out, title, experiment)
+    path = _write(out, report, sheets, statistics, comparison_rows(statistics))
+    return Built(path, statistics, report.warnings, report.verdict)
 
 
 def _write(
