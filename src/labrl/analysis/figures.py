@@ -99,6 +99,9 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
             figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, used)
             png, svg = folder / f"{sheet.name}.png", folder / f"{sheet.name}.svg"
             dpi = DPI * 2 / 3 if figure.get_figwidth() > COLUMN else DPI
+            for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+                if not axis.get_label_text():  # or all its ticks are measured, to put an empty label beside
+                    axis.set_label_coords(0, 0)
             # a third less time for a wide PNG than with zlib's usual 6, and 6 % more bytes
             figure.savefig(png, dpi=dpi, metadata={"Software": "labrl"}, pil_kwargs={"compress_level": 3})
             figure.savefig(svg, metadata={"Date": None, "Creator": "labrl"})
