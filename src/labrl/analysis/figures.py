@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import mixed
+from labrl.analysis.formats import short_number, shortened
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference's page, inches."""
@@ -118,14 +120,6 @@ def styled() -> Iterator[None]:
         yield
 
 
-def short_number(value: float, digits: int = 4) -> str:
-    """Write `2M`, `500k`, `0.05`."""
-    for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size * 0.9999999:
-            return f"{value / size:.{digits}g}{letter}"
-    return f"{value:.{digits}g}"
-
-
 class ShortNumbers(Formatter):
     """Labels of an axis, with as many digits as tell them apart."""
 
@@ -149,20 +143,13 @@ class ShortNumbers(Formatter):
 
 def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
     """Mean of each value and those before it, `rows` together at most; nan are passed over. [rows]"""
-    known = np.isfinite(values)
-    total = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    count = np.concatenate([[0], np.cumsum(known)])
-    first = np.maximum(np.arange(1, len(values) + 1) - rows, 0)
-    last = np.arange(1, len(values) + 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = (total[last] - total[first]) / (count[last] - count[first])
-    return np.where(count[last] > count[first], mean, np.nan)
+    known = pl.Series(values).fill_nan(None)
+    return known.rolling_mean(rows, min_samples=1).fill_null(float("nan")).to_numpy()
 
 
 def shorten(names: Sequence[str], most: int) -> list[str]:
     """Cut names in the middle so that they fit, and so that different ones stay different."""
-    half = (most - 1) // 2
-    short = [name if len(name) <= most else f"{name[:half]}…{name[-half:]}" for name in names]
+    short = [shortened(name, most) for name in names]
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
