@@ -1,9 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers, names and tables as people read them."""
 
 from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +27,37 @@ def number(value: Any, digits: int = 4) -> str:
         return f"{value:.{digits - 2}e}"
     text = f"{value:.{digits}g}"
     return text if "e" in text else f"{float(text):,}".removesuffix(".0")
+
+
+def short_number(value: float, digits: int = 4) -> str:
+    """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05."""
+    for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size * 0.9999999:
+            return f"{value / size:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
+
+
+def shortened(text: str, width: int) -> str:
+    """Cut in the middle: what tells a name from others mostly stands at its end."""
+    if len(text) <= width:
+        return text
+    front = (width - 1) // 2
+    return f"{text[:front]}…{text[len(text) - (width - 1 - front) :]}"
+
+
+def widths_that_fit(
+    cells: Sequence[Mapping[str, str]], columns: Sequence[str], dispensable: Sequence[str], width: int | None
+) -> dict[str, int]:
+    """The columns of a table for which `width` characters are enough, two between them, and how wide each is.
+
+    dispensable: those that it goes without where it must, the first of them first; the rest stay anyway.
+    """
+    widths = {name: max(len(name), *(len(row[name]) for row in cells)) for name in columns}
+    for name in dispensable:
+        if width is None or sum(widths.values()) + 2 * (len(widths) - 1) <= width:
+            break
+        del widths[name]
+    return widths
 
 
 def interval(low: float | None, high: float | None) -> str:

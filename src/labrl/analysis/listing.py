@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from labrl.analysis.columns import widths_that_fit
 from labrl.analysis.filters import agreeing
+from labrl.analysis.formats import short_number, shortened, widths_that_fit
 from labrl.analysis.groups import grouped, varied
 from labrl.analysis.returns import group_return
 from labrl.analysis.runs import Run, find_runs, load_experiment
@@ -137,7 +137,7 @@ def as_table(found: Iterable[Entry], width: int | None = None) -> str:
     for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]:
         parts = []
         for name in widths:
-            text = _shortened(row[name], widths[name])
+            text = shortened(row[name], widths[name])
             parts.append(text.rjust(widths[name]) if name in _RIGHT else text.ljust(widths[name]))
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
@@ -306,8 +306,8 @@ def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
         entry.status,
         entry.agent,
         entry.env,
-        _short(entry.frames if entry.max_frame is None else min(entry.frames, entry.max_frame))
-        + (f"/{_short(entry.max_frame)}" if entry.max_frame else ""),
+        short_number(entry.frames if entry.max_frame is None else min(entry.frames, entry.max_frame), 3)
+        + (f"/{short_number(entry.max_frame, 3)}" if entry.max_frame else ""),
         score,
         seeds,
         _age(entry.created),
@@ -329,14 +329,6 @@ def _score(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
 
 
-def _short(number: int) -> str:
-    """1500 as 1.5k."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)
-
-
 def _age(created: str) -> str:
     """Since then, in the largest unit of which there are two."""
     try:
@@ -347,11 +339,3 @@ def _age(created: str) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
-
-
-def _shortened(text: str, width: int) -> str:
-    """Cut in the middle: a run folder's name has the date in front and what tells it apart at the end."""
-    if len(text) <= width:
-        return text
-    front = (width - 1) // 2
-    return f"{text[:front]}…{text[len(text) - (width - 1 - front) :]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from labrl.analysis.formats import interval_by, number
 from labrl.analysis.intervals import METHOD, aggregates, statistic_of
 from labrl.analysis.measures import final_return
+from labrl.storage.tables import read_rows
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
 """Definition of a session's return, in one line."""
@@ -68,12 +69,13 @@ def recorded_return(*tables: Path) -> float | None:
     For a session that has just ended, without the library that analysis reads tables with.
     """
     for path in tables:
-        try:
-            with open(path, newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.DictReader(file) if row.get("return_mean")]
-        except OSError:
-            continue
+        rows = [row for row in read_rows(path) if _is_finite(row.get("return_mean"))]
         rows = [row for row in rows if row.get("source") == rows[-1].get("source")]
         if rows:
-            return final_return(*([float(row[name]) for row in rows] for name in ("frame", "return_mean")))
+            frames, returns = ([float(str(row[name])) for row in rows] for name in ("frame", "return_mean"))
+            return final_return(frames, returns)
     return None
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def read_rows(path: Path) -> Rows:
         return Rows(warnings=warnings, cut=cut)
     if "source" in table.columns:
         table = table.with_columns(pl.col("source").replace(SOURCES))
-    numbers = _in_order(table.cast(pl.Float64, strict=False), path.name, warnings)
-    columns = {column: numbers[column].fill_null(float("nan")).to_numpy() for column in numbers.columns}
+    numbers = table.cast(pl.Float64, strict=False).fill_null(float("nan"))
+    columns = {column: numbers[column].to_numpy() for column in numbers.columns}
     infinite = [column for column, values in columns.items() if np.isinf(values).any()]
     if infinite:
         warnings.append(f"{path.name}: infinite values in {', '.join(infinite)}")
@@ -52,12 +53,16 @@ def read_rows(path: Path) -> Rows:
 
 def read_table(path: Path) -> pl.DataFrame:
     """Read the same rows as a data frame: whole numbers, real numbers or text by column, null where empty."""
-    cells, _, _ = _cells(path)
-    if cells is None:
+    table, _, _ = _cells(path)
+    if table is None:
         return pl.DataFrame()
-    table = _in_order(cells.with_columns(pl.col("frame").cast(pl.Float64, strict=False)), path.name, [])
-    frame = table["frame"].cast(pl.Int64)
-    return table.with_columns(frame, *(_typed(table[name]) for name in table.columns if name != "frame"))
+    return table.with_columns(pl.col("frame").cast(pl.Int64), *map(_typed, table.drop("frame")))
+
+
+def known(table: Mapping[str, Column], name: str) -> Column:
+    """Return the finite values of a column; none where there is no such column."""
+    values = table.get(name, np.empty(0))
+    return values[np.isfinite(values)]
 
 
 def _typed(texts: pl.Series) -> pl.Series:
@@ -70,9 +75,10 @@ def _typed(texts: pl.Series) -> pl.Series:
 
 
 def _cells(path: Path) -> tuple[pl.DataFrame | None, list[str], bool]:
-    """Return the whole lines of a table as text, null where empty, what is wrong, and whether it is cut.
+    """Return the rows of a table in order, what is wrong with it, and whether its last line is cut.
 
-    The table is None where there is no file, or nothing that can be read.
+    Cells are text, null where they are empty, but for `frame`, a real number. The table is None where there
+    is no file, or nothing that can be read.
     """
     try:
         content = path.read_bytes()
@@ -88,10 +94,16 @@ def _cells(path: Path) -> tuple[pl.DataFrame | None, list[str], bool]:
     if "frame" not in header.split(","):
         return None, [f"{path.name} has no column `frame`"] if header else [], cut
     fitting = [line for line in lines if line.count(",") == header.count(",")]
-    warnings = []
-    if len(fitting) < len(lines):
-        warnings.append(f"{path.name}: {_rows(len(lines) - len(fitting))} with missing cells left out")
-    return pl.read_csv(io.StringIO("\n".join([header, *fitting, ""])), infer_schema=False), warnings, cut
+    table = pl.read_csv(io.StringIO("\n".join([header, *fitting, ""])), infer_schema=False)
+    table = table.with_columns(pl.col("frame").cast(pl.Float64, strict=False))
+    known = table.filter(pl.col("frame").is_finite())
+    once = known.unique("frame", keep="last", maintain_order=True).sort("frame")
+    faults = (
+        (len(lines) - len(fitting), "with missing cells left out"),
+        (len(table) - len(known), "without a frame left out"),
+        (len(known) - len(once), "doubled, the later ones count"),
+    )
+    return once, [f"{path.name}: {_rows(count)} {what}" for count, what in faults if count], cut
 
 
 def of_one_source(scores: Rows, name: str) -> Rows:
@@ -115,14 +127,3 @@ def of_one_source(scores: Rows, name: str) -> Rows:
 
 def _rows(number: int) -> str:
     return "1 row" if number == 1 else f"{number} rows"
-
-
-def _in_order(table: pl.DataFrame, name: str, warnings: list[str]) -> pl.DataFrame:
-    """Sort by frame, a real number, and keep the last of the rows with one frame."""
-    known = table.filter(pl.col("frame").is_finite())
-    if len(known) < len(table):
-        warnings.append(f"{name}: {_rows(len(table) - len(known))} without a frame left out")
-    once = known.unique("frame", keep="last", maintain_order=True).sort("frame")
-    if len(once) < len(known):
-        warnings.append(f"{name}: {_rows(len(known) - len(once))} doubled, the later ones count")
-    return once

@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from labrl.analysis.returns import recorded_return
-from labrl.analysis.rows import Column, Rows, of_one_source, read_rows, read_table
+from labrl.analysis.rows import Column, Rows, known, of_one_source, read_rows, read_table
 from labrl.config.keys import traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
@@ -53,6 +54,34 @@ class SessionRun:
     """Progress, which may be beyond the last row: from its result, or before that from `progress.json`."""
     warnings: list[str] = field(default_factory=list)
     """Messages on what is wrong: why it failed, what is missing from its files."""
+
+    @cached_property
+    def scores(self) -> dict[str, Column]:
+        """The evaluation rows that have a return; of a session that was never evaluated its training rows.
+
+        Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the frames.
+        """
+        names = ("frame", "return_mean", "wall", "opt_step")
+        for table in (self.eval, self.train):
+            nothing = np.full(len(table["frame"]), np.nan)
+            there = np.isfinite(table.get("return_mean", nothing))
+            found = {name: table.get(name, nothing)[there] for name in names}
+            if there.any():
+                break
+        return found
+
+    def last(self, column: str) -> float | None:
+        """Return the last value of a column that only grows, None where none is known."""
+        values = [
+            float(values[-1]) for table in (self.train, self.eval) if len(values := known(table, column))
+        ]
+        return max(values, default=None)
+
+    def furthest(self, column: str) -> float:
+        """Return the last value of `frame` or `wall`, which after an interruption is beyond the last row."""
+        said = self.reached.get(column)
+        beyond = float(said) if isinstance(said, int | float) and np.isfinite(said) else 0.0
+        return max(self.last(column) or 0.0, beyond)
 
 
 class Run:

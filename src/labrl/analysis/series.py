@@ -8,7 +8,7 @@ import numpy as np
 
 from labrl.analysis.charts import Axis, View
 from labrl.analysis.intervals import MAX_POINTS, curve, on_grid, statistic_of
-from labrl.analysis.rows import Column
+from labrl.analysis.rows import Column, known
 from labrl.analysis.runs import Run, SessionRun
 
 AXES = ("frame", "wall")
@@ -21,12 +21,6 @@ Views = dict[str, View]
 def evaluates(run: Run) -> bool:
     """Return whether the scores of `eval.csv` come from environments of their own, not from training."""
     return bool(run.config.get("meta", {}).get("rigorous_eval"))
-
-
-def known(table: Mapping[str, Column], name: str) -> Column:
-    """Return the finite values of a column; none where there is no such column."""
-    values = table.get(name, np.empty(0))
-    return values[np.isfinite(values)]
 
 
 class TimeAxes:

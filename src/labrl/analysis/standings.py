@@ -96,11 +96,10 @@ def _searched(run: Run, search: SearchResult, trial: SearchTrial) -> Standing:
     """Rank a trial by the objective of the search."""
     sign = -1.0 if search.maximize[0] else 1.0
     measure = search.objective[0]
-    for candidate in (search.facts.get("confirm") or {}).get("candidates", []):
-        if candidate.get("trial") == trial.number and candidate.get("mean") is not None:
-            mean = float(candidate["mean"])
-            told = f"{measure} {mean:,.1f} on the fresh seeds of the confirmation"
-            return Standing(run.path, run.env, (0, sign * mean, trial.number), True, told)
+    mean = next((one.mean for one in search.confirmed if one.trial == trial.number), None)
+    if mean is not None:
+        told = f"{measure} {mean:,.1f} on the fresh seeds of the confirmation"
+        return Standing(run.path, run.env, (0, sign * mean, trial.number), True, told)
     if not trial.values:
         return Standing(run.path, run.env, (), False, run.status)
     value, complete = trial.values[0], trial.state == "complete"

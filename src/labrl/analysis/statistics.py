@@ -27,7 +27,8 @@ from labrl.analysis.intervals import (
     probability_of_improvement,
     statistic_of,
 )
-from labrl.analysis.rows import Column
+from labrl.analysis.returns import GroupReturn
+from labrl.analysis.rows import known
 from labrl.analysis.runs import Run, SessionRun
 from labrl.storage.experiment_folder import CONFIRMING
 
@@ -68,45 +69,6 @@ MEASURES = {
 """The numbers of `session_statistics` of which a mean over sessions makes sense, with their names."""
 
 
-def score_rows(session: SessionRun) -> dict[str, Column]:
-    """The evaluation rows that have a return; of a session that was never evaluated its training rows.
-
-    Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the frames.
-    """
-    evaluated = _with_return(session.eval)
-    return evaluated if len(evaluated["frame"]) else _with_return(session.train)
-
-
-def _with_return(table: dict[str, Column]) -> dict[str, Column]:
-    nothing = np.full(len(table["frame"]), np.nan)
-    there = np.isfinite(table.get("return_mean", nothing))
-    return {name: table.get(name, nothing)[there] for name in ("frame", "return_mean", "wall", "opt_step")}
-
-
-def last_frame(session: SessionRun) -> float:
-    """Return the frame of the session's last row; 0 without rows."""
-    return _last(session, "frame") or 0.0
-
-
-def frames_reached(session: SessionRun) -> float:
-    """Return the last frame of the session, which after an interruption is beyond its last row."""
-    return max(last_frame(session), _said(session, "frame"))
-
-
-def _said(session: SessionRun, name: str) -> float:
-    """Return the last reported progress of the session; 0 without any."""
-    value = session.reached.get(name)
-    return float(value) if isinstance(value, int | float) and np.isfinite(value) else 0.0
-
-
-def _last(session: SessionRun, column: str) -> float | None:
-    """The last known value of a column that only grows."""
-    tables = [table[column] for table in (session.train, session.eval) if column in table]
-    return max(
-        (float(values[known][-1]) for values in tables if (known := np.isfinite(values)).any()), default=None
-    )
-
-
 def session_statistics(
     session: SessionRun,
     baseline: Baseline | None,
@@ -117,16 +79,20 @@ def session_statistics(
 
     baseline: the random policy's return; human: published returns of the random policy and of a human.
     """
-    rows = score_rows(session)
-    frame, returns, seconds = (rows[name] for name in ("frame", "return_mean", "wall"))
-    final = measures.final_return(frame, returns)
-    frames, played = frames_reached(session), last_frame(session)
-    wall = max(_last(session, "wall") or 0.0, _said(session, "wall")) or None
-    emulated, episodes, updates = (_last(session, name) for name in ("env_frames", "episode", "opt_step"))
+    frame, returns, seconds, updates = (
+        session.scores[n] for n in ("frame", "return_mean", "wall", "opt_step")
+    )
+    frames, wall = session.furthest("frame"), session.furthest("wall") or None
+    emulated, episodes, learned, played = map(session.last, ("env_frames", "episode", "opt_step", "frame"))
     if emulated is not None and played:
         emulated *= frames / played  # so many for each frame
-    reached_at = None if threshold is None else measures.time_to(frame, returns, threshold.value)
-    reached_after = None if threshold is None else measures.time_to(seconds, returns, threshold.value)
+    final = measures.final_return(frame, returns)
+    reached = [
+        None if threshold is None else measures.time_to(ticks, returns, threshold.value)
+        for ticks in (frame, seconds)
+    ]
+    # SLM Lab's measures need the random policy's return
+    s = measures.strength(returns, baseline.mean) if baseline is not None and len(frame) else None
     return {
         "index": session.index,
         "seed": session.seed,
@@ -135,7 +101,7 @@ def session_statistics(
         "frames": int(frames),
         "env_frames": None if emulated is None else round(emulated),
         "episodes": None if episodes is None else int(episodes),
-        "opt_steps": None if updates is None else int(updates),
+        "opt_steps": None if learned is None else int(learned),
         "wall": wall,
         "fps": frames / wall if wall else None,
         "rows": len(frame),
@@ -143,52 +109,32 @@ def session_statistics(
         "best_return": float(returns.max()) if len(frame) else None,
         "best_frame": int(frame[returns.argmax()]) if len(frame) else None,
         "area_under_curve": measures.area_under_curve(frame, returns),
-        "slm_final": measures.slm_final(_with_return(session.train)["return_mean"]),
-        **_against_random(rows, baseline),
-        "frames_to_threshold": reached_at,
-        "seconds_to_threshold": reached_after
-        if reached_after is None or np.isfinite(reached_after)
-        else None,
+        "slm_final": measures.slm_final(known(session.train, "return_mean")),
+        "strength": None if s is None else float(s.mean()),
+        "max_strength": None if s is None else float(s.max()),
+        "final_strength": None if s is None else float(s[-1]),
+        "sample_efficiency": None if s is None else measures.efficiency(s, frame),
+        # a file without the column: no update is known of
+        "training_efficiency": None if s is None else measures.efficiency(s, np.nan_to_num(updates)),
+        "stability": None if s is None else measures.stability(s),
+        "frames_to_threshold": reached[0],
+        "seconds_to_threshold": None if reached[1] is None or np.isnan(reached[1]) else reached[1],
         "human_normalized": None
         if human is None or final is None
         else measures.human_normalized(final, *human),
     }
 
 
-def _against_random(rows: Mapping[str, Column], baseline: Baseline | None) -> dict[str, float | None]:
-    """SLM Lab's measures of a session; None throughout without rows or without a baseline."""
-    known = baseline is not None and len(rows["frame"]) > 0
-    s = measures.strength(rows["return_mean"], baseline.mean if baseline is not None else 0.0)
-    updates = np.nan_to_num(rows["opt_step"])  # a file without the column: no update is known of
-    return {
-        "strength": float(s.mean()) if known else None,
-        "max_strength": float(s.max()) if known else None,
-        "final_strength": float(s[-1]) if known else None,
-        "sample_efficiency": measures.efficiency(s, rows["frame"]) if known else None,
-        "training_efficiency": measures.efficiency(s, updates) if known else None,
-        "stability": measures.stability(s) if known else None,
-    }
-
-
-def trial_statistics(run: Run, threshold: float | None = None) -> dict[str, Any]:
-    """One run: what it is, and `group_statistics` of it alone.
+def trial_statistics(
+    run: Run, threshold: float | None = None, group: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """One run: what it is, and the statistics of it alone: `group`, or else those of `group_statistics`.
 
     threshold: the return, the time to which is measured; None: what is known for the environment.
     """
-    return of_trial(run, group_statistics([run], threshold=threshold))
-
-
-def of_trial(run: Run, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description of a run with the statistics of the `group` that it alone makes."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "kind": "trial",
-        "run": run.name,
-        "status": run.status,
-        "created": run.created,
-        "seed": run.seed,
-        **group,
-    }
+    about = {"status": run.status, "created": run.created, "seed": run.seed}
+    head = {"format_version": FORMAT_VERSION, "kind": "trial", "run": run.name, **about}
+    return {**head, **(group or group_statistics([run], threshold=threshold))}
 
 
 def group_statistics(
@@ -210,18 +156,22 @@ def group_statistics(
     env = runs[0].config.get("env", {})
     baseline, human = random_baseline(env), human_range(env)
     wanted = Threshold(threshold, "given") if threshold is not None else threshold_of(env)
-    entries = [
-        {"run": run.name, **session_statistics(session, baseline, human, wanted)}
-        for run in runs
-        for session in run.sessions
-    ]
-    sessions = [session for run in runs for session in run.sessions]
     reasons = list(_reasons_to_leave_out(runs))
-    for entry, reason in zip(entries, reasons, strict=True):
-        entry["counted"] = reason is None
+    sessions = [(run, session) for run in runs for session in run.sessions]
+    entries = [
+        {"run": run.name, **session_statistics(session, baseline, human, wanted), "counted": reason is None}
+        for (run, session), reason in zip(sessions, reasons, strict=True)
+    ]
     counted = [entry for entry in entries if entry["counted"]]
-    sample = [session for session, reason in zip(sessions, reasons, strict=True) if reason is None]
+    sample = [session for (_, session), reason in zip(sessions, reasons, strict=True) if reason is None]
+    curves = [(session.scores["frame"], session.scores["return_mean"]) for session in sample]
+    grid, returns = aligned([frame for frame, _ in curves], [values for _, values in curves])
     agents = list(dict.fromkeys(run.agent for run in runs))
+    left_out = [
+        {"run": entry["run"], "session": entry["index"], "reason": reason}
+        for entry, reason in zip(entries, reasons, strict=True)
+        if reason is not None
+    ]
     return {
         "name": name or ", ".join(agents),
         "agent": agents[0] if len(agents) == 1 else SEVERAL,
@@ -229,19 +179,15 @@ def group_statistics(
         "runs": [run.name for run in runs],
         "sessions": entries,
         "counted": len(counted),
-        "left_out": [
-            {"run": entry["run"], "session": entry["index"], "reason": reason}
-            for entry, reason in zip(entries, reasons, strict=True)
-            if reason is not None
-        ],
+        "left_out": left_out,
         "baseline": None if baseline is None else vars(baseline),
         "threshold": None if wanted is None else vars(wanted),
         "scores_of": scores_of(runs),
         "measures": _over_sessions(counted),
-        "consistency": _consistency(sample, baseline),
+        "consistency": _consistency(returns, baseline),
         "estimates": _estimates(counted, normalized=human is not None),
-        "curve": _curve(sample),
-        "warnings": list(_warnings(runs, entries, reasons, baseline)),
+        "curve": _curve(grid, returns),
+        "warnings": list(_warnings(runs, entries, left_out, baseline)),
     }
 
 
@@ -258,16 +204,16 @@ def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
     A session that played the whole of its own budget, or that its evaluations ended early, is part of it,
     however far the others came.
     """
-    furthest = max((last_frame(session) for run in runs for session in run.sessions), default=0.0)
+    furthest = max((session.last("frame") or 0.0 for run in runs for session in run.sessions), default=0.0)
     seen: dict[tuple[str, int], str] = {}
     confirmed_in = {run.path.parent for run in runs if run.path.name.startswith(CONFIRMING)}
     for run in runs:
         chosen = run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING)
         goal = min(furthest, run.max_frame or furthest)
         for session in run.sessions:
-            reached, came = last_frame(session), frames_reached(session)
+            reached, came = session.last("frame") or 0.0, session.furthest("frame")
             twin = (run.group_key, session.seed) if session.seed is not None else None
-            if not len(score_rows(session)["frame"]):
+            if not len(session.scores["frame"]):
                 yield "no episode has ended"
             elif chosen:
                 yield "the search chose it for its return; the fresh seeds of its confirmation count"
@@ -310,47 +256,38 @@ def _column(entries: Sequence[Mapping[str, Any]], measure: str) -> np.ndarray:
     return np.array([entry[measure] for entry in entries], dtype=np.float64)
 
 
-def _consistency(sessions: Sequence[SessionRun], baseline: Baseline | None) -> float | None:
-    """Return the consistency over the checkpoints at which every session has a return."""
-    if baseline is None or not sessions:
+def _consistency(returns: np.ndarray, baseline: Baseline | None) -> float | None:
+    """Return the consistency over the places of the grid at which every session has a return."""
+    if baseline is None or not len(returns):
         return None
-    rows = [score_rows(session) for session in sessions]
-    _, returns = aligned([own["frame"] for own in rows], [own["return_mean"] for own in rows])
     everywhere = np.isfinite(returns).all(axis=0)
     return measures.consistency(measures.strength(returns[:, everywhere], baseline.mean))
 
 
-def _curve(sessions: Sequence[SessionRun]) -> dict[str, list[Any]]:
+def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
     """Return over frames, IQM and mean over the sessions with their intervals; lists of equal length."""
-    rows = [score_rows(session) for session in sessions]
-    grid, returns = aligned([own["frame"] for own in rows], [own["return_mean"] for own in rows])
     columns: dict[str, list[Any]] = {"frame": grid.astype(int).tolist()}
     for statistic in ("iqm", "mean"):
         band = curve(returns, statistic)
-        for name, values in (
-            (statistic, band.value),
-            (f"{statistic}_low", band.low),
-            (f"{statistic}_high", band.high),
-        ):
-            columns[name] = [value if np.isfinite(value) else None for value in values.tolist()]
+        for end, values in (("", band.value), ("_low", band.low), ("_high", band.high)):
+            columns[statistic + end] = [value if np.isfinite(value) else None for value in values.tolist()]
     return columns | {"count": np.isfinite(returns).sum(axis=0).tolist()}
 
 
 def _warnings(
     runs: Sequence[Run],
     entries: Sequence[Mapping[str, Any]],
-    reasons: Sequence[str | None],
+    left_out: Sequence[Mapping[str, Any]],
     baseline: Baseline | None,
 ) -> Iterator[str]:
     several = len(runs) > 1
     for run in runs:
         for warning in run.warnings:
             yield f"{run.name}: {warning}" if several else warning
-    for entry, reason in zip(entries, reasons, strict=True):
-        if reason is not None:
-            where = f"{entry['run']}, session {entry['index']}" if several else f"session {entry['index']}"
-            yield f"{where} is left out of the statistics: {reason}"
-    counted = reasons.count(None)
+    for one in left_out:
+        where = f"{one['run']}, session {one['session']}" if several else f"session {one['session']}"
+        yield f"{where} is left out of the statistics: {one['reason']}"
+    counted = len(entries) - len(left_out)
     early = [entry["frames"] for entry in entries if entry["stop"] and entry["counted"]]
     if early and counted > 1:
         yield (
@@ -402,10 +339,10 @@ def _one_env(env: str, groups: Sequence[Group], threshold: float | None) -> dict
     }
 
 
-def final_return(entry: Mapping[str, Any]) -> Estimate | None:
-    """The final return of a group's statistics: IQM, of few sessions mean; None without a session."""
-    found = entry["estimates"].get("final_return")
-    return Estimate(**found[statistic_of(entry["counted"])]) if found else None
+def final_return(entry: Mapping[str, Any]) -> GroupReturn | None:
+    """The final return of a group's statistics, as it is shown everywhere; None without a session."""
+    found, count = entry["estimates"].get("final_return"), entry["counted"]
+    return GroupReturn(**found[statistic_of(count)], count=count) if found else None
 
 
 def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
@@ -420,7 +357,7 @@ def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
     return None
 
 
-def ranked(entries: Sequence[Mapping[str, Any]]) -> list[tuple[Estimate, Mapping[str, Any]]]:
+def ranked(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn, Mapping[str, Any]]]:
     """The groups with a final return, the highest first."""
     found = [(estimate, entry) for entry in entries if (estimate := final_return(entry)) is not None]
     return sorted(found, key=lambda pair: -pair[0].value)

@@ -85,28 +85,14 @@ class CheckpointStore:
         self._ready = False
         self._kept: set[int] = set()
 
-    def save(
-        self,
-        frame: int,
-        state: Any,
-        best: bool = False,
-        owed: int | None = None,
-        provisional: bool = False,
-        keep: bool = False,
-        replay: Path | None = None,
-    ) -> Path:
-        """Write `state` as the checkpoint of `frame`, also as `best/` if `best`; returns its folder.
+    def save(self, frame: int, state: Any, **how: Any) -> Path:
+        """Pack `state` and do with it as `write` does, with the arguments `how`; returns the folder.
 
-        Once it lies on the disk, those older than the `keep_last` newest are removed, but for that of frame
-        `owed`, which `declare_best` may be asked for. With `provisional` the best one until now is kept, for
-        `take_back_best`. With `keep` it is never removed, and holds what a fork from it needs and training
-        replaces: the best checkpoint, and the files of the folder `replay`. Raises TypeError if `state` holds
-        anything but plain data, arrays and tensors, OSError if the disk refuses; then what was there before
-        still is.
+        Raises TypeError if it holds anything but plain data, arrays and tensors, and what `write` raises.
         """
         from labrl.storage.tree import pack  # loads PyTorch, which looking at a folder does without
 
-        return self.write(frame, pack(state), best, owed, provisional, keep, replay)
+        return self.write(frame, pack(state), **how)
 
     def write(
         self,
@@ -118,9 +104,16 @@ class CheckpointStore:
         keep: bool = False,
         replay: Path | None = None,
     ) -> Path:
-        """Do as `save` does with a state that was packed before."""
+        """Write a packed state as the checkpoint of `frame`, also as `best/` if `best`; returns its folder.
+
+        Once it lies on the disk, those older than the `keep_last` newest are removed, but for that of frame
+        `owed`, which `declare_best` may be asked for. With `provisional` the best one until now is kept, for
+        `take_back_best`. With `keep` it is never removed, and holds what a fork from it needs and training
+        replaces: the best checkpoint, and the files of the folder `replay`. Raises OSError if the disk
+        refuses; then what was there before still is.
+        """
         self._make_ready()
-        target = self.folder / f"frame_{frame:012d}"
+        target = self._at(frame)
         temporary = self._temporary(target.name)
         try:
             if keep:
@@ -143,20 +136,15 @@ class CheckpointStore:
     def declare_best(self, frame: int) -> None:
         """Let the checkpoint of `frame`, written before, be the best. Raises OSError where there is none."""
         self._make_ready()
-        path = self.folder / f"frame_{frame:012d}"
-        try:
-            manifest = _read_manifest(path)
-        except ValueError as error:
-            raise OSError(f"{path}: {error}") from error
-        _mark(path, manifest, best=True)
-        self._publish_best(path)
+        _mark(self._at(frame), best=True)
+        self._publish_best(self._at(frame))
 
     def take_back_best(self, frame: int) -> None:
         """Let the checkpoint of `frame`, provisionally the best, not be it; the one before is it again."""
         self._make_ready()
-        path, best, before = (self.folder / name for name in (f"frame_{frame:012d}", BEST, BEFORE))
-        if _claims_best(path):
-            _mark(path, _read_manifest(path), best=False)
+        best, before = self.folder / BEST, self.folder / BEFORE
+        if _claims_best(self._at(frame)):
+            _mark(self._at(frame), best=False)
         if self.best_frame() == frame:
             if before.is_dir():
                 self._publish(before, best)
@@ -179,9 +167,7 @@ class CheckpointStore:
 
     def at(self, frame: int) -> Checkpoint | None:
         """The checkpoint of `frame`, the best one included, or None; raises as `latest`."""
-        named = [self.folder / f"frame_{frame:012d}"]
-        if self.best_frame() == frame:
-            named.append(self.folder / BEST)
+        named = [self._at(frame), *([self.folder / BEST] if self.best_frame() == frame else [])]
         return self._first_whole([path for path in named if path.is_dir()])
 
     def best_frame(self) -> int | None:
@@ -244,8 +230,11 @@ class CheckpointStore:
         copy = self._path_of(frame) / REPLAY
         return copy if copy.is_dir() else None
 
+    def _at(self, frame: int) -> Path:
+        return self.folder / f"frame_{frame:012d}"
+
     def _path_of(self, frame: int) -> Path:
-        path = self.folder / f"frame_{frame:012d}"
+        path = self._at(frame)
         return self.folder / BEST if not path.is_dir() and self.best_frame() == frame else path
 
     def refuse_broken(self, latest: Checkpoint | None) -> None:
@@ -301,7 +290,7 @@ class CheckpointStore:
             self._publish_best(marked)
         for leftover in self.folder.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
-        self._kept = {_frame(path) for path in self._newest_first() if _is_kept(path)}
+        self._kept = {_frame(path) for path in self._newest_first() if _claims(path).get("keep")}
         self._ready = True
 
     def _add_past(self, kept: Path, is_best: bool, replay: Path | None) -> None:
@@ -393,7 +382,12 @@ def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> Non
     sync_folder(folder)
 
 
-def _mark(path: Path, manifest: dict[str, Any], best: bool) -> None:
+def _mark(path: Path, best: bool) -> None:
+    """Write into the manifest whether the checkpoint is the best. Raises OSError where it cannot be read."""
+    try:
+        manifest = _read_manifest(path)
+    except ValueError as error:
+        raise OSError(f"{path}: {error}") from error
     write_atomic(path / MANIFEST, _as_json({**manifest, "best": best}))
 
 
@@ -419,26 +413,21 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _claims_best(path: Path) -> bool:
+def _claims(path: Path) -> dict[str, Any]:
+    """Return the manifest; empty where it is missing or damaged."""
     try:
-        return bool(_read_manifest(path)["best"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _is_kept(path: Path) -> bool:
-    try:
-        return bool(_read_manifest(path).get("keep"))
+        return _read_manifest(path)
     except (OSError, ValueError):
-        return False
+        return {}
+
+
+def _claims_best(path: Path) -> bool:
+    return bool(_claims(path).get("best"))
 
 
 def _claimed_frame(path: Path) -> int:
-    """The frame in a manifest, -1 where it cannot be read."""
-    try:
-        return int(_read_manifest(path)["frame"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
+    """Return the frame in a manifest, -1 where it cannot be read."""
+    return int(_claims(path).get("frame", -1))
 
 
 def _whole(read: Callable[[Path], Found], path: Path) -> Found:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 from labrl.errors import DamagedFileError, InputError
 from labrl.storage.checkpoint import Checkpoint, CheckpointStore
 from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.storage.tables import read_rows
 
 
 def chosen_session(run: RunFolder, wanted: int | None, key: str = "session") -> SessionFolder:
@@ -37,7 +37,6 @@ def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoin
     is whole.
     """
     kinds = {"default": ("best", "latest")}.get(wanted, (wanted,))
-    store = CheckpointStore(session.checkpoints, keep_last=1)
     for _ in range(3):  # a running session may replace them while they are read
         store = CheckpointStore(session.checkpoints, keep_last=1)
         for kind in kinds:
@@ -68,15 +67,7 @@ def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoin
 
 def _best_score(session: SessionFolder) -> float:
     """Return the highest in the evaluation table, which a running session may be writing to."""
-    best = -math.inf
-    try:
-        with open(session.eval_csv, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                try:
-                    score = float(row.get("return_mean") or "nan")
-                except ValueError:  # half a number
-                    continue
-                best = max(best, score) if score == score else best
-    except OSError:
-        pass
-    return best
+    scores = [row.get("return_mean") for row in read_rows(session.eval_csv)]
+    return max(
+        (score for score in scores if isinstance(score, int | float) and score == score), default=-math.inf
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from labrl.analysis.columns import widths_that_fit
+from labrl.analysis.formats import widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.run_folder import RunFolder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,24 @@ import numpy as np
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, interval_by, moment, number
+from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, moment, number
 from labrl.analysis.groups import Group, by_env, varied
 from labrl.analysis.intervals import PAIR_METHOD
-from labrl.analysis.report.page import KeyFigure, Report, Toggle, relative
-from labrl.analysis.report.search import search_content, search_figures
-from labrl.analysis.report.trial import group_figure
+from labrl.analysis.report.page import Report, relative
+from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, statistic_name
 from labrl.analysis.runs import Experiment, Run
 from labrl.analysis.search import read_search, summary, verdict
 from labrl.analysis.series import AXES, TimeAxes, Views, evaluates, split
 from labrl.analysis.settings import setting_charts
-from labrl.analysis.statistics import compare, improvement, ranked, statistic_of, values_of
+from labrl.analysis.statistics import (
+    compare,
+    final_return,
+    improvement,
+    ranked,
+    statistic_of,
+    values_of,
+)
 
 MOST_NAMED = 8
 """Groups that have a colour of their own; the others are grey lines behind them."""
@@ -34,6 +39,69 @@ MOST_IN_MATRIX = 10
 
 MOST_VERDICTS = 4
 """Environments that the sentences and numbers on top speak of."""
+
+
+def comparison_report(
+    groups: Sequence[Group], folder: Path, title: str, experiment: Experiment | None = None
+) -> tuple[Report, list[Sheet], dict[str, Any]]:
+    """Return curves, scores, pairs and profiles by environment, the trials, and what differs between them.
+
+    folder: where the report will lie; experiment: whose trials they are, if all are of one. Those of a search
+    are called by their number, and what it confirmed on fresh seeds is the verdict. Returns the report, its
+    plots and the statistics.
+    """
+    runs = [run for group in groups for run in group.runs]
+    search = read_search(experiment.info) if experiment else None
+    if experiment is not None and search is not None:
+        groups = _numbered(groups, experiment)
+    statistics = compare(groups)
+    if experiment is not None and search is not None:
+        statistics["search"] = summary(search, runs, experiment.path)
+    info = {"command": None, "resumes": None, **(experiment.info if experiment else {})}
+    entries, axes = statistics["envs"], TimeAxes(runs)
+    envs = [
+        EnvComparison(entry, own, axes, len(entries) > 1)
+        for entry, own in zip(entries, by_env(groups).values(), strict=True)
+    ]
+    going_on = "running" if any(run.status == "running" for run in runs) else "finished"
+    content = {
+        "search": search,
+        "searched": search_content(search, experiment.path) if experiment and search else None,
+        "path": experiment.path if experiment else None,
+        "envs": envs,
+        "pair_method": PAIR_METHOD,
+        "statistics": statistics,
+        "best": [
+            (entry["env"], *found[0])
+            for entry in entries[:MOST_VERDICTS]
+            if (found := ranked(entry["groups"]))
+        ],
+        "trials": list(_trials(statistics, groups, folder, experiment)),
+        "groups": groups,
+        "info": info,
+        "different": varied([group.runs[0] for group in groups]),
+        "versions": sorted({_code(run) for run in runs}),
+    }
+    report = Report(
+        template="groups",
+        title=title,
+        subtitle=moment(info["created"]) if info.get("created") else "",
+        status=experiment.status if experiment else going_on,
+        verdict=" ".join(verdict(search) if search else map(_verdict, entries[:MOST_VERDICTS])),
+        warnings=list(_warnings(statistics, groups, experiment)),
+        footer=str(folder),
+        content=content,
+    )
+    return report, [sheet for env in envs for sheet in env.sheets()], statistics
+
+
+def _numbered(groups: Sequence[Group], experiment: Experiment) -> list[Group]:
+    """Return the groups, those of a single trial of a search under its number."""
+    numbers = [experiment.number_of(group.runs[0]) for group in groups]
+    return [
+        group if number is None or numbers.count(number) > 1 else replace(group, name=f"trial {number}")
+        for group, number in zip(groups, numbers, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -49,10 +117,10 @@ class Member:
     key: str
     """Key by which its curves are hidden."""
 
-    @cached_property
+    @property
     def final(self) -> GroupReturn | None:
-        """The final return of a group; None without one."""
-        return group_figure(self.entry)
+        """The final return of the group; None without one."""
+        return final_return(self.entry)
 
 
 class EnvComparison:
@@ -77,9 +145,9 @@ class EnvComparison:
             for group, one in zip(groups, entries, strict=True)
         ]
         self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
-        self.toggles = [Toggle(one.key, one.group.name, one.style) for one in self.members if one.named]
-        if others := len(self.members) - len(self.toggles):
-            self.toggles.append(Toggle(f"others{self.suffix}", f"{others} others", Style(GREY)))
+        self.legend = [Line(one.key, one.group.name, one.style, {}) for one in self.members if one.named]
+        if others := len(self.members) - len(self.legend):
+            self.legend.append(Line(f"others{self.suffix}", f"{others} others", Style(GREY), {}))
         self.statistic = NAMES[statistic_of(max(len(group.sessions) for group in groups))]
         self.short_statistic = statistic_name(max((one["counted"] for one in entries), default=0))
         self.branches = entry["branches"] or {}
@@ -171,92 +239,19 @@ class EnvComparison:
         return {"columns": columns, "rows": rows}
 
 
-class Comparison:
-    """Groups of runs beside each other, with their statistics, and where their report will lie."""
-
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        folder: Path,
-        title: str = "Comparison",
-        experiment: Experiment | None = None,
-    ) -> None:
-        """experiment: whose trials they are, if all are of one; those of a search are called by their number,
-        and what it confirmed on fresh seeds is the verdict of the report."""
-        self.groups, self.folder, self.title, self.experiment = groups, folder, title, experiment
-        self.runs = [run for group in groups for run in group.runs]
-        self.search = read_search(experiment.info) if experiment else None
-        if experiment is not None and self.search is not None:
-            numbers = [experiment.number_of(group.runs[0]) for group in groups]
-            self.groups = [
-                group
-                if number is None or numbers.count(number) > 1
-                else replace(group, name=f"trial {number}")
-                for group, number in zip(groups, numbers, strict=True)
-            ]
-        self.statistics = compare(self.groups)
-        if experiment is not None and self.search is not None:
-            self.statistics["search"] = summary(self.search, self.runs, experiment.path)
-
-    @property
-    def status(self) -> str:
-        """The status of the experiment; for other runs, `running` as long as one of them runs."""
-        if self.experiment is not None:
-            return self.experiment.status
-        return "running" if any(run.status == "running" for run in self.runs) else "finished"
-
-
-def comparison_report(comparison: Comparison) -> tuple[Report, list[Sheet]]:
-    """Return curves, scores, pairs and profiles by environment, the trials, and what differs between them."""
-    statistics, groups, search = comparison.statistics, comparison.groups, comparison.search
-    experiment, entries = comparison.experiment, statistics["envs"]
-    info = {"command": None, "resumes": None, **(experiment.info if experiment else {})}
-    axes = TimeAxes(comparison.runs)
-    envs = [
-        EnvComparison(entry, own, axes, len(entries) > 1)
-        for entry, own in zip(entries, by_env(groups).values(), strict=True)
-    ]
-    content = {
-        "search": search,
-        "searched": search_content(search, experiment.path) if experiment and search else None,
-        "path": experiment.path if experiment else None,
-        "envs": envs,
-        "pair_method": PAIR_METHOD,
-        "across": statistics["across"],
-        "trials": list(_trials(comparison)),
-        "groups": groups,
-        "info": info,
-        "different": varied([group.runs[0] for group in groups]),
-        "versions": sorted({_code(run) for run in comparison.runs}),
-    }
-    report = Report(
-        template="groups",
-        title=comparison.title,
-        subtitle=moment(info["created"]) if info.get("created") else "",
-        status=comparison.status,
-        verdict=" ".join(verdict(search) if search else map(_verdict, entries[:MOST_VERDICTS])),
-        figures=list(search_figures(search, statistics["search"]) if search else _figures(comparison)),
-        warnings=list(_warnings(comparison)),
-        footer=str(comparison.folder),
-        content=content,
-    )
-    return report, [sheet for env in envs for sheet in env.sheets()]
-
-
 def _verdict(entry: Mapping[str, Any]) -> str:
     """Return the group with the highest return, and whether its seeds differ from the next one's."""
     found, env = ranked(entry["groups"]), entry["env"]
     if not found:
         return f"{env}: no group has a return yet."
-    best = group_figure(found[0][1])
-    assert best is not None
-    name = found[0][1]["name"]
-    if len(found) == 1:
+    (best, first), *others = found
+    name = first["name"]
+    if not others:
         return f"On {env} {name} has a final return of {best.sentence()}."
-    (second, other), pair = found[1], improvement(entry, name, found[1][1]["name"])
-    head = f"On {env} {name} is best" if entry["best"] else f"On {env} no group is clearly the best: {name}"
-    told_of = f"{head} {'with' if entry['best'] else 'has'} a final return of {best.sentence()}, "
-    told_of += f"before {other['name']} with {number(second.value)}."
+    (second, other), pair = others[0], improvement(entry, name, others[0][1]["name"])
+    head = f"{name} is best with" if entry["best"] else f"no group is clearly the best: {name} has"
+    told_of = f"On {env} {head} a final return of {best.sentence()}, before {other['name']} with "
+    told_of += f"{number(second.value)}."
     if pair is None:
         return told_of
     spread = f" (95 % interval {ends}, {PAIR_METHOD})" if (ends := interval(pair.low, pair.high)) else ""
@@ -265,28 +260,14 @@ def _verdict(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _figures(comparison: Comparison) -> Iterator[KeyFigure]:
-    entries = comparison.statistics["envs"]
-    for entry in entries[:MOST_VERDICTS]:
-        if found := ranked(entry["groups"]):
-            (value, low, high), best = found[0]
-            where = f" on {entry['env']}" if len(entries) > 1 else ""
-            yield KeyFigure(f"Highest return{where}: {best['name']}", number(value), interval_by(low, high))
-    trials = comparison.experiment.info.get("trials", []) if comparison.experiment else []
-    sessions = [session for entry in entries for group in entry["groups"] for session in group["sessions"]]
-    yield KeyFigure("Groups", str(len(comparison.groups)), "that differ in more than the seed")
-    yield KeyFigure("Trials", str(len(trials) or len(comparison.runs)), f"{len(sessions)} sessions")
-    frames = sum(session["frames"] for session in sessions)
-    yield KeyFigure("Frames", number(float(frames)), "of all sessions")
-
-
-def _warnings(comparison: Comparison) -> Iterator[str]:
+def _warnings(
+    statistics: Mapping[str, Any], groups: Sequence[Group], experiment: Experiment | None
+) -> Iterator[str]:
     """Everything to keep in mind, with the environment and the groups that it is said of."""
-    yield from comparison.experiment.warnings if comparison.experiment else ()
-    yield from comparison.statistics["warnings"]
-    envs = comparison.statistics["envs"]
-    for entry in envs:
-        where = f"{entry['env']}, " if len(envs) > 1 else ""
+    yield from experiment.warnings if experiment else ()
+    yield from statistics["warnings"]
+    for entry in statistics["envs"]:
+        where = f"{entry['env']}, " if len(statistics["envs"]) > 1 else ""
         yield from (f"{where}{warning}" for warning in entry["warnings"])
         said: dict[str, list[str]] = {}
         for group in entry["groups"]:
@@ -295,62 +276,48 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
         for warning, names in said.items():
             who = "every group" if len(names) == len(entry["groups"]) else ", ".join(names[:3])
             who += " and others" if 3 < len(names) < len(entry["groups"]) else ""
-            yield warning if len(comparison.groups) == 1 else f"{where}{who}: {warning}"
+            yield warning if len(groups) == 1 else f"{where}{who}: {warning}"
 
 
-def _trials(comparison: Comparison) -> Iterator[dict[str, Any]]:
+def _trials(
+    statistics: Mapping[str, Any], groups: Sequence[Group], folder: Path, experiment: Experiment | None
+) -> Iterator[dict[str, Any]]:
     """Yield every trial with what it reached over its sessions, and the link to its own report.
 
     Folders tell runs apart: each experiment has a first trial.
     """
     found: dict[Path, dict[str, Any]] = {}
-    for entry, own in zip(comparison.statistics["envs"], by_env(comparison.groups).values(), strict=True):
-        for facts, group in zip(entry["groups"], own, strict=True):
-            sessions = iter(facts["sessions"])
-            for run in group.runs:
-                found[run.path.resolve()] = _of_run(
-                    run, group, [next(sessions) for _ in run.sessions], comparison
-                )
-    listed = comparison.experiment.info.get("trials", []) if comparison.experiment else []
-    home = comparison.experiment.path.resolve() if comparison.experiment else Path()
+    entries = [entry for env in statistics["envs"] for entry in env["groups"]]
+    for entry, group in zip(entries, (one for own in by_env(groups).values() for one in own), strict=True):
+        sessions = iter(entry["sessions"])
+        for run in group.runs:
+            reached = _reached([next(sessions) for _ in run.sessions])
+            link = relative(run.path / "report.html", folder) if (run.path / "report.html").exists() else ""
+            about = {"run": run.name, "link": link, "group": group.name, "status": run.status}
+            found[run.path.resolve()] = {**about, "seed": run.seed, **reached, "error": ""}
+    listed = experiment.info.get("trials", []) if experiment else []
     number = 0
     for trial in listed:
-        known = found.pop((home / str(trial.get("folder"))).resolve(), None)
-        number = trial.get("number", number)
-        status = str(trial.get("status", ""))
-        if known is not None and status in ("", "running"):
+        known = found.pop((experiment.path / str(trial.get("folder"))).resolve(), {}) if experiment else {}
+        number, status = trial.get("number", number), str(trial.get("status", ""))
+        if known and status in ("", "running"):
             status = known["status"]
-        blank = {
-            "run": UNKNOWN,
-            "link": "",
-            "group": "",
-            "seed": None,
-            "final": None,
-            "best": None,
-            "frames": None,
-        }
+        blank = {"run": UNKNOWN, "link": "", "group": "", "seed": None, **_reached([])}
         told_of = {"number": number, "status": status, "error": str(trial.get("error") or "")}
-        yield {**(known or blank), **told_of}
+        yield {**blank, **known, **told_of}
         number += 1
-    for place, known in enumerate(found.values(), start=len(listed)):
-        yield {**known, "number": place, "error": ""}
+    yield from ({**known, "number": place} for place, known in enumerate(found.values(), len(listed)))
 
 
-def _of_run(
-    run: Run, group: Group, sessions: Sequence[Mapping[str, Any]], comparison: Comparison
-) -> dict[str, Any]:
-    report = run.path / "report.html"
+def _reached(sessions: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return final and best return and the frames of a trial's sessions; None where nothing is known."""
     finals = [one["final_return"] for one in sessions if one["final_return"] is not None]
     best = [one["best_return"] for one in sessions if one["best_return"] is not None]
+    frames = max((one["frames"] for one in sessions), default=None)
     return {
-        "run": run.name,
-        "link": relative(report, comparison.folder) if report.exists() else "",
-        "group": group.name,
-        "status": run.status,
-        "seed": run.seed,
         "final": float(np.mean(finals)) if finals else None,
         "best": max(best, default=None),
-        "frames": max((one["frames"] for one in sessions), default=None),
+        "frames": frames,
     }
 
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import yaml
@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from labrl.analysis.charts import Chart
 from labrl.analysis.colours import Style
-from labrl.analysis.formats import INTERVAL, UNKNOWN, duration, interval, moment, number, typed
+from labrl.analysis.formats import INTERVAL, UNKNOWN, duration, interval, interval_by, moment, number, typed
 from labrl.analysis.groups import told
 from labrl.analysis.returns import MEANING
 
@@ -42,23 +42,6 @@ MOST_WARNINGS = 8
 """Those that are shown without a click."""
 
 
-class Toggle(NamedTuple):
-    """A button that hides and shows the lines of one key."""
-
-    key: str
-    name: str
-    style: Style
-    shade: int = 0
-
-
-class KeyFigure(NamedTuple):
-    """One number on top."""
-
-    label: str
-    value: str
-    detail: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The content of one `report.html`."""
@@ -71,7 +54,6 @@ class Report:
     """`finished`, `failed`, `interrupted`, `running` or `killed`."""
     verdict: str
     """The result in a sentence or two."""
-    figures: Sequence[KeyFigure]
     warnings: Sequence[str]
     footer: str
     content: Mapping[str, Any]
@@ -84,6 +66,8 @@ class Page:
     def __init__(self, folder: Path) -> None:
         self.sections: list[tuple[str, str]] = []
         """Anchor and title of each."""
+        self.figures: list[tuple[str, str, str]] = []
+        """Label, value and detail of each number on top."""
         self._charts: list[Chart] = []
         self._folder, self._room = folder, MOST_VIDEO
 
@@ -126,7 +110,12 @@ def render(report: Report, folder: Path) -> str:
     environment.filters["thousands"] = lambda value: UNKNOWN if value is None else f"{value:,}"
     environment.filters["order"] = _order
     environment.filters["yaml"] = lambda plain: yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    environment.globals |= {"interval": interval, "interval_heading": INTERVAL, "unknown": UNKNOWN}
+    environment.globals |= {
+        "interval": interval,
+        "interval_by": interval_by,
+        "interval_heading": INTERVAL,
+        "unknown": UNKNOWN,
+    }
     environment.globals |= {"meaning": MEANING, "colour": _css_colour, "most_warnings": MOST_WARNINGS}
     return environment.get_template(f"{report.template}.html.j2").render(
         report=report,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import BLUE, GREEN, GREY, VERMILLION, Style
-from labrl.analysis.formats import INTERVAL, interval_by, number
-from labrl.analysis.report.page import KeyFigure
+from labrl.analysis.formats import INTERVAL, number
 from labrl.analysis.search import (
     Parameter,
     SearchResult,
@@ -47,27 +46,6 @@ def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
         "slices": [_slice(search, one) for one in search.parameters],
         "fresh": None if search.winner is None else _against_default(search, path),
     }
-
-
-def search_figures(search: SearchResult, found: Mapping[str, Any]) -> Iterator[KeyFigure]:
-    """Yield the numbers on top of the report. found: what `summary` says of the search."""
-    objective = search.objective[0]
-    for one in (search.winner, search.default):
-        if one is not None and one.estimate is not None:
-            value, low, high = one.estimate
-            seeds = f"{len(one.values)} fresh seed{'' if len(one.values) == 1 else 's'}"
-            detail = "; ".join(part for part in (seeds, interval_by(low, high)) if part)
-            label = "The default" if one.trial is None else f"Best, confirmed: {one.name}"
-            yield KeyFigure(f"{label} ({objective})", number(value), detail)
-    for best in found["best_in_the_search"]:
-        highest = "highest" if search.maximize[0] else "lowest"
-        detail = f"trial {best['trial']}, the {highest} of {best['of']}: partly luck"
-        yield KeyFigure(f"In the search ({objective})", number(best["value"]), detail)
-    pruned = sum(trial.state == "pruned" for trial in search.trials)
-    yield KeyFigure("Trials", str(len(search.trials)), f"{pruned} of them pruned")
-    frames = found["frames"]
-    detail = f"{number(frames['search'])} in the search, {number(frames['confirmation'])} in the confirmation"
-    yield KeyFigure("Frames", number(sum(frames.values())), detail)
 
 
 def _points(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import numpy as np
 from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import agent_style
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import UNKNOWN, duration, interval_by, moment, number, typed
+from labrl.analysis.formats import UNKNOWN, moment, number, typed
 from labrl.analysis.groups import told
-from labrl.analysis.report.page import KeyFigure, Report, Toggle
-from labrl.analysis.returns import NAMES, GroupReturn
-from labrl.analysis.runs import Run, SessionRun
-from labrl.analysis.series import AXES, TimeAxes, evaluates, known
+from labrl.analysis.report.page import Report
+from labrl.analysis.returns import NAMES
+from labrl.analysis.rows import known
+from labrl.analysis.runs import Run
+from labrl.analysis.series import AXES, TimeAxes, evaluates
 from labrl.analysis.statistics import MEASURES, final_return, statistic_of
 from labrl.storage.run_folder import RunFolder
 
@@ -61,8 +63,7 @@ IMPORTANT = ("labrl", "torch", "gymnasium", "ale-py", "numpy", "hydra-core")
 
 def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[Sheet]]:
     """Return the report of one run, and its plots. statistics: those of `trial_statistics`."""
-    curves = TrialCurves(run)
-    seeds = len(run.sessions)
+    curves, seeds, packages = TrialCurves(run), len(run.sessions), _dict(run.provenance.get("packages"))
     reasons = {entry["session"]: entry["reason"] for entry in statistics["left_out"]}
     stops = {entry["index"]: entry["stop"] for entry in statistics["sessions"]}
     notes = {s.index: s.result.get("error") or stops[s.index] or reasons.get(s.index) for s in run.sessions}
@@ -74,6 +75,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[
     content = {
         "run": run,
         "statistics": statistics,
+        "final": final_return(statistics),
         "curves": curves,
         "videos": _videos(run),
         "notes": {index: str(note or "") for index, note in notes.items()},
@@ -81,20 +83,18 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[
         "aggregate_names": NAMES,
         "again": None if again is None else shlex.join(["labrl", *map(str, again)]),
         "changed": _changed(run),
-        "origin": _origin(run),
-        "packages": _dict(run.provenance.get("packages")),
+        "origin": _origin(run, packages),
+        "packages": packages,
         "resumes": [_resume(_dict(entry)) for entry in run.info.get("resumes") or []],
     }
-    version = _dict(run.provenance.get("packages")).get("labrl", "")
     report = Report(
         template="trial",
         title=f"{run.agent} on {run.env}",
         subtitle=f"{moment(run.created)} · {seeds} session{'' if seeds == 1 else 's'} · {run.name}",
         status=run.status,
         verdict=" ".join(_verdict(run, statistics)),
-        figures=list(_figures(statistics)),
         warnings=list(statistics["warnings"]),
-        footer=f"labrl {version} · {run.path}",
+        footer=f"labrl {packages.get('labrl', '')} · {run.path}",
         content=content,
     )
     return report, list(curves.sheets())
@@ -104,33 +104,30 @@ class TrialCurves:
     """The curves of a trial: the middle of its sessions, every seed, and how learning went."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._style, self._axes = run, agent_style(run.agent), TimeAxes([run])
-        sessions = run.sessions
+        self._run, self._axes = run, TimeAxes([run])
+        style, sessions = agent_style(run.agent), run.sessions
         last = max(len(sessions) - 1, 1)
         # from ink to paper, so that neighbours can be told apart
-        self._shades = [round(STRONGEST_SHADE * (2 * place / last - 1)) for place in range(len(sessions))]
-        if len(sessions) == 1:
-            self._shades = [0]
-        self._middle = f"{NAMES[statistic_of(len(sessions))]} of {len(sessions)}"
-        self.toggles = [Toggle("middle", self._middle, self._style)] if len(sessions) > 1 else []
-        self.toggles += [
-            Toggle(_key(session), f"session {session.index}", self._style, shade)
-            for session, shade in zip(sessions, self._shades, strict=True)
+        shades = [round(STRONGEST_SHADE * (2 * place / last - 1)) for place in range(len(sessions))]
+        self._seeds = [
+            Line(f"session-{one.index}", f"session {one.index}", style, {}, "seed", shade=shade)
+            for one, shade in zip(sessions, shades if len(sessions) > 1 else [0], strict=False)
         ]
+        middle = Line("middle", f"{NAMES[statistic_of(len(sessions))]} of {len(sessions)}", style, {})
+        self.legend = [*([middle] if len(sessions) > 1 else []), *self._seeds]
         window = run.config.get("meta", {}).get("episode_window")
         unit = f"mean of the last {window} training episodes" if window else ""
         self.returns = [self._return_chart("Return", unit, False)]
         if evaluates(run):
             unit = f"{run.config['meta']['rigorous_eval']} episodes in environments of their own"
             self.returns.append(self._return_chart("Return of evaluations", unit, True))
-        columns = {name: None for session in sessions for name in sorted(session.train)}
-        values = {
-            name: np.concatenate([known(session.train, name) for session in sessions]) for name in columns
-        }
-        shown = [name for name in values if len(values[name]) and name not in TIMING | SPREAD]
-        main = [name for name in TITLES if name in shown]
-        main += [name for name in shown if name.startswith("loss") and name not in TITLES]
-        others = [n for n in sorted(shown) if n not in main and any(_varies(s.train, n) for s in sessions)]
+        tables = [session.train for session in sessions]
+        columns = {name for table in tables for name in table if len(known(table, name))} - TIMING - SPREAD
+        losses = sorted(name for name in columns if name.startswith("loss") and name not in TITLES)
+        main = [*(name for name in TITLES if name in columns), *losses]
+        others = sorted(
+            name for name in columns.difference(main) if any(_varies(one, name) for one in tables)
+        )
         self._panels = [self._chart(name) for name in main]
         self.small = [chart for name, chart in zip(main, self._panels, strict=True) if name != "return_mean"]
         self.small += map(self._chart, others)
@@ -140,45 +137,37 @@ class TrialCurves:
         for name, chart in zip(("return", "evaluation"), self.returns, strict=False):
             for axis in AXES:
                 yield Sheet(f"{name}_{axis}", [chart], axis, f"{self._run.agent} on {self._run.env}")
-        for session in self._run.sessions:
-            title = f"session {session.index}"
-            yield Sheet(f"session_{session.index}", self._panels, "frame", title, only=_key(session))
+        for seed in self._seeds:
+            yield Sheet(seed.name.replace(" ", "_"), self._panels, "frame", seed.name, only=seed.key)
 
     def _return_chart(self, title: str, unit: str, evaluation: bool) -> Chart:
         views = [self._axes.returns(session, evaluation) for session in self._run.sessions]
-        lines = self._seeds(views)
+        lines = self._lines(views)
         if len(views) > 1 and (middles := self._axes.middles(views)):
-            lines.append(Line("middle", self._middle, self._style, middles))
+            lines.append(replace(self.legend[0], views=middles))
         return Chart(title, self._axes.axes, lines, unit, tall=True)
 
     def _chart(self, column: str) -> Chart:
         spread = "return_std" if column == "return_mean" else ""
         views = [self._axes.column(session.train, column, spread) for session in self._run.sessions]
-        title = TITLES.get(column, column.replace("_", " ").capitalize())
-        return Chart(title, self._axes.axes, self._seeds(views))
+        return Chart(TITLES.get(column, _title(column)), self._axes.axes, self._lines(views))
 
-    def _seeds(self, views: Sequence[Mapping[str, View]]) -> list[Line]:
-        seeds = zip(self._run.sessions, self._shades, views, strict=True)
+    def _lines(self, views: Sequence[Mapping[str, View]]) -> list[Line]:
+        """Return the seeds' lines with these views, one for each, without those that have nothing to show."""
         return [
-            Line(_key(session), f"session {session.index}", self._style, own, "seed", shade=shade)
-            for session, shade, own in seeds
+            replace(line, views=own)
+            for line, own in zip(self._seeds, views, strict=True)
             if any(np.isfinite(view.y).any() for view in own.values())
         ]
 
 
-def _key(session: SessionRun) -> str:
-    return f"session-{session.index}"
+def _title(column: str) -> str:
+    return column.replace("_", " ").capitalize()
 
 
 def _varies(table: Mapping[str, Any], name: str) -> bool:
     values = known(table, name)
     return bool(len(values) and values.min() < values.max())
-
-
-def group_figure(entry: Mapping[str, Any]) -> GroupReturn | None:
-    """Return the final return of a group's statistics, as it is shown everywhere; None without one."""
-    found = final_return(entry)
-    return None if found is None else GroupReturn(*found, entry["counted"])
 
 
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
@@ -195,7 +184,7 @@ def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
         yield f"Still going on{_progress(run, statistics)}; so far:"
     elif run.status in ("interrupted", "killed"):
         yield f"It was {run.status}{_progress(run, statistics)} and can be resumed."
-    final = group_figure(statistics)
+    final = final_return(statistics)
     if final is None:
         yield "No episode has ended, so there is no return."
         return
@@ -248,35 +237,6 @@ def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
         yield "The return was falling at the end."
 
 
-def _figures(statistics: Mapping[str, Any]) -> Iterator[KeyFigure]:
-    sessions = statistics["sessions"]
-    means = {name: facts["mean"] for name, facts in statistics["measures"].items()}
-    if (final := group_figure(statistics)) is not None:
-        detail = interval_by(final.low, final.high) or "one seed: no interval"
-        yield KeyFigure(f"Final return ({final.statistic})", number(final.value), detail)
-    best = [session["best_return"] for session in sessions if session["best_return"] is not None]
-    if best:
-        kind = statistics["scores_of"]
-        yield KeyFigure("Best return", number(max(best)), f"best checkpoint of all, {kind} episodes")
-    if means["human_normalized"] is not None:
-        yield KeyFigure("Human-normalized", number(means["human_normalized"], 3), "0 random, 1 human")
-    for value, label, detail in (
-        (means["area_under_curve"], "Average return", "over all frames"),
-        (means["strength"], "Strength", "return above random"),
-        (means["stability"], "Stability", "1: it never fell"),
-        (statistics["consistency"], "Consistency", "1: all seeds equal"),
-    ):
-        if value is not None:
-            yield KeyFigure(label, number(value), detail)
-    frames = max((session["frames"] for session in sessions), default=0)
-    emulated = max((session["env_frames"] or 0 for session in sessions), default=0)
-    detail = f"{number(emulated)} emulator frames" if emulated > frames else "of a session"
-    yield KeyFigure("Frames", number(frames), detail)
-    speed = f"{number(means['fps'], 3)} frames/s" if means["fps"] is not None else ""
-    walls = [session["wall"] for session in sessions if session["wall"] is not None]
-    yield KeyFigure("Training time", duration(max(walls, default=None)), speed)
-
-
 def _videos(run: Run) -> dict[Path, str]:
     """Return the videos in the folders of a run's sessions with their captions, the best first."""
 
@@ -301,23 +261,14 @@ def _changed(run: Run) -> list[list[str]] | None:
         return None
 
 
-def _beginning(facts: Mapping[str, Any]) -> str:
-    """Return what a run began with of another one, and what not, in a line."""
-    if not facts:
-        return ""
-    sources = {f"session {one['session']}, frame {one['frame']:,}" for one in facts["sessions"].values()}
-    told = f"{len(facts['taken'])} weights of {facts['run']} ({'; '.join(sorted(sources))})"
-    anew = facts["begun_anew"]
-    return told + (f", begun anew: {', '.join(anew)}" if anew else "")
-
-
-def _origin(run: Run) -> dict[str, str]:
+def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
     """Return code, machine and packages of a run by name; empty where a fact is not known."""
-    facts = run.provenance
-    machine, packages = _dict(facts.get("machine")), _dict(facts.get("packages"))
+    facts, fork, machine = run.provenance, _dict(run.info.get("fork")), _dict(run.provenance.get("machine"))
     memory, cores = machine.get("memory"), machine.get("cores")
     processor = [str(machine.get("processor") or "")]
     processor += [f"{machine.get('cores_usable', cores)} of {cores} cores"] if cores else []
+    edits = shlex.join(map(str, fork.get("edits", [])))
+    forked = [f"{fork['folder']} at frame {fork['frame']:,}"] if fork else []
     return {
         "run folder": str(run.path),
         "begun": moment(run.created),
@@ -331,15 +282,18 @@ def _origin(run: Run) -> dict[str, str]:
         "memory": f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else "",
         "graphics": ", ".join(map(str, machine.get("gpus") or [])),
         "repeats": str(run.info.get("rerun_of", "")),
-        "forked from": _forked(_dict(run.info.get("fork"))),
+        "forked from": ", with ".join([*forked, edits] if edits else forked),
         "begins with": _beginning(run.start_from),
     }
 
 
-def _forked(fork: Mapping[str, Any]) -> str:
-    edits = shlex.join(map(str, fork.get("edits", [])))
-    where = f"{fork['folder']} at frame {fork['frame']:,}" if fork else ""
-    return f"{where}, with {edits}" if edits else where
+def _beginning(facts: Mapping[str, Any]) -> str:
+    """Return what a run began with of another one, and what not, in a line."""
+    if not facts:
+        return ""
+    sources = {f"session {one['session']}, frame {one['frame']:,}" for one in facts["sessions"].values()}
+    taken = f"{len(facts['taken'])} weights of {facts['run']} ({'; '.join(sorted(sources))})"
+    return f"{taken}, begun anew: {', '.join(facts['begun_anew'])}" if facts["begun_anew"] else taken
 
 
 def _code(git: Any) -> str:
