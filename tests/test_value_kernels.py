@@ -195,7 +195,7 @@ def test_the_loss_of_a_soft_policy_over_a_box(
     def worth(action: Any) -> Any:
         return (double(slopes).detach() * (action - action**3 / 9)).sum(2)
 
-    drawn = policy.choose_by_hand(parameters, torch.from_numpy(noise))
+    drawn = policy.choose_by_hand(parameters, noise)
     a = drawn.choice
     values = (slopes * (a - a**3 / np.float32(9))).sum(2)
     own = slopes * (1 - a**2 / np.float32(3))
@@ -227,7 +227,7 @@ def test_the_loss_of_a_soft_policy_over_choices(
     policy: Any = soft_policy(gym.spaces.Discrete(actions))
     parameters = 2 * rng.standard_normal((rows, actions), np.float32)
     values = rng.standard_normal((critics, rows, actions), np.float32)
-    drawn = policy.choose_by_hand(parameters, None)
+    drawn = policy.choose_by_hand(parameters, np.zeros((len(parameters), 0), np.float32))
     outputs = double(parameters)
     choice, entropy = policy.choose(outputs, None)
     value = policy.smaller(double(values).detach(), choice)

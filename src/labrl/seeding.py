@@ -51,6 +51,10 @@ class Streams:
         self._numpy: dict[str, np.random.Generator] = {}
         self._torch: dict[str, torch.Generator] = {}
 
+    def seed_of(self, *path: int | str) -> int:
+        """A seed for one use, the same on all ranks."""
+        return derived_seed(self.seed, *path)
+
     def numpy(self, name: str) -> np.random.Generator:
         """The NumPy generator called `name`."""
         if name not in self._numpy:

@@ -69,22 +69,22 @@ class CrossQ(SAC):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, with the policy normalized by the minibatch when it learns, and only then."""
-        ac, (following, here) = self._actor_critic, self._noise(batch)
-        rows = ac.critics.gradient(self.joint_loss, following)
-        ac.step_critics(rows)
-        if self._experience.updates % self._policy_delay == 0:
-            ac.policy.network.train()
-            statistics = ac.policy.gradient(self._policy_loss, here)
-            ac.policy.network.eval()
-            ac.step_policy(statistics)
+        batch = replace(batch, noise=self.noise(len(batch)))
+        rows = self.critics.gradient(self.joint_loss, batch)
+        self.step("critics", rows)
+        if self.experience.updates % self._policy_delay == 0:
+            self.policy.network.train()
+            statistics = self.policy.gradient(self._policy_loss, batch)
+            self.policy.network.eval()
+            self.step("policy", statistics)
             self._temperature.update(statistics[1])
         return rows[1]
 
     def joint_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the loss of the critics, eq. 2, with both halves in one pass."""
-        soft, policy = self._soft, self._actor_critic.policy_network
+        soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
+            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise[:, 0])
         both = torch.cat([batch.observation, batch.next_observation])
         values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
         values = taken(values, batch.action)

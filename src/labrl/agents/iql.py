@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import gymnasium as gym
@@ -19,16 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Observation
-from labrl.agents.parts.actor_critic import (
-    ReplayActor,
-    ReplayActorCritic,
-    ReplayActorCriticConfig,
-    ReplayAgent,
-    check_actor_critic,
-    critic_rows,
-    taken,
-)
+from labrl.agents.parts.actor_critic import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.agents.sac import CategoricalPolicy
@@ -42,8 +32,7 @@ from labrl.learning.learner import make_learner
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions, RescaledGaussian
 from labrl.networks.spaces import Spaces
-from labrl.seeding import Streams, derived_seed
-from labrl.step import Step
+from labrl.seeding import Streams
 
 Expectile = Annotated[float, Field(gt=0, lt=1)]
 
@@ -83,70 +72,38 @@ class IQL(ReplayAgent):
     def __init__(
         self, config: IQLConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self._config, self._clock = config, clock
-        self._actions = actions_of(spaces.action)
-        ac = self._actor_critic = ReplayActorCritic(
+        self._config, self._policy = config, actions_of(spaces.action)
+        super().__init__(
             config,
             spaces,
             clock,
             streams,
             compute,
-            num_outputs=self._actions.num_parameters,
-            stored_action=self._actions.stored,
+            actions=self._policy,
             num_critics=2,
             policy_statistics=("loss_policy", "imitation_weight"),
         )
-        self._experience = ac.experience
-        self.pauses = self._experience.pauses
         torso = config.network.critic_torso or config.network.torso
         (network,) = build_networks(
             lambda: (PolicyNetwork(torso, spaces.observation, 1),),
-            derived_seed(streams.seed, "initialization", "value"),
+            streams.seed_of("initialization", "value"),
             spaces,
             compute,
         )
         self._value = make_learner(
             network, spaces, compute, config.optimizer, config.max_grad_norm, batch_size=config.batch_size
         )
-        self._target: TargetNetwork[Any] = config.target.build(learner=ac.critics)
-        ac.targets = {"target": self._target}
-        self._policy_stream = streams.numpy("policy")
-
-    @classmethod
-    def check(cls, config: IQLConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces in which it cannot act or that its networks cannot read."""
-        check_actor_critic(cls.NAME, config, spaces)
-
-    def act(self, observation: Observation) -> NDArray:
-        """Draw actions of the policy, or random ones at first. [num_envs, ...]"""
-        if self._experience.acts_at_random:
-            action = self._actions.random(len(observation.array), self._policy_stream)
-        else:
-            action = self._actions.sample(self._actor_critic.outputs(observation), self._policy_stream)
-        self._observation, self._action = observation.array, action
-        return self._actions.to_env(action)
-
-    def observe(self, step: Step) -> None:
-        """Store the outcome of the last actions."""
-        self._experience.memory.add(self._observation, self._action, step)
-
-    def learn(self) -> int:
-        """Make the updates that are due with this vector step. Returns how many."""
-        count = self._actor_critic.due()
-        for _ in range(count):
-            index, batch = self._actor_critic.sample()
-            self._experience.update_priorities(index, self.update(batch).cpu().numpy())
-        return count
+        self.follows["value"] = self._value, self.follows["critics"][1], self.VALUE_STATISTICS
+        self._target: TargetNetwork[Any] = config.target.build(learner=self.critics)
+        self.targets = {"target": self._target}
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
-        ac = self._actor_critic
-        statistics = self._value.gradient(self.value_loss, batch)
-        ac.follow(self._value, ac.critic_lr, self.VALUE_STATISTICS, statistics.tolist())
-        policy_gradient = ac.policy.gradient(self.policy_loss, batch)
-        rows = ac.critics.gradient(self.critic_loss, batch)
-        ac.step_critics(rows)
-        ac.step_policy(policy_gradient)
+        self.step("value", self._value.gradient(self.value_loss, batch))
+        policy_statistics = self.policy.gradient(self.policy_loss, batch)
+        rows = self.critics.gradient(self.critic_loss, batch)
+        self.step("critics", rows)
+        self.step("policy", policy_statistics)
         self._target.updated()
         return rows[1]
 
@@ -174,7 +131,7 @@ class IQL(ReplayAgent):
             state_value = self._value.forward_network(batch.observation).squeeze(1)
             advantage = self._data_value(batch) - state_value
             weight = advantage_weight(advantage, config.inverse_temperature, config.max_weight)
-        log_prob, _ = self._actions.log_prob_entropy(policy(batch.observation), batch.action)
+        log_prob, _ = self._policy.log_prob_entropy(policy(batch.observation), batch.action)
         loss = -(weight * log_prob).mean()
         return loss, torch.stack((loss.detach(), weight.mean()))
 
@@ -183,19 +140,9 @@ class IQL(ReplayAgent):
         values = self._target.forward_network(batch.observation, batch.action)
         return taken(values, batch.action).amin(0)
 
-    def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the policy's best actions. [num_envs, ...]"""
-        return self._actions.to_env(self._actions.mode(self._actor_critic.outputs(observation)))
-
-    def actor(self, sampled: bool) -> Actor:
-        """Return the policy as one module."""
-        choose = partial(self._actions.in_graph, sampled=sampled)
-        return ReplayActor(self._actor_critic.policy.network, choose)
-
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
-        values = self._actor_critic.averages(self.VALUE_STATISTICS)
-        return {**super().metrics(), **values, "weight_norm_value": self._value.weight_norm}
+        return {**super().metrics(), **self.averages("value"), "weight_norm_value": self._value.weight_norm}
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the networks that learn, and the target."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -20,10 +20,8 @@ from labrl.agents.parts.policy import (
     evaluated,
 )
 from labrl.agents.parts.ranks import divided, refuse_self_imitation
-from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.learning.kernels.policy_losses import clipped_policy_gradient, distributions
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import (
@@ -38,8 +36,12 @@ from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import traits_of
 from labrl.schedules import value_at
-from labrl.seeding import Streams
-from labrl.step import Step
+
+if TYPE_CHECKING:
+    from labrl.clock import Clock
+    from labrl.learning.compute import Compute
+    from labrl.seeding import Streams
+    from labrl.step import Step
 
 
 @dataclass(kw_only=True)

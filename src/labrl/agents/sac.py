@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -18,16 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Observation
-from labrl.agents.parts.actor_critic import (
-    ReplayActor,
-    ReplayActorCritic,
-    ReplayActorCriticConfig,
-    ReplayAgent,
-    check_actor_critic,
-    critic_rows,
-    taken,
-)
+from labrl.agents.parts.actor_critic import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
@@ -37,7 +27,6 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.kernels.actor_critics import (
     CategoricalChoice,
-    Choice,
     SquashedChoice,
     critics_gradient,
 )
@@ -53,7 +42,6 @@ from labrl.networks.distributions import (
 from labrl.networks.spaces import Spaces
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
-from labrl.step import Step
 
 
 @dataclass(kw_only=True)
@@ -110,35 +98,30 @@ class SAC(ReplayAgent):
     ) -> None:
         """critic_outputs: numbers that a critic gives for a continuous action."""
         self._soft = soft = soft_policy(spaces.action)
-        self._actor_critic = ReplayActorCritic(
+        super().__init__(
             config,
             spaces,
             clock,
             streams,
             compute,
-            num_outputs=soft.num_parameters,
-            stored_action=soft.stored,
+            actions=soft,
             num_critics=num_critics,
             critic_outputs=critic_outputs,
             policy_statistics=("loss_policy", "entropy"),
-            whole_minibatches=not self.TRAITS.halves,
         )
-        self._experience = self._actor_critic.experience
-        self.pauses = self._experience.pauses
         self._temperature = Temperature(config, soft.usual_entropy, clock, compute.device)
         if isinstance(config, SACConfig):
-            self._target: TargetNetwork[Any] = config.target.build(learner=self._actor_critic.critics)
-            self._actor_critic.targets = {"target": self._target}
-        by_hand = None if self._actor_critic.judge_kernel is None else self._policy_by_hand
+            self._target: TargetNetwork[Any] = config.target.build(learner=self.critics)
+            self.targets = {"target": self._target}
+        by_hand = None if self.judge_kernel is None else self._policy_by_hand
         self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
         self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
-        self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
         """Raise InputError for spaces and entropies that do not fit."""
-        check_actor_critic(cls.NAME, config, spaces, whole_minibatches=not cls.TRAITS.halves)
+        super().check(config, spaces)
         if config.target_entropy is None:
             return
         if config.temperature is not None:
@@ -150,49 +133,31 @@ class SAC(ReplayAgent):
             )
         soft_policy(spaces.action).check_target_entropy(config.target_entropy)
 
-    def act(self, observation: Observation) -> NDArray:
-        """Draw actions of the policy, or random ones at first. [num_envs, ...]"""
-        if self._experience.acts_at_random:
-            action = self._soft.random(len(observation.array), self._policy_stream)
-        else:
-            action = self._soft.sample(self._actor_critic.outputs(observation), self._policy_stream)
-        self._observation, self._action = observation.array, action
-        return self._soft.to_env(action)
-
-    def observe(self, step: Step) -> None:
-        """Store the outcome of the last actions."""
-        self._experience.memory.add(self._observation, self._action, step)
-
-    def learn(self) -> int:
-        """Make the updates that are due with this vector step. Returns how many."""
-        count = self._actor_critic.due()
-        for _ in range(count):
-            index, batch = self._actor_critic.sample()
-            self._experience.update_priorities(index, self.update(batch).cpu().numpy())
-        return count
-
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
-        ac, (following, here) = self._actor_critic, self._noise(batch)
-        rows = ac.critics.gradient(self._critic_loss, following)
-        ac.step_critics(rows)
-        statistics = ac.policy.gradient(self._policy_loss, here)
-        ac.step_policy(statistics)
+        batch = replace(batch, noise=self.noise(len(batch)))
+        rows = self.critics.gradient(self._critic_loss, batch)
+        self.step("critics", rows)
+        statistics = self.policy.gradient(self._policy_loss, batch)
+        self.step("policy", statistics)
         self._temperature.update(statistics[1])
         self._target.updated()
         return rows[1]
 
-    def _noise(self, batch: Transitions) -> tuple[Transitions, Transitions]:
-        """Return a minibatch with random numbers for the loss of the critics, and for that of the policy."""
-        shape, device = (2, len(batch.reward), self._soft.noise_size), batch.reward.device
-        noise = torch.randn(shape, generator=self._noise_stream, device=device)
-        return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
+    def noise(self, rows: int) -> Tensor:
+        """Draw random numbers for the next actions of the critics' loss, and for those of the policy's.
+
+        Returns [rows, 2, size].
+        """
+        stream = self._noise_stream
+        drawn = torch.randn((2, rows, self._soft.noise_size), generator=stream, device=stream.device)
+        return drawn.transpose(0, 1)
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the squared error of the target r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s'))."""
-        soft, policy = self._soft, self._actor_critic.policy_network
+        soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
+            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise[:, 0])
             value = soft.smaller(self._target.forward_network(batch.next_observation, choice), choice)
             value = soft_value(value, entropy, self._temperature.value)
             target = torch.addcmul(batch.reward, batch.discount, value)
@@ -202,8 +167,8 @@ class SAC(ReplayAgent):
 
     def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
-        parameters = self._actor_critic.policy.forward(batch.next_observation)
-        drawn = self._soft.choose_by_hand(parameters, batch.noise)
+        parameters = self.policy.forward(batch.next_observation)
+        drawn = self._soft.choose_by_hand(parameters, batch.noise[:, 0].numpy())
         value = drawn.worth(self._target.forward(batch.next_observation, drawn.choice))
         value = value + np.float32(self._temperature.value) * drawn.entropy
         target, action = batch.reward.numpy() + batch.discount.numpy() * value, batch.action.numpy()
@@ -214,29 +179,20 @@ class SAC(ReplayAgent):
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
-        choice, entropy = self._soft.choose(policy(batch.observation), batch.noise)
-        value = self._soft.smaller(self._actor_critic.judge(batch.observation, choice), choice)
+        choice, entropy = self._soft.choose(policy(batch.observation), batch.noise[:, 1])
+        value = self._soft.smaller(self.judge(batch.observation, choice), choice)
         loss = -soft_value(value, entropy, self._temperature.value).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the policy. Returns mean loss and entropy."""
-        judge = self._actor_critic.judge_kernel
-        drawn = self._soft.choose_by_hand(kernel.forward(batch.observation), batch.noise)
+        judge = self.judge_kernel
+        drawn = self._soft.choose_by_hand(kernel.forward(batch.observation), batch.noise[:, 1].numpy())
         values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
         entropy = drawn.entropy.mean()
         statistics = -drawn.worth(values).mean() - temperature * entropy, entropy
         kernel.backward(drawn.gradient(values, temperature, judge.input_gradient))
         return np.array(statistics, np.float32)
-
-    def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the policy's best actions. [num_envs, ...]"""
-        return self._soft.to_env(self._soft.mode(self._actor_critic.outputs(observation)))
-
-    def actor(self, sampled: bool) -> Actor:
-        """Return the policy as one module."""
-        choose = partial(self._soft.in_graph, sampled=sampled)
-        return ReplayActor(self._actor_critic.policy.network, choose)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
@@ -257,6 +213,8 @@ class SquashedGaussianPolicy:
 
     Its choice in a state is an action that was drawn.
     """
+
+    choose_by_hand = SquashedChoice
 
     def __init__(self, space: gym.spaces.Box) -> None:
         box = self._box = BoxActions(space)
@@ -295,17 +253,11 @@ class SquashedGaussianPolicy:
             mean = mean + log_std.clamp(*LOG_STD_RANGE).exp() * torch.randn_like(mean)
         return self._box.in_graph(mean.tanh())
 
-    def choose(self, parameters: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def choose(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw one action for each state, [batch, size], and return -log pi of it, [batch]."""
-        assert noise is not None
         mean, log_std = parameters.chunk(2, dim=1)
         action, log_prob = squashed_sample(mean, log_std.clamp(*LOG_STD_RANGE), noise)
         return action, -log_prob
-
-    def choose_by_hand(self, parameters: NDArray, noise: Tensor | None) -> Choice:
-        """Draw the same, with derivatives."""
-        assert noise is not None
-        return SquashedChoice(parameters, noise.numpy())
 
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
         """Return the smaller critic's value of the choice. [critics, batch] -> [batch]"""
@@ -319,6 +271,7 @@ class SquashedGaussianPolicy:
 class CategoricalPolicy(Categorical):
     """A policy over discrete actions. Its choice in a state is the probabilities of all of them."""
 
+    choose_by_hand = CategoricalChoice
     noise_size = 0
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
@@ -346,15 +299,11 @@ class CategoricalPolicy(Categorical):
         """Draw uniform actions. [count]"""
         return generator.integers(self.num_parameters, size=count)
 
-    def choose(self, parameters: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def choose(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities, [batch, actions], and the entropy, [batch]."""
         log_probability = torch.log_softmax(parameters, dim=1)
         probability = log_probability.exp()
         return probability, -(probability * log_probability).sum(1)
-
-    def choose_by_hand(self, parameters: NDArray, noise: Tensor | None) -> Choice:
-        """Compute the same, with derivatives."""
-        return CategoricalChoice(parameters)
 
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
         """Return the mean of the smaller critic's values. [critics, batch, actions] -> [batch]"""

@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.agent import Actor, Observation, refuse_sampled
-from labrl.agents.parts.actor_critic import (
-    ReplayActor,
-    ReplayActorCritic,
-    ReplayActorCriticConfig,
-    ReplayAgent,
-    check_actor_critic,
-    critic_rows,
-)
+from labrl.agents.parts.actor_critic import ReplayActorCriticConfig, ReplayAgent, critic_rows
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.noise import ActionNoise
 from labrl.agents.parts.targets import TargetNetwork
@@ -76,8 +69,7 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 class TD3(ReplayAgent):
     """Two critics, one policy, and a target network of each.
 
-    The policy is tanh of a network's outputs, stretched to the bounds of the box. Actions are stored before
-    they are stretched, in [-1, 1].
+    The policy is tanh of a network's outputs, stretched to the bounds of the box.
     """
 
     Config: type[DDPGConfig] = TD3Config
@@ -88,71 +80,55 @@ class TD3(ReplayAgent):
         self, config: TD3Config, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         assert isinstance(spaces.action, gym.spaces.Box)
-        self._config, self._clock, self._box = config, clock, BoxActions(spaces.action)
-        ac = self._actor_critic = ReplayActorCritic(
+        self._config, actions = config, TanhActions(spaces.action)
+        super().__init__(
             config,
             spaces,
             clock,
             streams,
             compute,
-            num_outputs=self._box.size,
-            stored_action=self._box.stored,
+            actions=actions,
             num_critics=self.NUM_CRITICS,
             policy_statistics=("loss_policy",),
-            whole_minibatches=not self.TRAITS.halves,
         )
-        self._experience = ac.experience
-        self.pauses = self._experience.pauses
-        self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=self._box.size)
-        self._target_policy: TargetNetwork[Any] = config.target.build(learner=ac.policy)
-        self._target_critics: TargetNetwork[Any] = config.target.build(learner=ac.critics)
-        ac.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
+        size = actions.num_parameters
+        self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=size)
+        self._target_policy: TargetNetwork[Any] = config.target.build(learner=self.policy)
+        self._target_critics: TargetNetwork[Any] = config.target.build(learner=self.critics)
+        self.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
         self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
-        by_hand = None if ac.judge_kernel is None else self._policy_by_hand
+        by_hand = None if self.judge_kernel is None else self._policy_by_hand
         self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
-        self._policy_stream = streams.numpy("policy")
         self._noise_stream = streams.torch("noise", compute.device)
-
-    @classmethod
-    def check(cls, config: DDPGConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces in which it cannot act or that its networks cannot read."""
-        check_actor_critic(cls.NAME, config, spaces)
 
     def act(self, observation: Observation) -> NDArray:
         """Return actions with noise, or random ones at first. [num_envs, ...]"""
-        if self._experience.acts_at_random:
-            action = self._box.random(len(observation.array), self._policy_stream)
+        if self.experience.acts_at_random:
+            action = self.actions.random(len(observation.array), self.policy_stream)
         else:
-            best = np.tanh(self._actor_critic.outputs(observation))
-            action = np.clip(best + self._noise.sample(self._clock.frame, self._policy_stream), -1, 1)
+            best = np.tanh(self.policy.forward(self.layout(observation.array)))
+            action = np.clip(best + self._noise.sample(self._clock.frame, self.policy_stream), -1, 1)
         self._observation, self._action = observation.array, action
-        return self._box.to_env(action)
+        environments: NDArray = self.actions.to_env(action)
+        return environments
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
-        self._experience.memory.add(self._observation, self._action, step)
+        super().observe(step)
         if step.episode_over.any():
             self._noise.begin(step.episode_over)
 
-    def learn(self) -> int:
-        """Make the updates that are due with this vector step. Returns how many."""
-        count = self._actor_critic.due()
-        for _ in range(count):
-            index, batch = self._actor_critic.sample()
-            self._experience.update_priorities(index, self.update(batch).cpu().numpy())
-        return count
-
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1 of TD3. Returns the error of each row. [batch]"""
-        config, ac = self._config, self._actor_critic
+        config = self._config
         if config.target_noise:
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
             noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
             batch = replace(batch, noise=noise)
-        rows = ac.critics.gradient(self._critic_loss, batch)
-        ac.step_critics(rows)
-        if self._experience.updates % config.policy_delay == 0:
-            ac.step_policy(ac.policy.gradient(self._policy_loss, batch))
+        rows = self.critics.gradient(self._critic_loss, batch)
+        self.step("critics", rows)
+        if self.experience.updates % config.policy_delay == 0:
+            self.step("policy", self.policy.gradient(self._policy_loss, batch))
             self._target_critics.updated()
             self._target_policy.updated()
         return rows[1]
@@ -186,28 +162,23 @@ class TD3(ReplayAgent):
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG."""
         action = policy(batch.observation).tanh()
-        loss = -self._actor_critic.judge(batch.observation, action, first=True).mean()
+        loss = -self.judge(batch.observation, action, first=True).mean()
         return loss, loss.detach().unsqueeze(0)
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the policy. Returns the mean loss."""
-        judge = self._actor_critic.judge_kernel
+        judge = self.judge_kernel
         action = np.tanh(kernel.forward(batch.observation))
         values = judge.forward(batch.observation, action, first=True)
         slope = judge.input_gradient(np.full_like(values, -1 / values.size))[0, :, -action.shape[1] :]
         kernel.backward(tanh_gradient(action, slope))
         return -values.mean(1)
 
-    def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the policy's actions without noise. [num_envs, ...]"""
-        return self._box.to_env(np.tanh(self._actor_critic.outputs(observation)))
-
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module. Raise InputError for drawn actions."""
         if sampled:
             refuse_sampled(self.NAME)
-        box = self._box
-        return ReplayActor(self._actor_critic.policy.network, lambda outputs: box.in_graph(outputs.tanh()))
+        return super().actor(sampled)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
@@ -221,6 +192,23 @@ class TD3(ReplayAgent):
         """Continue from a saved state."""
         super().load_state_dict(state)
         self._noise.load_state_dict(state["noise"])
+
+
+class TanhActions:
+    """tanh of a network's outputs, stretched to the bounds of a box; stored in [-1, 1]."""
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        box = self._box = BoxActions(space)
+        self.num_parameters, self.stored = box.size, box.stored
+        self.random, self.to_env = box.random, box.to_env
+
+    def mode(self, parameters: NDArray) -> NDArray:
+        """Return the actions of outputs. [n, size] -> [n, size]"""
+        return np.tanh(parameters)
+
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Return actions as the environment takes them. [n, *action]"""
+        return self._box.in_graph(parameters.tanh())
 
 
 class DDPG(TD3):

@@ -86,10 +86,10 @@ class TD3BC(TD3):
         if config.normalize_observations and config.offline is not None:
             shape = spaces.observation.shape or ()
             # A copy that only acts has no data, and is given both with the policy.
-            data = self._experience.observation_statistics() or (np.zeros(shape), np.ones(shape))
+            data = self.experience.observation_statistics() or (np.zeros(shape), np.ones(shape))
             self._normalization = Normalization(*data)
-            self._plain_layout = self._actor_critic.layout
-            self._actor_critic.layout = self._normalized
+            self._plain_layout = self.layout
+            self.layout = self._normalized
 
     @classmethod
     def check(cls, config: DDPGConfig, spaces: Spaces) -> None:
@@ -107,13 +107,13 @@ class TD3BC(TD3):
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute `cloning_loss` of a minibatch."""
         action = policy(batch.observation).tanh()
-        value = self._actor_critic.judge(batch.observation, action, first=True)[0]
+        value = self.judge(batch.observation, action, first=True)[0]
         loss = cloning_loss(value, action, batch.action, self._alpha)
         return loss, loss.detach().unsqueeze(0)
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the policy. Returns the mean loss."""
-        judge = self._actor_critic.judge_kernel
+        judge = self.judge_kernel
         action = np.tanh(kernel.forward(batch.observation))
         values = judge.forward(batch.observation, action, first=True)
         weight = np.float32(self._alpha) / np.abs(values).mean()

@@ -86,7 +86,7 @@ class TQC(SAC):
         """Compute the loss towards the samples r + gamma^n (z_(i) - alpha log pi(a'|s')), eq. 10 to 14."""
         with torch.no_grad():
             action, entropy = self._soft.choose(
-                self._actor_critic.policy_network(batch.next_observation), batch.noise
+                self.policy_network(batch.next_observation), batch.noise[:, 0]
             )
             quantiles = self._target.forward_network(batch.next_observation, action)
             value = smallest_atoms(quantiles, self._dropped) + self._temperature.value * entropy.unsqueeze(1)
@@ -97,8 +97,8 @@ class TQC(SAC):
 
     def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
-        parameters = self._actor_critic.policy.forward(batch.next_observation)
-        drawn = self._soft.choose_by_hand(parameters, batch.noise)
+        parameters = self.policy.forward(batch.next_observation)
+        drawn = self._soft.choose_by_hand(parameters, batch.noise[:, 0].numpy())
         quantiles = self._target.forward(batch.next_observation, drawn.choice)
         kept = smallest_atoms(torch.from_numpy(quantiles), self._dropped).numpy()
         value = kept + np.float32(self._temperature.value) * drawn.entropy[:, None]
@@ -110,20 +110,19 @@ class TQC(SAC):
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - the mean of all quantiles of Z(s, a), eq. 15."""
-        action, entropy = self._soft.choose(policy(batch.observation), batch.noise)
-        value = self._actor_critic.judge(batch.observation, action).mean((0, 2))
+        action, entropy = self._soft.choose(policy(batch.observation), batch.noise[:, 1])
+        value = self.judge(batch.observation, action).mean((0, 2))
         loss = -soft_value(value, entropy, self._temperature.value).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the policy. Returns mean loss and entropy."""
-        judge = self._actor_critic.judge_kernel
-        assert batch.noise is not None
-        drawn = SquashedChoice(kernel.forward(batch.observation), batch.noise.numpy())
+        judge = self.judge_kernel
+        drawn = SquashedChoice(kernel.forward(batch.observation), batch.noise[:, 1].numpy())
         values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
         entropy = drawn.entropy.mean()
         statistics = -values.mean() - temperature * entropy, entropy
         # The mean over the rows of the mean over critics and quantiles is that of all numbers.
         by_values = np.full_like(values, -1 / values.size)
-        kernel.backward(drawn.gradient_by(by_values, temperature, judge.input_gradient))
+        kernel.backward(drawn.gradient(values, temperature, judge.input_gradient, by_values))
         return np.array(statistics, np.float32)

@@ -18,7 +18,7 @@ MOST = 32
 def action_shares(latest: NDArray, space: gym.Space[Any]) -> dict[str, float]:
     """Return the share of each action, and that of the most frequent one; nan before the first step.
 
-    latest: the actions that are counted, `ActionRecord.latest`, [steps, num_envs, *action]. A space of several
+    latest: the actions that are counted, `ActionRecord.latest`, [steps, num_envs, *action]. A space of some
     choices (MultiDiscrete) or switches (MultiBinary) counts each by itself; real numbers have no columns.
     `action_share/<action>`, or `action_share/<choice>/<value>` of several choices, in spaces of at most MOST
     actions altogether. `action_top_share`: 1 where a policy has collapsed to one action; of several choices,

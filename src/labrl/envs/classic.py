@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -40,17 +39,16 @@ class Task(ABC):
         """spaces: of an environment's observations and actions."""
         self.spaces = spaces
 
-    def forces(self, actions: NDArray) -> Sequence[Any]:
-        """Return what `advance` takes, for each environment. actions: [num_envs, *action]"""
-        return actions.tolist()
-
     @abstractmethod
     def begin(self, generator: np.random.Generator) -> tuple[State, State]:
         """Return the state and observation at the start of an episode."""
 
     @abstractmethod
     def advance(self, state: State, action: Any) -> tuple[State, State, float, bool]:
-        """Return the next state, its observation, the reward and whether the task has ended."""
+        """Return the next state, its observation, the reward and whether the task has ended.
+
+        action: of the environment, as Python's own numbers.
+        """
 
 
 class CartPole(Task):
@@ -106,25 +104,19 @@ class Pendulum(Task):
 
     ENTRY = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
 
-    def forces(self, actions: NDArray) -> Sequence[Any]:
-        """Return the acceleration and cost of each torque, computed in float32. actions: [num_envs, 1]"""
-        torques = np.minimum(np.maximum(actions[:, 0], -2.0), 2.0)  # as np.clip, in less time
-        costs = [float(0.001 * torque**2) for torque in torques]  # a power of an array may differ
-        return list(zip((3.0 * torques).tolist(), costs, strict=True))
-
     def begin(self, generator: np.random.Generator) -> tuple[State, State]:
         """Draw the angle from [-pi, pi] and the angular speed from [-1, 1]."""
         high = np.array([np.pi, 1.0])
         angle, turning = generator.uniform(-high, high).tolist()
         return (angle, turning), (math.cos(angle), math.sin(angle), turning)
 
-    def advance(self, state: State, action: tuple[float, float]) -> tuple[State, State, float, bool]:
-        """Apply a torque for 0.05 s."""
+    def advance(self, state: State, action: list[float]) -> tuple[State, State, float, bool]:
+        """Apply a torque for 0.05 s; acceleration and cost are computed in float32."""
         angle, turning = state
-        acceleration, cost = action
+        torque = np.float32(min(max(action[0], -2.0), 2.0))
         from_top = (angle + math.pi) % (2 * math.pi) - math.pi
-        reward = -(from_top**2 + 0.1 * turning**2 + cost)
-        turning += (15.0 * math.sin(angle) + acceleration) * 0.05
+        reward = -(from_top**2 + 0.1 * turning**2 + float(0.001 * torque**2))
+        turning += (15.0 * math.sin(angle) + float(3.0 * torque)) * 0.05
         turning = min(max(turning, -8.0), 8.0)
         angle += turning * 0.05
         return (angle, turning), (math.cos(angle), math.sin(angle), turning), reward, False
@@ -228,7 +220,7 @@ class ClassicControl(Backend):
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
-        moved = map(self._task.advance, self._states, self._task.forces(actions))
+        moved = map(self._task.advance, self._states, actions.tolist())
         states, seen, rewards, over = zip(*moved, strict=True)
         self._states[:] = states
         self._steps += 1

@@ -80,8 +80,10 @@ class VectorEnv:
         self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._observation: NDArray | None = None  # the present one [num_envs, *obs]
-        self._may_break = array_dtype(backend.observation_space).kind in "fV"
-        """Whether an observation may hold a number that is not finite, of which nothing was said yet."""
+        kind = array_dtype(backend.observation_space).kind
+        self._may_break, self._several = kind in "fV", kind == "V"
+        """Whether an observation may hold a number that is not finite, of which nothing was said yet, and
+        whether it has several inputs."""
         self._lost: NDArray | None = None  # the last one of episodes that did not come back
         self._begin(seed)
 
@@ -112,7 +114,8 @@ class VectorEnv:
         self._return += reward
         if not np.vdot(reward, reward) <= HARMLESS:  # a sum with a NaN is one, and that is not
             self._check_rewards(reward)
-        if self._may_break:
+        # As for rewards: one number tells of all.
+        if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
             self._look_at(observation)
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)

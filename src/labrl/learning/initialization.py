@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from labrl.learning.compute import Compute
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import BY_THE_MINIBATCH, UNSEEDED, refusal
+
+if TYPE_CHECKING:
+    from labrl.learning.compute import Compute
 
 DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 """Layers that draw what they drop, or none where their `p` is 0."""

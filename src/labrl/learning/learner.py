@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.config.component import Component
-from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters, Network
 from labrl.learning.kernels.networks import Kernel, UnknownNetworkError, WatchedKernel, kernel_of
-from labrl.learning.optimizers import Optimizer
 from labrl.networks.spaces import Spaces, sees_images
+
+if TYPE_CHECKING:
+    from labrl.learning.compute import Compute
+    from labrl.learning.optimizers import Optimizer
 
 LARGE_PRODUCTS = 2**23
 """Weights times samples of a minibatch from which on a matrix product gains from several threads."""
@@ -77,7 +79,7 @@ class DerivedLoss(Generic[Batch]):
         return self.by_autograd(network, minibatch)
 
 
-NewOptimizer = Callable[[FlatParameters], Optimizer]
+NewOptimizer = Callable[[FlatParameters], "Optimizer"]
 
 
 def make_learner(
@@ -233,17 +235,34 @@ class Learner(Generic[Network]):
             return as_arrays(self.network(*tensors, **options))
 
     def gradient(
-        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, rows: slice | None = None
+        self,
+        loss: Loss[Batch],
+        minibatch: Batch,
+        *,
+        samples: int = 1,
+        rows: slice | None = None,
+        alone: bool = False,
     ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
         loss: called once for each slice of the minibatch. samples: in each unit of the minibatch; rows: of
-        the rollout, where `keep_outputs` keeps them. Returns the statistics of the loss: means over all rows,
-        [k], or those of each row, [k, rows]. With several ranks gradient and means are those over all ranks.
+        the rollout, where `keep_outputs` keeps them; alone: of this rank, without measuring noise. Returns
+        the statistics of the loss: means over all rows, [k], or those of each row, [k, rows]. With several
+        ranks gradient and means are those over all ranks.
         """
-        half = None if self._noise is None else self._gradient_of_half(loss, minibatch)
-        statistics = self._differentiate(loss, minibatch)
-        if self._ranks.size > 1:
+        half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
+        kernel, by_hand = self._kernel.now, loss.by_hand if isinstance(loss, DerivedLoss) else None
+        if kernel is None or by_hand is None:
+            statistics = self._by_autograd(loss, minibatch)
+        else:
+            # What is not finite is noticed by the gradient's norm.
+            with torch.no_grad(), np.errstate(all="ignore"):
+                if self._beside is None:
+                    found = by_hand(kernel, minibatch)
+                else:
+                    found = self._beside.gradient(by_hand, kernel, minibatch, self.flat.gradient)
+                statistics = torch.from_numpy(found)
+        if self._ranks.size > 1 and not alone:
             self._average(statistics)
         if half is not None:
             self._measure_noise(half, len(minibatch), samples)
@@ -328,18 +347,11 @@ class Learner(Generic[Network]):
 
     def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
         """Compute the gradient of a part of a minibatch at once."""
-        self._differentiate(loss, minibatch)
+        self.gradient(loss, minibatch, alone=True)
 
-    def _differentiate(self, loss: Loss[Batch], minibatch: Batch) -> Tensor:
-        """Compute the gradient of a loss, by hand where it is known. Returns the statistics."""
-        kernel, by_hand = self._kernel.now, loss.by_hand if isinstance(loss, DerivedLoss) else None
-        if kernel is not None and by_hand is not None:
-            # What is not finite is noticed by the gradient's norm.
-            with torch.no_grad(), np.errstate(all="ignore"):
-                if self._beside is None:
-                    return torch.from_numpy(by_hand(kernel, minibatch))
-                return torch.from_numpy(self._beside.gradient(by_hand, kernel, minibatch, self.flat.gradient))
-        if kernel is not None:
+    def _by_autograd(self, loss: Loss[Batch], minibatch: Batch) -> Tensor:
+        """Compute the gradient of a loss by torch. Returns the statistics."""
+        if self._kernel.now is not None:
             self._say_why("the gradient of its loss is not derived by hand")
         self.flat.gradient.zero_()
         with self._threads:

@@ -102,13 +102,19 @@ class SlicedLearner(Learner[Network]):
             self._forget_rows()
 
     def gradient(
-        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, rows: slice | None = None
+        self,
+        loss: Loss[Batch],
+        minibatch: Batch,
+        *,
+        samples: int = 1,
+        rows: slice | None = None,
+        alone: bool = False,
     ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, as Learner does."""
         with self._threads:
             try:
                 self._follow()
-                half = None if self._noise is None else self._gradient_of_half(loss, minibatch)
+                half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
                 self._forget_gradients()
                 size = len(minibatch)
 
@@ -130,7 +136,7 @@ class SlicedLearner(Learner[Network]):
         statistics = parts[0]
         if len(parts) > 1:
             statistics = torch.cat(parts, dim=1) if statistics.dim() == 2 else torch.stack(parts).sum(0)
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 and not alone:
             self._average(statistics)
         if half is not None:
             self._measure_noise(half, size, samples)

@@ -118,7 +118,8 @@ class PieceReplay(Replay):
         self._written[-1] = self.steps = last
         ended = first + np.flatnonzero(piece.cut)
         self.complete[0] = max(self.complete[0], last - self._n_step + 1, *(ended[-1:] + 1))
-        self._drop_without_frames()
+        if self._may_lack_frames:
+            self._drop_without_frames()
 
     def _push(self, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Push the frames of a piece. Returns the newest of its observations and of what they led to."""

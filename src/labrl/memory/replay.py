@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -28,6 +29,11 @@ from labrl.workspace import Layout, Workspace
 _log = logging.getLogger(__name__)
 LONGEST_BLOCK = 32
 """Vector steps that wait to be written at once; none leaves the buffer while it waits."""
+
+_OUTCOME = operator.attrgetter(
+    "reward", "terminated", "episode_over", "next_observation", "observation", "next_mask"
+)
+"""What is stored of a `Step`."""
 
 _WAY_OUT = "Resume from a newer checkpoint, or start a new run."
 
@@ -176,39 +182,48 @@ class FrameRing:
         self._push(self._envs if envs is None else envs, self.stacks_of(observation))
 
     def push(
-        self, before: Sequence[NDArray], steps: Sequence[Step], over: NDArray[np.bool_]
+        self,
+        before: Sequence[NDArray],
+        after: Sequence[NDArray],
+        first: Sequence[NDArray],
+        over: NDArray[np.bool_],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Push what is new in the observations of some steps, and the first ones of new episodes.
 
-        before: what was acted on, [num_envs, *obs] each; over: where an episode ended, [steps, num_envs].
-        Returns the newest frame of each observation and of each that followed it. [steps, num_envs] each
+        before: what was acted on; after: what it led to; first: what is acted on next [num_envs, *obs] each;
+        over: where an episode ended, [steps, num_envs]. Returns the newest frame of each observation and of
+        each that followed it. [steps, num_envs] each
         """
         if self.stack > 1:
-            return self._push_stacks(before, steps, over)
+            return self._push_stacks(before, after, first, over)
         count = 1 + over
         following = self.head + count.cumsum(axis=0) - count
         self.head += count.sum(axis=0)
         # `written` before the frames, so that a process that dies in between has not said too little.
         np.maximum(self.written, self.head, out=self.written)
-        new = _stacked([step.next_observation for step in steps])
-        self._flat[following % self.length + self._start] = new.reshape(*over.shape, *self.frame)
-        for number, env in zip(*(each.tolist() for each in over.nonzero()), strict=True):
+        new = _stacked(after).reshape(*over.shape, *self.frame)
+        self._flat[following % self.length + self._start] = new
+        for number, env in np.argwhere(over).tolist():
             place = (following[number, env] + 1) % self.length
-            self.frames[env, place] = steps[number].observation[env]
+            self.frames[env, place] = first[number][env]
         return following - 1, following
 
     def _push_stacks(
-        self, before: Sequence[NDArray], steps: Sequence[Step], over: NDArray[np.bool_]
+        self,
+        before: Sequence[NDArray],
+        after: Sequence[NDArray],
+        first: Sequence[NDArray],
+        over: NDArray[np.bool_],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Do as `push` for stacks of frames."""
         newest, following = np.empty((2, *over.shape), np.int64)
-        for number, step in enumerate(steps):
+        for number in range(len(over)):
             newest[number] = self.head - 1
-            self._follow(before[number], step.next_observation)
+            self._follow(before[number], after[number])
             following[number] = self.head - 1
             envs = np.flatnonzero(over[number])
             if len(envs):
-                self.begin(step.observation[envs], envs)
+                self.begin(first[number][envs], envs)
         return newest, following
 
     def _follow(self, before: NDArray, after: NDArray) -> None:
@@ -422,34 +437,39 @@ class Replay:
         if not self._waiting:
             return
         observations, actions, steps, masks = zip(*self._waiting, strict=True)
+        rewards, terminations, overs, nexts, firsts, next_masks = zip(*map(_OUTCOME, steps), strict=True)
         self._waiting.clear()
         first = self.steps - len(steps)
         slots = np.arange(first, self.steps) % self.slots
-        over = _stacked([step.episode_over for step in steps])  # [steps, num_envs], as all that follow
-        terminated = _stacked([step.terminated for step in steps])
+        over = _stacked(overs)  # [steps, num_envs], as all that follow
+        terminated = _stacked(terminations)
         cut = terminated | over
         self._written[-1] = max(self._written[-1], self.steps)  # before the rows, as for frames
         columns = self._by_slot
-        columns["frame"][slots], columns["next_frame"][slots] = self._ring.push(observations, steps, over)
+        columns["frame"][slots], columns["next_frame"][slots] = self._ring.push(
+            observations, nexts, firsts, over
+        )
         columns["action"][slots] = _stacked(actions)
-        columns["reward"][slots] = _stacked([step.reward for step in steps])
+        columns["reward"][slots] = _stacked(rewards)
         columns["terminated"][slots] = terminated
         columns["cut"][slots] = cut
         if self._masked:
             columns["mask"][slots] = _stacked(masks)
-            columns["next_mask"][slots] = _stacked([step.next_mask for step in steps])
+            columns["next_mask"][slots] = _stacked(next_masks)
         last_cut = (cut * np.arange(first + 1, self.steps + 1)[:, None]).max(axis=0)
         np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
         np.maximum(self.complete, last_cut, out=self.complete)
         np.maximum(self.oldest, self.steps - self.live, out=self.oldest)
-        self._drop_without_frames()
+        if self._may_lack_frames:
+            self._drop_without_frames()
 
     def sample(self, batch_size: int, frame: int) -> Sample:
         """Draw a batch with replacement at `frame` of the run; it does not change with the buffer.
 
         Raises ValueError when there is nothing to sample.
         """
-        if not len(self):
+        self._write()
+        if not (self.complete > self.oldest).any():
             raise ValueError("the replay buffer holds no transition that can be sampled yet")
         # Rounded, because 0.1 * 30 is a little more than 3.
         wanted = math.ceil(round(self._config.newest_share * batch_size, 6))
@@ -513,11 +533,11 @@ class Replay:
 
     def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw environment and step of `count` transitions. [count] each"""
-        place = self.generator.integers(0, len(self), count)
-        if self.num_envs == 1:
-            return np.zeros(count, np.int64), place + self.oldest
         counts = self.complete - self.oldest
         ends = counts.cumsum()
+        place = self.generator.integers(0, ends[-1], count)
+        if self.num_envs == 1:
+            return np.zeros(count, np.int64), place + self.oldest
         env = ends.searchsorted(place, side="right")
         return env, place + (self.oldest + counts - ends)[env]
 
@@ -601,7 +621,7 @@ class Replay:
 
     def _drop_without_frames(self) -> None:
         """Let the oldest transitions go early where short episodes have used up the frames."""
-        while self._may_lack_frames:
+        while True:
             gone = self._oldest_frames() < self._ring.head - self._ring.live
             if not gone.any():
                 return

@@ -339,7 +339,7 @@ class Rollout:
         next_value = np.concatenate([value[1:], beyond[None, : self.num_envs]])
         for cut, final in zip(self.cuts, beyond[self.num_envs :], strict=True):
             next_value[cut.t, cut.env] = final
-        return self._learned_from(
+        return self.rows(
             generalized_advantages(reward, value, next_value, terminated, episode_over, gamma, gae_lambda)
         )
 
@@ -383,12 +383,12 @@ class Rollout:
         self.t = 0
         self.cuts.clear()
 
-    def rows(self, name: str) -> NDArray:
-        """Return the rows of one of the arrays that are learned from, sequence after sequence. [n, ...]"""
-        return self._learned_from(self._arrays[name])
+    def rows(self, which: str | NDArray) -> NDArray:
+        """Return the rows that are learned from, sequence after sequence. [n, ...]
 
-    def _learned_from(self, array: NDArray) -> NDArray:
-        """[horizon, num_envs, ...] -> [n, ...]"""
+        which: name of an array, or another one, [horizon, num_envs, ...].
+        """
+        array = self._arrays[which] if isinstance(which, str) else which
         parts = array.reshape(-1, self.sequence_length, *array.shape[1:])  # sequences of each, length, ...
         return parts.swapaxes(1, 2).reshape(-1, *array.shape[2:])
 
@@ -489,8 +489,9 @@ class Episodes(Rollout):
         row = np.arange(self.t)[:, None]
         return (row >= self._first) & (row < self._end)
 
-    def _learned_from(self, array: NDArray) -> NDArray:
-        """[rows, num_envs, ...] -> [n, ...]: one environment's steps in order, then the next one's."""
+    def rows(self, which: str | NDArray) -> NDArray:
+        """Return the rows that are learned from, one environment's steps in order, then the next one's."""
+        array = self._arrays[which] if isinstance(which, str) else which
         return array[: self.t].swapaxes(0, 1)[self._whole().T]
 
     def _make_room(self, rows: int) -> None:

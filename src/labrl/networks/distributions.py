@@ -90,6 +90,7 @@ class BoxActions:
         self.stored = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
         """The space of what a memory keeps."""
         self._shape, self._dtype = space.shape, space.dtype
+        self._whole = not np.issubdtype(space.dtype, np.floating)
         self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
         low, high = self._low, self._high
         if precision is not None:
@@ -111,7 +112,9 @@ class BoxActions:
         """Rescale to the bounds. [n, size] -> [n, *action]"""
         # A rounding error beyond the bounds would be refused by some environments.
         scaled = np.clip(self._middle + action * self.half, self._low, self._high)
-        return typed(scaled, self._dtype).reshape(-1, *self._shape)
+        if self._whole:  # cutting off what follows the point would favour 0
+            scaled = np.rint(scaled)
+        return scaled.astype(self._dtype, copy=False).reshape(-1, *self._shape)
 
     def in_graph(self, action: Tensor) -> Tensor:
         """Rescale to the bounds, of tensors. [n, size] -> [n, *action]"""

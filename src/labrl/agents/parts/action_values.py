@@ -44,7 +44,7 @@ from labrl.networks.layers import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.networks.spaces import Spaces
 from labrl.schedules import LARGEST, value_at
-from labrl.seeding import Streams, derived_seed
+from labrl.seeding import Streams
 from labrl.step import Masks, States
 
 EPSILON = 2.0**-23
@@ -116,7 +116,7 @@ class ValuePolicy:
         self.exploration: Exploration = config.exploration.build()
         (self.network,) = build_networks(
             lambda: (QNetwork(config.network, spaces, self.num_actions, value.num_outputs),),
-            derived_seed(streams.seed, "initialization"),
+            streams.seed_of("initialization"),
             spaces,
             compute,
         )

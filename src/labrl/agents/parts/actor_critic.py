@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -36,7 +38,8 @@ from labrl.networks.distributions import BoxActions
 from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
-from labrl.seeding import Streams, derived_seed
+from labrl.seeding import Streams
+from labrl.step import Step
 
 AVERAGING = 0.01
 """Weight of an update in the averages of statistics: they reach some 100 updates back."""
@@ -59,175 +62,25 @@ class ReplayActorCriticConfig(ExperienceConfig):
     down; null: no limit."""
 
 
-class ReplayActorCritic:
-    """Networks, learners and replay buffer, and the averages of what learning says of itself."""
+class ActionsOf(Protocol):
+    """Maps outputs of a policy network to actions as they are stored, and these to the environment's."""
 
-    CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean", "grad_norm_critic")
-    """Averaged over some 100 updates of the critics; td_error is what priorities follow."""
+    num_parameters: int
+    """Outputs of the policy network."""
+    stored: gym.Space[Any]
+    """The space of actions as they are stored."""
+    to_env: Callable[[NDArray], NDArray]
+    """Returns stored actions as the environment takes them. [n, ...]"""
+    random: Callable[[int, np.random.Generator], NDArray]
+    """Draws so many uniform actions. [n, ...]"""
 
-    def __init__(
-        self,
-        config: ReplayActorCriticConfig,
-        spaces: Spaces,
-        clock: Clock,
-        streams: Streams,
-        compute: Compute,
-        *,
-        num_outputs: int,
-        stored_action: gym.Space[Any],
-        num_critics: int,
-        policy_statistics: tuple[str, ...],
-        critic_outputs: int = 1,
-        whole_minibatches: bool = False,
-    ) -> None:
-        """num_outputs: of the policy network; stored_action: the space of actions as they are stored;
-        critic_outputs: numbers that a critic gives for a continuous action;
-        policy_statistics: names of the means that the policy's loss returns; whole_minibatches: never cut one
-        into slices."""
-        self._clock, self._ranks = clock, compute.ranks
-        self._lr = config.lr
-        self.critic_lr = config.lr if config.critic_lr is None else config.critic_lr
-        """Learning rate of the critics, a number or a schedule."""
-        policy, critics = build_networks(
-            lambda: (
-                PolicyNetwork(config.network.torso, spaces.observation, num_outputs),
-                Critics(config.network, spaces, num_critics, critic_outputs),
-            ),
-            derived_seed(streams.seed, "initialization"),
-            spaces,
-            compute,
-            whole_minibatches=whole_minibatches,
-        )
-        learns: dict[str, Any] = {
-            "optimizer": config.optimizer,
-            "max_grad_norm": config.max_grad_norm,
-            "batch_size": config.batch_size,
-            "whole_minibatches": whole_minibatches,
-        }
-        self.policy = make_learner(policy, spaces, compute, **learns)
-        self.layout: Callable[[NDArray], NDArray] = policy.layout
-        """Brings observations into the form that the networks read. [n, *obs]"""
-        self.critics = make_learner(critics, spaces, compute, **learns)
-        # Statistics that layers keep are those of a minibatch only where an agent sets its training mode.
-        policy.eval()
-        self.policy_network = self.policy.forward_network
-        """The policy in the session's precision, for the loss of the critics."""
-        self.judge = self.critics.in_precision(self.critics.frozen().eval())
-        """The critics as the policy sees them: with a gradient through them, but none for their weights."""
-        self.judge_kernel: Any = self.critics.kernel
-        """Kernel of the critics, for the policy's loss without autograd; None where there is none."""
-        self.targets: dict[str, TargetNetwork[Any]] = {}
-        """Target networks by name, made by the agent."""
-        self.experience = Experience(config, spaces, clock, streams, compute, stored_action)
-        self._policy_statistics = (*policy_statistics, "grad_norm_policy")
-        # Exponential averages, by the name of their last statistic.
-        self._averages: dict[str, NDArray[np.float64]] = {}
+    def mode(self, parameters: NDArray) -> NDArray:
+        """Return the best actions. [n, num_parameters] -> [n, ...]"""
+        ...
 
-    def outputs(self, observation: Observation) -> NDArray:
-        """Compute the outputs of the policy network. [num_envs, num_outputs]"""
-        outputs: NDArray = self.policy.forward(self.layout(observation.array))
-        return outputs
-
-    def due(self) -> int:
-        """Return how many updates are due with this vector step; targets take it in."""
-        before = self._clock.frame
-        for target in self.targets.values():
-            target.frames_passed(before, before + self.experience.frames_per_step)
-        return self.experience.due()
-
-    def sample(self) -> tuple[NDArray[np.int64], Transitions]:
-        """Draw a minibatch. Returns the names of its transitions, [batch], and the minibatch."""
-        sample = self.experience.sample()
-        return sample.index, Transitions.of(sample, self.policy, self.layout)
-
-    def step_critics(self, rows: Tensor) -> None:
-        """Follow the gradient of the critics, and count the update. Raises NonFiniteError.
-
-        rows: statistics of their loss, made by `critic_rows`. [2 + critics, batch]
-        """
-        means = rows.mean(1)
-        if self._ranks.size > 1:
-            self._ranks.mean_(means)
-        loss, error, *values = means.tolist()
-        statistics = [loss, error, sum(values) / len(values)]
-        self.follow(self.critics, self.critic_lr, self.CRITIC_STATISTICS, statistics)
-        self.experience.updates += 1
-
-    def step_policy(self, statistics: Tensor) -> None:
-        """Follow the gradient of the policy. Raises NonFiniteError.
-
-        statistics: of its loss, by the names given. [names]
-        """
-        self.follow(self.policy, self._lr, self._policy_statistics, statistics.tolist())
-
-    def metrics(self) -> dict[str, float]:
-        """Return averages over some 100 updates, and coefficients at this frame."""
-        frame = self._clock.frame
-        return {
-            **self.averages(self.CRITIC_STATISTICS),
-            **self.averages(self._policy_statistics),
-            "lr": value_at(self._lr, frame),
-            "critic_lr": value_at(self.critic_lr, frame),
-            "updates": self.experience.updates,
-            "memory_size": len(self.experience.memory),
-            "weight_norm": self.policy.weight_norm,
-            "weight_norm_critic": self.critics.weight_norm,
-            **{f"{name}_distance": target.distance for name, target in self.targets.items()},
-        }
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return the networks that learn, and their targets."""
-        targets = {name: target.network for name, target in self.targets.items()}
-        return {"policy": self.policy.network, "critics": self.critics.network, **targets}
-
-    def followers(self) -> dict[str, str]:
-        """Name each target network with what it follows: policy or critics."""
-        return {
-            name: "policy" if target.followed is self.policy.flat.vector else "critics"
-            for name, target in self.targets.items()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizers, replay buffer, and the averages of the next metrics row."""
-        return {
-            "policy": self.policy.state_dict(),
-            "critics": self.critics.state_dict(),
-            "targets": {name: target.network.state_dict() for name, target in self.targets.items()},
-            "experience": self.experience.state_dict(),
-            "averages": {name: each.tolist() for name, each in self._averages.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        self.policy.load_state_dict(state["policy"])
-        self.critics.load_state_dict(state["critics"])
-        for name, target in self.targets.items():
-            target.network.load_state_dict(state["targets"][name])
-        self.experience.load_state_dict(state["experience"])
-        self._averages = {name: np.array(each, np.float64) for name, each in state["averages"].items()}
-
-    def close(self) -> None:
-        """End the worker threads, and write out what the replay buffer has in files."""
-        self.policy.close()
-        self.critics.close()
-        self.experience.close()
-
-    def follow(
-        self, learner: Learner[Any], lr: NonNegativeSchedule, names: tuple[str, ...], statistics: list[float]
-    ) -> None:
-        """Make one update, and take its statistics into their averages. Raises NonFiniteError."""
-        frame = self._clock.frame
-        norm = learner.step(value_at(lr, frame))
-        if not math.isfinite(norm):
-            check_finite(frame, {names[0]: statistics[0], names[-1]: norm})
-        values = np.array([*statistics, norm])
-        before = self._averages.get(names[-1], values)
-        self._averages[names[-1]] = before + AVERAGING * (values - before)
-
-    def averages(self, names: tuple[str, ...]) -> dict[str, float]:
-        """Return the averages of some statistics, nan before the first update."""
-        averages = self._averages.get(names[-1], np.full(len(names), math.nan))
-        return dict(zip(names, averages.tolist(), strict=True))
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Return actions as the environment takes them, drawn or the best ones, of an exported policy."""
+        ...
 
 
 class ReplayActor(Actor):
@@ -254,18 +107,78 @@ class ReplayActor(Actor):
 
 
 class ReplayAgent(Agent):
-    """The answers that agents give alike which learn a policy and critics from a replay buffer.
+    """Networks, learners and replay buffer of an off-policy actor-critic, and the loop of its updates.
 
-    An agent that derives from it makes `_actor_critic`, sets `_observation` and `_action` where it acts, and
-    defines how it acts, observes and learns. Nothing here calls any of that but its best action.
+    An agent that derives from it defines `update`. It sets `_observation` and `_action` where it acts.
     """
 
     TRAITS = Traits(greedy=True, exports=True, ranks=True, learns_from_copies=True)
-    _actor_critic: ReplayActorCritic
+    CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean", "grad_norm_critic")
+    """Averaged over some 100 updates of the critics; td_error is what priorities follow."""
     _observation: NDArray
     """Observations that were acted on last. [num_envs, *obs]"""
     _action: NDArray
     """The last actions, as they are stored. [num_envs, ...]"""
+
+    def __init__(
+        self,
+        config: ReplayActorCriticConfig,
+        spaces: Spaces,
+        clock: Clock,
+        streams: Streams,
+        compute: Compute,
+        *,
+        actions: Any,
+        num_critics: int,
+        policy_statistics: tuple[str, ...],
+        critic_outputs: int = 1,
+    ) -> None:
+        """actions: an `ActionsOf`; critic_outputs: numbers that a critic gives for a continuous action;
+        policy_statistics: names of the means that the policy's loss returns."""
+        self._clock, self._ranks, self.actions = clock, compute.ranks, actions
+        critic_lr = config.lr if config.critic_lr is None else config.critic_lr
+        whole = not self.TRAITS.halves
+        policy, critics = build_networks(
+            lambda: (
+                PolicyNetwork(config.network.torso, spaces.observation, actions.num_parameters),
+                Critics(config.network, spaces, num_critics, critic_outputs),
+            ),
+            streams.seed_of("initialization"),
+            spaces,
+            compute,
+            whole_minibatches=whole,
+        )
+        learns: dict[str, Any] = {
+            "optimizer": config.optimizer,
+            "max_grad_norm": config.max_grad_norm,
+            "batch_size": config.batch_size,
+            "whole_minibatches": whole,
+        }
+        self.policy = make_learner(policy, spaces, compute, **learns)
+        self.critics = make_learner(critics, spaces, compute, **learns)
+        self.layout: Callable[[NDArray], NDArray] = policy.layout
+        """Brings observations into the form that the networks read. [n, *obs]"""
+        # Statistics that layers keep are those of a minibatch only where an agent sets its training mode.
+        policy.eval()
+        self.policy_network = self.policy.forward_network
+        """The policy in the session's precision, for the loss of the critics."""
+        self.judge = self.critics.in_precision(self.critics.frozen().eval())
+        """The critics as the policy sees them: with a gradient through them, but none for their weights."""
+        self.judge_kernel: Any = self.critics.kernel
+        """Kernel of the critics, for the policy's loss without autograd; None where there is none."""
+        self.targets: dict[str, TargetNetwork[Any]] = {}
+        """Target networks by name, made by the agent."""
+        self.experience = Experience(config, spaces, clock, streams, compute, actions.stored)
+        self.pauses = self.experience.pauses
+        self.policy_stream = streams.numpy("policy")
+        self.follows: dict[str, tuple[Learner[Any], NonNegativeSchedule, tuple[str, ...]]] = {
+            "critics": (self.critics, critic_lr, self.CRITIC_STATISTICS),
+            "policy": (self.policy, config.lr, (*policy_statistics, "grad_norm_policy")),
+        }
+        """Learners, their learning rates and the names of their averages, of which the last is that of the
+        gradient's norm."""
+        # Exponential averages, by the name of their last statistic.
+        self._averages: dict[str, NDArray[np.float64]] = {}
 
     @classmethod
     def check_config(cls, config: Any, env: Any) -> None:
@@ -273,13 +186,81 @@ class ReplayAgent(Agent):
         check_experience(config, env)
 
     @classmethod
+    def check(cls, config: Any, spaces: Spaces) -> None:
+        """Raise InputError for spaces in which it cannot act or that its networks cannot read."""
+        check_actor_critic(cls.NAME, config, spaces, whole_minibatches=not cls.TRAITS.halves)
+
+    @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
         """Return the options of one of several ranks. Raise InputError where they have no equal part."""
         return experience_for_rank(config, ranks)
 
+    def act(self, observation: Observation) -> NDArray:
+        """Draw actions of the policy, or random ones at first. [num_envs, ...]"""
+        if self.experience.acts_at_random:
+            action = self.actions.random(len(observation.array), self.policy_stream)
+        else:
+            outputs = self.policy.forward(self.layout(observation.array))
+            action = self.actions.sample(outputs, self.policy_stream)
+        self._observation, self._action = observation.array, action
+        environments: NDArray = self.actions.to_env(action)
+        return environments
+
+    def observe(self, step: Step) -> None:
+        """Store the outcome of the last actions."""
+        self.experience.memory.add(self._observation, self._action, step)
+
+    def learn(self) -> int:
+        """Make the updates that are due with this vector step. Returns how many."""
+        before, experience = self._clock.frame, self.experience
+        for target in self.targets.values():
+            target.frames_passed(before, before + experience.frames_per_step)
+        count = experience.due()
+        for _ in range(count):
+            sample = experience.sample()
+            experience.updates += 1
+            error = self.update(Transitions.of(sample, self.policy, self.layout))
+            experience.update_priorities(sample.index, error.cpu().numpy())
+        return count
+
+    @abstractmethod
+    def update(self, batch: Transitions) -> Tensor:
+        """Make one update of all networks. Returns the error of each row. [batch]"""
+
+    def step(self, name: str, statistics: Tensor) -> None:
+        """Follow the gradient of a learner, by its name in `follows`. Raises NonFiniteError.
+
+        statistics: means that its loss gave [k], or those of each row [k, rows]. Where they are more than the
+        names, the last name is that of the mean over the rest, such as values of several critics.
+        """
+        learner, lr, names = self.follows[name]
+        if statistics.dim() == 2:
+            statistics = statistics.mean(1)
+            if self._ranks.size > 1:
+                self._ranks.mean_(statistics)
+        values, last, frame = statistics.tolist(), len(names) - 2, self._clock.frame
+        if len(values) > last + 1:
+            values[last:] = [sum(values[last:]) / len(values[last:])]
+        norm = learner.step(value_at(lr, frame))
+        if not math.isfinite(norm):
+            check_finite(frame, {names[0]: values[0], names[-1]: norm})
+        latest = np.array([*values, norm])
+        before = self._averages.get(names[-1], latest)
+        self._averages[names[-1]] = before + AVERAGING * (latest - before)
+
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
         return self.greedy_action(observation)
+
+    def greedy_action(self, observation: Observation) -> NDArray:
+        """Return the policy's best actions. [num_envs, ...]"""
+        outputs = self.policy.forward(self.layout(observation.array))
+        action: NDArray = self.actions.to_env(self.actions.mode(outputs))
+        return action
+
+    def actor(self, sampled: bool) -> Actor:
+        """Return the policy as one module."""
+        return ReplayActor(self.policy.network, partial(self.actions.in_graph, sampled=sampled))
 
     def decision(self) -> dict[str, NDArray]:
         """Return the last actions, as they are stored."""
@@ -291,31 +272,65 @@ class ReplayAgent(Agent):
 
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
-        return self._actor_critic.metrics()
+        frame = self._clock.frame
+        return {
+            **self.averages("critics"),
+            **self.averages("policy"),
+            "lr": value_at(self.follows["policy"][1], frame),
+            "critic_lr": value_at(self.follows["critics"][1], frame),
+            "updates": self.experience.updates,
+            "memory_size": len(self.experience.memory),
+            "weight_norm": self.policy.weight_norm,
+            "weight_norm_critic": self.critics.weight_norm,
+            **{f"{name}_distance": target.distance for name, target in self.targets.items()},
+        }
+
+    def averages(self, name: str) -> dict[str, float]:
+        """Return the averages of a learner's statistics, nan before the first update."""
+        names = self.follows[name][2]
+        averages = self._averages.get(names[-1], np.full(len(names), math.nan))
+        return dict(zip(names, averages.tolist(), strict=True))
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the networks that learn, and their targets."""
-        return self._actor_critic.modules()
+        targets = {name: target.network for name, target in self.targets.items()}
+        return {"policy": self.policy.network, "critics": self.critics.network, **targets}
 
     def followers(self) -> dict[str, str]:
-        """Name the target networks, with what they follow."""
-        return self._actor_critic.followers()
+        """Name each target network with what it follows: policy or critics."""
+        return {
+            name: "policy" if target.followed is self.policy.flat.vector else "critics"
+            for name, target in self.targets.items()
+        }
 
     def acting_modules(self) -> dict[str, nn.Module]:
         """Return the policy."""
-        return {"policy": self._actor_critic.policy.network}
+        return {"policy": self.policy.network}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizers, replay buffer and averages."""
-        return self._actor_critic.state_dict()
+        """Return weights, optimizers, replay buffer, and the averages of the next metrics row."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critics": self.critics.state_dict(),
+            "targets": {name: target.network.state_dict() for name, target in self.targets.items()},
+            "experience": self.experience.state_dict(),
+            "averages": {name: each.tolist() for name, each in self._averages.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self._actor_critic.load_state_dict(state)
+        self.policy.load_state_dict(state["policy"])
+        self.critics.load_state_dict(state["critics"])
+        for name, target in self.targets.items():
+            target.network.load_state_dict(state["targets"][name])
+        self.experience.load_state_dict(state["experience"])
+        self._averages = {name: np.array(each, np.float64) for name, each in state["averages"].items()}
 
     def close(self) -> None:
         """End the worker threads, and write out what the replay buffer has in files."""
-        self._actor_critic.close()
+        self.policy.close()
+        self.critics.close()
+        self.experience.close()
 
 
 def taken(values: Tensor, action: Tensor) -> Tensor:

@@ -76,8 +76,8 @@ class Transitions(Columns):
     """Valid actions. [batch, actions]"""
     next_mask: Tensor | None = None
     """Valid actions in `next_observation`. [batch, actions]"""
-    noise: Tensor | None = None
-    """Random numbers from which a loss draws actions. [batch, ...]"""
+    noise: Any = None
+    """Random numbers from which a loss draws actions, a tensor [batch, ...]; None where it draws none."""
 
     @classmethod
     def of(
@@ -88,8 +88,9 @@ class Transitions(Columns):
         layout: of its network, for observations; None: they stay arrays as they are stored, for a loss that
         lays out its slice of them itself.
         """
-        tensor, seen = learner.tensor, (sample.observation, sample.next_observation)
-        observation, following = seen if layout is None else (tensor(layout(each)) for each in seen)
+        tensor, observation, following = learner.tensor, sample.observation, sample.next_observation
+        if layout is not None:
+            observation, following = tensor(layout(observation)), tensor(layout(following))
         return cls(
             observation,
             tensor(sample.action),
@@ -123,7 +124,7 @@ class Experience:
         """Frames of a vector step, those of all ranks."""
         self.first_update = first_update(config, spaces.num_envs, compute.ranks.size)
         self.updates = 0
-        """Updates so far; who makes one counts it."""
+        """Updates so far; the agent that makes one counts it."""
         stored = stored_choices(spaces.action) if stored_action is None else stored_action
         self._offline: OfflineData | None = None
         if config.offline is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -16,18 +16,12 @@ from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
-from labrl.agents.parts.self_imitation import SelfImitation
-from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
 from labrl.learning.initialization import build_networks
 from labrl.learning.kernels.policy_losses import distributions, policy_gradient
 from labrl.learning.learner import make_learner
-from labrl.learning.optimizers import Optimizer
-from labrl.learning.ranks import ALONE, Ranks
 from labrl.memory.rollout import Minibatch, Rollout
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.distributions import ActionBounds, ActionDistribution, distribution_for, masked
@@ -35,8 +29,16 @@ from labrl.networks.recurrent import Pieces, forgotten
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
-from labrl.seeding import Streams, derived_seed
 from labrl.step import Masks, States, Step
+
+if TYPE_CHECKING:
+    from labrl.agents.parts.self_imitation import SelfImitation
+    from labrl.clock import Clock
+    from labrl.learning.compute import Compute
+    from labrl.learning.flat import FlatParameters
+    from labrl.learning.optimizers import Optimizer
+    from labrl.learning.ranks import Ranks
+    from labrl.seeding import Streams
 
 VALUES_AT_ONCE = 4096
 """Observations whose values are computed in one pass."""
@@ -114,7 +116,7 @@ class Policy:
         num_parameters = self.distribution.num_parameters
         (self.network,) = build_networks(
             lambda: (ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value),),
-            derived_seed(streams.seed, "initialization"),
+            streams.seed_of("initialization"),
             spaces,
             compute,
         )
@@ -427,9 +429,15 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
     return recurrent
 
 
-def normalized(advantage: Tensor, ranks: Ranks = ALONE) -> Tensor:
-    """Scale to mean 0 and deviation 1 over all ranks, where there are at least two numbers. [n]"""
-    if len(advantage) * ranks.size < 2:
+def normalized(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:
+    """Scale to mean 0 and deviation 1 over all ranks, where there are at least two numbers. [n]
+
+    ranks: None for one alone.
+    """
+    size = 1 if ranks is None else ranks.size
+    if len(advantage) * size < 2:
         return advantage
-    std, mean = torch.std_mean(advantage) if ranks.alone else ranks.std_mean(advantage.unsqueeze(0))
+    std, mean = (
+        torch.std_mean(advantage) if ranks is None or size == 1 else ranks.std_mean(advantage.unsqueeze(0))
+    )
     return (advantage - mean) / (std + 1e-8)

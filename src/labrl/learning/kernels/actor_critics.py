@@ -146,24 +146,22 @@ class SquashedChoice:
         """Return the smaller critic's value of the choice. [critics, rows] -> [rows]"""
         return values.min(0)
 
-    def gradient(self, values: NDArray, temperature: float, backward: Backward) -> NDArray:
-        """Differentiate the mean of -(Q - alpha log pi) by the policy's parameters. [rows, 2 size]"""
-        smaller = values == values.min(0)
-        share = smaller / (
-            np.float32(-len(self.choice)) * smaller.sum(0)
-        )  # critics that agree have a part each
-        return self.gradient_by(share.astype(values.dtype), temperature, backward)
+    def gradient(
+        self, values: NDArray, temperature: float, backward: Backward, by_values: NDArray | None = None
+    ) -> NDArray:
+        """Differentiate the mean of -(Q - alpha log pi) by the policy's parameters. [rows, 2 size]
 
-    def gradient_by(self, share: NDArray, temperature: float, backward: Backward) -> NDArray:
-        """Differentiate a loss by the policy's parameters. [rows, 2 size]
-
-        The loss is the sum of the values of the critics, weighted by `share`, [critics, rows, ...], and the
-        mean of alpha log pi.
+        by_values: derivative of the mean of -Q by the critics' values, [critics, rows, ...]; None: Q is the
+        smaller one.
         """
         rows, size = self.choice.shape
-        slope = backward(share)[..., -size:].sum(0)
+        if by_values is None:
+            smaller = values == values.min(0)
+            # Critics that agree have a part each.
+            by_values = (smaller / (np.float32(-rows) * smaller.sum(0))).astype(values.dtype)
+        slope = backward(by_values)[..., -size:].sum(0)
         coefficient = np.float32(temperature / rows)
-        by_u = tanh_gradient(self.choice, slope)
+        by_u = slope * (1 - np.square(self.choice))
         by_u += 2 * coefficient * self.choice
         by_log_std = (by_u * self._spread - coefficient) * self._inside
         return np.concatenate([by_u, by_log_std], axis=1)
@@ -176,8 +174,8 @@ class CategoricalChoice:
     -alpha in the derivative of H by p_i cancels.
     """
 
-    def __init__(self, parameters: NDArray) -> None:
-        """parameters: logits, [rows, actions]."""
+    def __init__(self, parameters: NDArray, noise: NDArray) -> None:
+        """parameters: logits, [rows, actions]; noise: none is needed, [rows, 0]."""
         logits = parameters - parameters.max(1, keepdims=True)
         self.choice = np.exp(logits)
         total = self.choice.sum(1, keepdims=True)

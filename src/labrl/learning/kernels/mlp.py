@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -124,8 +124,8 @@ def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
 class Pass:
     """The computation of layers for a fixed number of rows, in its own buffers.
 
-    Write into `inputs`, call `forward`, read `outputs`; write into `output_gradient`, call `backward`, read
-    `input_gradient`, and the gradients of the weights.
+    Write into `inputs`, do the `forward_operations`, read `outputs`; write into `output_gradient`, do the
+    `backward_operations`, read `input_gradient`, and the gradients of the weights.
     """
 
     def __init__(self, layers: Sequence[Layer], inputs: Tensor, input_gradient: Tensor | None = None) -> None:
@@ -137,41 +137,25 @@ class Pass:
         for layer in layers[1:]:
             self._layers.append(_Bound(layer, self._layers[-1].outputs))
         self.outputs: Tensor = self._layers[-1].outputs if layers else inputs
-        """[rows, outputs] or [networks, rows, outputs]; overwritten by the next `forward`."""
+        """[rows, outputs] or [networks, rows, outputs]; overwritten by the next forward pass."""
         self.output_gradient = torch.zeros_like(self.outputs) if layers else input_gradient
-        """Gradient of the outputs, of the same shape; `backward` overwrites it. None without layers if
-        unused."""
+        """Gradient of the outputs, of the same shape; the way back overwrites it. None without layers
+        if unused."""
         self.forward_operations = [operation for layer in self._layers for operation in layer.forward()]
-        """Operations of `forward`."""
-        self._backward: list[Operation] | None = None
-        self._to_inputs: list[Operation] | None = None
+        """Operations that compute `outputs` from `inputs`."""
         self._gradients: list[Tensor] = []  # of what each layer but the first reads
 
-    def forward(self) -> None:
-        """Compute `outputs` from `inputs`."""
-        for operation in self.forward_operations:
-            operation()
-
-    def backward(self) -> None:
-        """Compute the gradients of the weights and of the inputs from `output_gradient`."""
-        for operation in self.backward_operations:
-            operation()
-
-    @property
+    @cached_property
     def backward_operations(self) -> list[Operation]:
-        """Operations of `backward`."""
-        if self._backward is None:
-            self._backward = list(self._backward_operations(self.input_gradient, learn=True))
-        return self._backward
+        """Operations that compute the gradients of the weights and of the inputs from `output_gradient`."""
+        return list(self._backward_operations(self.input_gradient, learn=True))
 
-    def backward_to_inputs(self) -> None:
-        """Compute the gradient of the inputs alone, of each network. [networks, rows, inputs]"""
-        if self._to_inputs is None:
-            if self.input_gradient is None:
-                self.input_gradient = self.outputs.new_zeros(*self.outputs.shape[:-1], self.inputs.shape[-1])
-            self._to_inputs = list(self._backward_operations(self.input_gradient, learn=False))
-        for operation in self._to_inputs:
-            operation()
+    @cached_property
+    def input_operations(self) -> list[Operation]:
+        """Operations that compute `input_gradient` alone, of each network. [networks, rows, inputs]"""
+        if self.input_gradient is None:
+            self.input_gradient = self.outputs.new_zeros(*self.outputs.shape[:-1], self.inputs.shape[-1])
+        return list(self._backward_operations(self.input_gradient, learn=False))
 
     def _backward_operations(self, to_inputs: Tensor | None, learn: bool) -> Iterator[Operation]:
         """learn: whether gradients of the weights are computed."""

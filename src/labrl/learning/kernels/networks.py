@@ -322,7 +322,8 @@ class PolicyNetworkKernel:
         passes = self._passes
         at = passes.last = passes.at(len(observation))
         self._reader(observation, at.inputs.numpy())
-        at.forward()
+        for operation in at.forward_operations:
+            operation()
         outputs: NDArray = at.outputs.numpy()
         return outputs
 
@@ -331,7 +332,8 @@ class PolicyNetworkKernel:
         at = self._passes.last
         assert at.output_gradient is not None
         np.copyto(at.output_gradient.numpy(), outputs)
-        at.backward()
+        for operation in at.backward_operations:
+            operation()
 
 
 class CriticsKernel:
@@ -364,13 +366,18 @@ class CriticsKernel:
             inputs[:, size:] = action
         else:
             self._reader(observation, inputs)
-        at.forward()
+        for operation in at.forward_operations:
+            operation()
         outputs: NDArray = at.outputs.numpy()
         return outputs[..., 0] if self._scalar else outputs
 
     def backward(self, values: NDArray) -> None:
         """Compute the gradients of all weights. values: the gradient of the values"""
-        self._at_gradient(values).backward()
+        at = self._passes.last
+        assert at.output_gradient is not None
+        np.copyto(at.output_gradient.numpy(), values[..., None] if self._scalar else values)
+        for operation in at.backward_operations:
+            operation()
 
     def input_gradient(self, values: NDArray) -> NDArray:
         """Return the gradient of the inputs, observation and action side by side, of each critic.
@@ -378,18 +385,14 @@ class CriticsKernel:
         values: the gradient of the values. Gradients of the weights stay as they are.
         [critics, rows, inputs]
         """
-        at = self._at_gradient(values)
-        at.backward_to_inputs()
-        assert at.input_gradient is not None
-        gradient: NDArray = at.input_gradient.numpy()
-        return gradient
-
-    def _at_gradient(self, values: NDArray) -> Pass:
-        """Return the last pass, with the gradient of its outputs."""
         at = self._passes.last
         assert at.output_gradient is not None
         np.copyto(at.output_gradient.numpy(), values[..., None] if self._scalar else values)
-        return at
+        for operation in at.input_operations:
+            operation()
+        assert at.input_gradient is not None
+        gradient: NDArray = at.input_gradient.numpy()
+        return gradient
 
     def _pass(self, rows: int, first: bool) -> Pass:
         layers = [layer.only(0) for layer in self._layers] if first else self._layers
