@@ -1,14 +1,16 @@
 """The command `labrl` in a process of its own, which starts without importing PyTorch once more.
 
-Each test process has a nursery: a process that has imported what training needs, and nothing else. It forks
-one process for each command. A fresh Python takes two seconds of a core before the first frame; tests about
-the start itself, its imports and its signals start one (`[sys.executable, "-m", "labrl"]`).
+Each test process has a nursery: a process that has imported what training needs, has composed the usual
+configurations (see `compositions`), and nothing else. It forks one process for each command. A fresh Python
+takes two seconds of a core before the first frame; tests about the start itself, its imports and its signals
+start one (`[sys.executable, "-m", "labrl"]`).
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -25,6 +27,9 @@ from typing import IO, NoReturn
 
 MODULES = (
     "labrl.cli",
+    "labrl.experiment.hydra_trial",
+    "labrl.plugins",
+    "labrl.trial.completion",
     "labrl.trial.worker",
     "labrl.experiment.grid",
     "labrl.experiment.search.begin",
@@ -34,7 +39,16 @@ MODULES = (
     "labrl.agents.random",
     "labrl.envs.classic",
     "labrl.envs.gym",
+    "labrl.session.callbacks.checkpoint",
+    "labrl.session.callbacks.profile",
+    "labrl.session.callbacks.record",
+    "labrl.session.callbacks.tensorboard",
+    "gymnasium.envs.classic_control.cartpole",
+    "hydra._internal.logging_config",
+    "pydantic.dataclasses",
+    "rich._emoji_codes",
 )
+COMPOSED = (("agent=random",), ("agent=ppo",), ("agent=dqn",), ("hydra/sweeper=optuna", "search=ppo"))
 WIDTH = 16
 """Bytes of a number that comes through a pipe."""
 
@@ -98,12 +112,15 @@ def start_labrl(
 ) -> Command:
     """Start `labrl <words>` in a session of its own, as a terminal does.
 
-    output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped.
+    output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped. Modules of the
+    tests can be imported by it.
     """
     read, write = os.pipe()
     status, tell = os.pipe()
     target = write if output else os.open(os.devnull, os.O_WRONLY)
-    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "env": dict(env or os.environ)}
+    env = dict(env or os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), os.path.dirname(__file__)]))
+    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
     door = _nursery()
     data = json.dumps(request).encode()
     socket.send_fds(door, [len(data).to_bytes(8, "big")], [target, tell])
@@ -135,6 +152,15 @@ def _serve(door: socket.socket) -> None:
     let_threads_sleep()
     for module in MODULES:
         importlib.import_module(module)
+    from compositions import remember
+
+    from labrl.config.compose import compose
+
+    remember()
+    for words in COMPOSED:
+        compose(list(words), with_hydra=True)
+    gc.collect()
+    gc.freeze()
     children = 0
     while True:
         size, files, *_ = socket.recv_fds(door, 8, 2)

@@ -50,6 +50,19 @@ _remember_repository()
 os.fsync = os.fstat  # type: ignore[assignment]  # which refuses the same descriptors
 
 
+LONGEST = (
+    *("test_experiment", "test_trial_processes", "test_search_processes", "test_restoring", "test_clusters"),
+    *("test_config_compose", "test_start", "test_shared_weights", "test_export", "test_docs", "test_load"),
+)
+"""Files that take longest. They come first, so that no test process is alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files come first. Processes take whole files, in this order (`--dist loadfile`)."""
+    place = {name: index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
+
 def pytest_collection_finish() -> None:
     """Spare the collector of garbage a hundred thousand objects that were imported, each time."""
     gc.collect()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from exact_cases import differences
+from paced import PACED
 from test_experiment import ONE_PROCESS, QUICK, frame, needs_proc, started, statuses, wait_for, worker_of
 
 from labrl.cli import main
@@ -39,6 +40,7 @@ def launcher(*words: str) -> Any:
 def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_path: Path) -> None:
     words = [
         *QUICK,
+        PACED,
         "env.max_frame=1e9",
         "meta.log_frequency=1e6",
         "hydra/launcher=submitit_local",
@@ -65,9 +67,9 @@ def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_pat
 @needs_proc
 @pytest.mark.slow
 def test_ctrl_c_stops_the_jobs_of_submitit_with_what_they_reached(tmp_path: Path) -> None:
-    words = [*QUICK, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=submitit_local", "seed=0"]
+    words = [*QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=submitit_local"]
     trial = tmp_path / "e" / "0_random_cartpole"
-    with started(*words) as process:
+    with started(*words, "seed=0") as process:
         wait_for(lambda: frame(trial), process)
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate()
@@ -146,7 +148,7 @@ def test_ray_asks_for_what_the_trial_needs() -> None:
 @needs_ray
 @needs_proc
 def test_ray_runs_trials_of_which_one_may_be_killed(tmp_path: Path) -> None:
-    words = [*QUICK, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=ray", "seed=0,1"]
+    words = [*QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=ray", "seed=0,1"]
     words += ["hydra.launcher.ray.init.num_cpus=2", "hydra.launcher.ray.init.include_dashboard=false"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*words) as process:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from commands import Command, start_labrl
 from exact_cases import differences
+from paced import PACED
 from test_trial_processes import needs_proc, wait_for
 
 from labrl.cli import main, replay, send_to_wandb
@@ -158,7 +159,7 @@ def test_an_edit_that_would_change_the_past_is_refused_before_any_trial_is_touch
 def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
     words = [*QUICK[:-1], "meta.tensorboard=false", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
-    with started(*words, "env.max_frame=1e9") as process:
+    with started(*words, PACED, "env.max_frame=1e9") as process:
         wait_for(lambda: frame(first) and frame(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: frame(third), process)
@@ -177,8 +178,8 @@ def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
 @two_at_once
 @pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
 def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: Path) -> None:
-    every, endless = "meta.log_frequency=20000", "env.max_frame=1e9"
-    words = [*QUICK, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+    every, endless = "meta.log_frequency=200", "env.max_frame=1e9"
+    words = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*words) as process:
         wait_for(lambda: frame(first) and frame(second), process)
@@ -199,10 +200,10 @@ def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: 
     for run in (first, second):
         assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
         assert list((run / "session_0" / "checkpoints").glob("frame_*"))
-    end = f"env.max_frame={max(frame(first), frame(second)) + 20000}"
+    end = f"env.max_frame={max(frame(first), frame(second)) + 200}"
     assert main(["-m", f"+resume={tmp_path / 'e'}", end]) == 0
     assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
-    assert main([*QUICK, every, end, "seed=1", "hydra.run.dir=whole"]) == 0
+    assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=whole"]) == 0
     assert differences(Path("whole"), second) == []
 
 

@@ -42,8 +42,18 @@ def press(number: int, module: str, command: str, *words: str, cwd: Path) -> tup
     return done.returncode, done.stderr, done.stdout
 
 
-@pytest.mark.parametrize("command", SCRIPTS)
-@pytest.mark.parametrize("module", ["labrl.cli", "labrl.experiment.job"])
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        *((command, "labrl.cli") for command in SCRIPTS),
+        ("labrl", "labrl.experiment.job"),
+        *(
+            pytest.param(command, "labrl.experiment.job", marks=pytest.mark.matrix)
+            for command in SCRIPTS
+            if command != "labrl"
+        ),
+    ],
+)
 def test_ctrl_c_while_a_command_is_loaded_is_one_line(command: str, module: str, tmp_path: Path) -> None:
     code, complaint, said = press(signal.SIGINT, module, command, cwd=tmp_path)
     assert (code, said) == (INTERRUPTED, "")
@@ -51,11 +61,19 @@ def test_ctrl_c_while_a_command_is_loaded_is_one_line(command: str, module: str,
     assert line.startswith(f"{command}: ")
 
 
+LOADED = ("torch", "numpy.matrixlib", "gymnasium.spaces", "labrl.trial.trial")
 RUN = ("env=cartpole", "wandb=disabled", "env.max_frame=2000", "meta.report=false", "hydra.run.dir=run")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
-@pytest.mark.parametrize("module", ["torch", "numpy.matrixlib", "gymnasium.spaces", "labrl.trial.trial"])
+@pytest.mark.parametrize(
+    ("number", "code", "module"),
+    [
+        *((signal.SIGINT, 130, module) for module in LOADED),
+        (signal.SIGTERM, 143, "torch"),
+        *(pytest.param(signal.SIGTERM, 143, one, marks=pytest.mark.matrix) for one in LOADED[1:]),
+    ],
+    ids=str,
+)
 def test_a_signal_before_a_run_begins_leaves_no_folder(
     module: str, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -114,10 +132,20 @@ labrl.train(["env=cartpole", "agent=random", "env.max_frame=10", "meta.report=fa
 """
 
 
-@pytest.mark.parametrize("code", [AS_A_COMMAND, AS_A_FUNCTION])
 @pytest.mark.parametrize(
-    ("said", "spins"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "123"}, "123"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ("code", "said", "spins"),
+    [
+        pytest.param(AS_A_COMMAND, {}, "10000", id="command"),
+        pytest.param(AS_A_FUNCTION, {}, "10000", id="function"),
+        pytest.param(AS_A_COMMAND, {"GOMP_SPINCOUNT": "123"}, "123", id="command counts"),
+        pytest.param(AS_A_COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, None, id="command active"),
+        pytest.param(
+            AS_A_FUNCTION, {"GOMP_SPINCOUNT": "123"}, "123", id="function counts", marks=pytest.mark.matrix
+        ),
+        pytest.param(
+            AS_A_FUNCTION, {"OMP_WAIT_POLICY": "ACTIVE"}, None, id="function active", marks=pytest.mark.matrix
+        ),
+    ],
 )
 def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how_they_wait(
     code: str, said: dict[str, str], spins: str | None, tmp_path: Path
@@ -193,7 +221,10 @@ def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
 
 OUTLINED = """
 import json, sys
+sys.path.insert(0, {tests!r})
+from compositions import remember
 from labrl.config.compose import check_values, compose
+remember()
 for words in json.loads(sys.argv[1]):
     check_values(compose(words))
     assert "torch" not in sys.modules, words
@@ -210,10 +241,12 @@ def options(group: str) -> list[str]:
 
 def test_every_component_of_labrl_is_known_without_torch(tmp_path: Path) -> None:
     words = [[f"agent={agent}", "env=pong"] for agent in options("agent")]
-    words += [["agent=dqn", f"agent/memory={memory}"] for memory in ("uniform", "prioritized")]
+    memories, explorations = ("uniform", "prioritized"), ("boltzmann", "epsilon_greedy")
+    pairs = zip(memories, explorations, strict=True)
+    words += [["agent=dqn", f"agent/memory={one}", f"agent/exploration={other}"] for one, other in pairs]
     words += [[f"agent/network={network}"] for network in options("agent/network")]
     words += [["agent=ddpg", "env=pendulum", f"agent/noise={noise}"] for noise in options("agent/noise")]
-    words += [["agent=dqn", f"agent/exploration={one}"] for one in ("boltzmann", "epsilon_greedy")]
-    command = [sys.executable, "-c", OUTLINED, json.dumps(words)]
+    program = OUTLINED.format(tests=str(Path(__file__).parent))
+    command = [sys.executable, "-c", program, json.dumps(words)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from commands import Command, start_labrl
+from paced import PACED
 
 from labrl.processes import SIGNALS
 
 ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
-ENDLESS += ["meta.report=false", "meta.videos=false"]
+ENDLESS += ["meta.report=false", "meta.videos=false", PACED]
 
 
 @contextmanager
@@ -84,10 +85,17 @@ def test_a_killed_session_leaves_the_other_running_and_is_named(tmp_path: Path) 
     assert killed["frame"] > 0, "what it had shown is not forgotten"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
+@pytest.mark.parametrize(
+    ("number", "to_all", "code"),
+    [
+        pytest.param(signal.SIGINT, True, 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, False, 143, id="kill"),
+        pytest.param(signal.SIGINT, False, 130, id="kill -INT", marks=pytest.mark.matrix),
+        pytest.param(signal.SIGTERM, True, 143, id="terminal", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_signal_stops_all_sessions_with_what_they_reached(
-    number: signal.Signals, code: int, to_all: bool, tmp_path: Path
+    number: signal.Signals, to_all: bool, code: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
@@ -101,7 +109,15 @@ def test_a_signal_stops_all_sessions_with_what_they_reached(
         assert list((folder / f"session_{index}" / "checkpoints").glob("frame_*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.matrix),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.matrix),
+    ],
+    ids=lambda n: n.name,
+)
 def test_environment_workers_outlast_a_signal_to_all_until_the_session_has_saved(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -131,7 +147,13 @@ def test_ctrl_c_while_sessions_start_is_an_interruption_without_a_traceback(tmp_
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)], ids=str
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGHUP, 143, marks=pytest.mark.matrix),
+    ],
+    ids=str,
 )
 def test_a_signal_before_the_first_step_is_told_of(number: signal.Signals, code: int, tmp_path: Path) -> None:
     (tmp_path / "slow_start.py").write_text(
