@@ -17,7 +17,7 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import PLAN, WORDS
 
-from labrl.analysis.standings import best_trial, standings
+from labrl.analysis.listing import best_trial, standings
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.channel import Hub

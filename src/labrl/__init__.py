@@ -154,7 +154,7 @@ def runs(
     import os
     from pathlib import Path
 
-    from labrl.analysis.filters import agreeing
+    from labrl.analysis.groups import agreeing
     from labrl.analysis.runs import find_runs
 
     found = find_runs([places] if isinstance(places, str | os.PathLike) else places)

@@ -7,7 +7,6 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from labrl.analysis.groups import SEVERAL
 
@@ -42,11 +41,6 @@ class Style:
 
     colour: str
     dash: tuple[float, ...] = ()
-
-    @property
-    def line(self) -> Any:
-        """The dash of a style in the form that Matplotlib takes."""
-        return (0, self.dash) if self.dash else "-"
 
     @property
     def marker(self) -> str:

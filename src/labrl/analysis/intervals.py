@@ -159,7 +159,7 @@ def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
             draws = np.random.default_rng(_SEED).integers(n, size=(CURVE_REPLICATES, n))
             # some points at a time: all at once would take a gigabyte for fifty runs
             parts = np.array_split(part, max(1, part.size // MOST_DRAWN))
-            ends = [_ends(function([runs_at[:, draws]]).T) for runs_at in parts]
+            ends = [_ends(function([np.take(runs_at, draws, axis=1)]).T) for runs_at in parts]
             band.low[points], band.high[points] = np.concatenate(ends, axis=1)
     return band
 

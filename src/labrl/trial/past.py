@@ -232,7 +232,7 @@ def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
 
 def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
     # Late: no word that is wrong waits for numpy.
-    from labrl.analysis.standings import best_trial
+    from labrl.analysis.listing import best_trial
     from labrl.trial.summary import say
 
     place = os.path.relpath(experiment)
@@ -266,7 +266,7 @@ def _word(verb: Verb) -> str:
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
     """List the trials to name in place of an experiment, for a command that takes one run."""
-    from labrl.analysis.standings import listed
+    from labrl.analysis.listing import listed
 
     return listed(experiment, _TYPED[verb][1])
 
