@@ -90,7 +90,8 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    figure, shown = None, []
+    figure: Any = None
+    shown: list[int] = []
     with styled():
         for sheet in sheets:
             charts = [chart for chart in sheet.charts if any(map(_has_values, _lines(sheet, chart)))]

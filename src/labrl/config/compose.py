@@ -178,7 +178,8 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
             for key, other in missing.items()
         )
     plain = {}
-    for key in cfg:
+    for name in cfg:
+        key = str(name)
         if key == "hydra":  # is resolved by Hydra alone: parts of it have a value in a job only
             continue
         try:
