@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import record
-from labrl.analysis.report.build import PLOTS, build_comparison
+from labrl.analysis.report.build import build_comparison
 from labrl.analysis.runs import Run
 
 PROTOCOL = "v5"
@@ -93,5 +93,5 @@ def _draw(name: str, run: Run, pictures: Path) -> None:
     pictures.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         build_comparison([run], Path(folder))
-        (drawn,) = (Path(folder) / PLOTS).glob("return_frame*.svg")
+        (drawn,) = (Path(folder) / "plots").glob("return_frame*.svg")
         shutil.copyfile(drawn, pictures / f"{name}.svg")
