@@ -24,7 +24,7 @@ test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and t
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 learn: $(VENV)/.installed-dev ## the slow tests: agents that must learn, and a set-up from scratch
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -32,9 +32,10 @@ learn: $(VENV)/.installed-dev ## the slow tests: agents that must learn, and a s
 results: $(VENV)/.installed-run ## the scores that SLM Lab publishes, by labrl: make results ARGS="cartpole_ppo --minutes 30"
 	$(BIN)/python -m benchmarks.results $(ARGS)
 
-exact: $(VENV)/.installed-dev ## every agent broken off and resumed, compared to the bit: make exact ARGS="--agents ppo"
+exact: $(VENV)/.installed-dev ## every agent broken off and resumed, and what make test has examples of: make exact ARGS="--agents ppo"
 	$(BIN)/python -m pytest -m slow tests/test_env_classic.py
 	$(BIN)/python -m pytest -m matrix
+	$(BIN)/python -m pytest --hypothesis-profile=random $$(grep -l '^from hypothesis' tests/test_*.py)
 	$(BIN)/python tests/exact_matrix.py $(ARGS)
 
 bench: $(VENV)/.installed-bench ## speed beside Stable-Baselines3 and the ceiling: make bench ARGS="pong --repeats 5"

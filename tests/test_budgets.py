@@ -13,7 +13,7 @@ import labrl
 from labrl.cli import main
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
 SMALL = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=2", "env.num_envs=8"]
@@ -54,7 +54,7 @@ def test_updates_end_a_run_and_more_of_them_go_on_as_if_it_had_never_ended() -> 
     first = labrl.train([*SMALL, f"meta.max_opt_step={2 * UPDATES}", "hydra.run.dir=runs/twice"])
     assert first.sessions[0].frame == 2 * 128
     assert main(["+resume=runs/twice", f"meta.max_opt_step={3 * UPDATES}"]) == 0
-    pair = [CsvTable(Path(run) / "session_0" / "train.csv").read_rows()[-1] for run in ("once", "runs/twice")]
+    pair = [read_rows(Path(run) / "session_0" / "train.csv")[-1] for run in ("once", "runs/twice")]
     for row in pair:
         del row["wall"], row["fps"]
     assert pair[0] == pair[1]
@@ -86,7 +86,7 @@ def test_a_frequency_may_be_a_share_of_the_budget() -> None:
     labrl.train(
         [*QUIET, "agent=random", "env.max_frame=800", "meta.log_frequency=1/5", "hydra.run.dir=runs/one"]
     )
-    rows = CsvTable(Path("runs/one/session_0/train.csv")).read_rows()
+    rows = read_rows(Path("runs/one/session_0/train.csv"))
     assert [row["frame"] for row in rows] == [160, 320, 480, 640, 800]
 
 

@@ -17,15 +17,13 @@ from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, choose
 from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 from labrl.trial.trial import check
 from labrl.workspace import Workspace
 
 
 def rows(session: ToySession) -> list[dict[str, Any]]:
-    return [
-        {k: v for k, v in row.items() if k != "wall"} for row in CsvTable(session.folder.eval_csv).read_rows()
-    ]
+    return [{k: v for k, v in row.items() if k != "wall"} for row in read_rows(session.folder.eval_csv)]
 
 
 class Countdown(gymnasium.Env[Any, Any]):

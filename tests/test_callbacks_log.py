@@ -10,13 +10,13 @@ from callback_cases import Recorder, ToySession
 
 from labrl.clock import Clock
 from labrl.session.callbacks.log import LogTraining
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 
 TIMED = ("wall", "fps")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in TIMED} for row in CsvTable(path).read_rows()]
+    return [{k: v for k, v in row.items() if k not in TIMED} for row in read_rows(path)]
 
 
 def test_a_row_every_log_frequency_frames_and_at_the_end(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_row_every_log_frequency_frames_and_at_the_end(tmp_path: Path) -> None
 
 def test_columns_are_the_clock_the_episodes_and_the_agents_metrics(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=100).run(LogTraining(100))
-    row = CsvTable(session.folder.train_csv).read_rows()[0]
+    row = read_rows(session.folder.train_csv)[0]
     assert list(row) == [
         *("frame", "env_frames", "episode", "opt_step", "wall", "fps"),
         *("return_mean", "return_std", "return_min", "return_max", "length_mean"),

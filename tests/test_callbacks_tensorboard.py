@@ -21,7 +21,7 @@ from labrl.session.callbacks.closer_look import CloserLook
 from labrl.session.callbacks.event_file import EventFile
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 
 
 def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -178,7 +178,7 @@ def test_scalars_are_those_of_the_tables_after_kill_9_and_resume(tmp_path: Path)
     assert main([f"+resume={run}", f"env.max_frame={newest(checkpoints) + 2100}"]) == 0
     found = scalars(run / "session_0" / "tensorboard")
     for table in ("train", "eval"):
-        rows = CsvTable(run / "session_0" / f"{table}.csv").read_rows()
+        rows = read_rows(run / "session_0" / f"{table}.csv")
         assert [step for step, _ in found[f"{table}/episode"]] == [row["frame"] for row in rows]
         assert [value for _, value in found[f"{table}/episode"]] == [row["episode"] for row in rows]
 
@@ -201,7 +201,7 @@ def test_a_disk_that_refuses_ends_no_training_and_is_asked_again(
     monkeypatch.setattr(EventFile, "flush", full_for_a_while)
     board = TensorBoard()
     session = ToySession(tmp_path, max_frame=200).run(board, LogTraining(25, [board]))
-    frames = [row["frame"] for row in CsvTable(session.folder.train_csv).read_rows()]
+    frames = [row["frame"] for row in read_rows(session.folder.train_csv)]
     assert [frame for frame, _ in scalars(session.folder.tensorboard)["train/return_mean"]] == frames
     assert caplog.text.count("training continues") == 1
     assert "No space left" in caplog.text

@@ -41,6 +41,9 @@ RUNS = {
 }
 """Every kind of head, network, observation and transform."""
 
+REPEATED = {"c51", "discrete", "pqn", "tqc"}
+"""What each of these is made of, others of RUNS have too."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,7 +64,14 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "random"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.matrix if name in REPEATED else ())
+        for name in RUNS
+        if name != "random"
+    ],
+)
 def test_the_file_chooses_as_the_policy_does(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,17 @@ def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs:
     assert lines[5] == ["finished", "ppo", "cartpole", "1k/1k", "150.0", "2/2", "3", "d", "old_ppo"]
 
 
+def test_a_return_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
+    """A session that ended with an infinite return was a traceback instead of a line."""
+    rows = rising(10)
+    rows[-1]["return_mean"] = float("inf")
+    write_run(tmp_path / "runs" / "one", [rows])
+    result = tmp_path / "runs" / "one" / "session_0" / "result.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "final_return": None}))
+    (entry,) = entries(tmp_path / "runs")
+    assert entry.final_return == 9.0
+
+
 def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> Entry:
     """runs: by folder the final return, and what differs in the configuration. Returns its line."""
     for folder, (score, changes) in runs.items():

@@ -13,7 +13,7 @@ from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.session.callbacks import Callback
 from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
 SMALL = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "env.num_envs=8", "env.max_frame=512"]
@@ -33,7 +33,7 @@ class Breaks(Callback):
 
 
 def learned(folder: str) -> list[dict[str, Any]]:
-    rows = CsvTable(Path(folder) / "session_0" / "train.csv").read_rows()
+    rows = read_rows(Path(folder) / "session_0" / "train.csv")
     return [{name: cell for name, cell in row.items() if name not in ("wall", "fps")} for row in rows]
 
 

@@ -43,7 +43,7 @@ OPTIONS = {
     if not path.stem.startswith("_")
 }
 SHORT = ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
-SHORT += ["meta.rigorous_eval=1"]
+SHORT += ["meta.rigorous_eval=1", "env.max_episode_steps=40"]
 STOP = 164
 """Frame in the middle of a rollout, and of a run."""
 
@@ -184,7 +184,8 @@ def fitting(option: str) -> tuple[list[str], int]:
     for agent in ("ppo", "recurrent_ppo", "dqn", *AGENTS):
         if part not in parts(agent):
             continue
-        tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", ["env.max_frame=96"], 50)]
+        pictures = ["env.max_frame=96", "env.image_size=44"]
+        tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", pictures, 50)]
         tasks += [("lamp", ["env.max_frame=96"], 50), ("bits", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:

@@ -20,7 +20,7 @@ from labrl.learning.optimizers import Adam, Optimizer
 from labrl.learning.sliced import SlicedLearner
 from labrl.session.shared_weights import FOLDER, SharedWeights
 from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 
 TRIAL = ["env.num_envs=2", "agent.horizon=32", "agent.batch_size=64", "meta.progress=false", "seed=1"]
 TRIAL += ["meta.max_session=2", "env.max_frame=1024", "meta.log_frequency=512", "meta.tensorboard=false"]
@@ -77,7 +77,7 @@ def test_agents_that_learn_from_what_they_just_played_learn_together(
     run = tmp_path / "run"
     common = [word for word in TRIAL if not word.startswith("agent.")]
     assert main([*words, *common, "meta.distributed=shared", f"hydra.run.dir={run}"]) == 0
-    norms = [row["weight_norm"] for row in CsvTable(run / "session_0" / "train.csv").read_rows()]
+    norms = [row["weight_norm"] for row in read_rows(run / "session_0" / "train.csv")]
     assert norms[0] != norms[-1]
 
 

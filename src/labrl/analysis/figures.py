@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,16 +91,17 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    figure: Any = None
-    shown: list[int] = []
+    figure: Figure | None = None
+    shown: list[Chart] = []
     with styled():
         for sheet in sheets:
             charts = [chart for chart in sheet.charts if any(map(_has_values, _lines(sheet, chart)))]
             if not charts:
                 continue
             # new axes with their ticks take as long as drawing: other curves of the same charts get the old
-            used, shown = figure if shown == list(map(id, charts)) else None, list(map(id, charts))
-            figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, used)
+            same = len(shown) == len(charts) and all(map(operator.is_, shown, charts))
+            figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, figure if same else None)
+            shown = charts
             png, svg = folder / f"{sheet.name}.png", folder / f"{sheet.name}.svg"
             dpi = DPI * 2 / 3 if figure.get_figwidth() > COLUMN else DPI
             for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):

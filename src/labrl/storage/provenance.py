@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ MAX_UNTRACKED_FILE = 100_000
 DECISIVE = ("labrl", "torch", "numpy", "gymnasium", "ale-py")
 """Packages whose versions decide the numbers of a run."""
 
-_GIT_SECONDS = 10
+_ANSWER_SECONDS = 10
 
 # whatever a person's own git settings say, so that `git apply` takes it
 _PLAIN_DIFF = (
@@ -156,8 +155,7 @@ def recorded_config(folder: RunFolder) -> dict[str, Any]:
 
     Raises DamagedFileError where both are missing or damaged.
     """
-    config = known_provenance(folder).get("config")  # former versions had none
-    return config if isinstance(config, dict) and not _lacking(config) else _config_file(folder)
+    return _provenance_config(folder) or _config_file(folder)
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
@@ -166,10 +164,9 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
     try:
         return _config_file(folder)
     except LabrlError:
-        config = known_provenance(folder).get("config")
-        if not isinstance(config, dict) or _lacking(config):
-            raise
-        return config
+        if config := _provenance_config(folder):
+            return config
+        raise
 
 
 def damages(folder: RunFolder) -> list[str]:
@@ -185,6 +182,12 @@ def damages(folder: RunFolder) -> list[str]:
         except LabrlError:
             found.append(f"{path.relative_to(folder.path)} is missing or damaged")
     return found
+
+
+def _provenance_config(folder: RunFolder) -> dict[str, Any]:
+    """The configuration in the newest provenance; empty where there is none: former versions wrote none."""
+    config = known_provenance(folder).get("config")
+    return config if isinstance(config, dict) and not _lacking(config) else {}
 
 
 def _config_file(folder: RunFolder) -> dict[str, Any]:
@@ -351,11 +354,16 @@ def _root(folder: Path) -> Path | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return git's output, or None without git, a repository, or an answer in time."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return _output(["git", "-C", str(folder), *arguments], environment)
+
+
+def _output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str | None:
+    """Return what a command prints; None where it is not there, fails, or does not end in time."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            command,
             capture_output=True,
-            timeout=_GIT_SECONDS,
+            timeout=_ANSWER_SECONDS,
             env=environment,
             stdin=subprocess.DEVNULL,
             check=True,
@@ -410,11 +418,5 @@ def _memory() -> int | None:
 
 def _gpus() -> list[str]:
     # not asked of torch: that would set up CUDA in a process which starts others
-    if shutil.which("nvidia-smi") is None:
-        return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.strip().splitlines()
+    return (_output(query) or "").strip().splitlines()

@@ -50,13 +50,6 @@ class CsvTable:
         else:
             self._waiting = []
 
-    def read_rows(self) -> list[dict[str, Value]]:
-        """Return all rows, those that wait included, as the function `read_rows` does."""
-        return [
-            {column: _to_value(cells.get(column, "")) for column in self._header()}
-            for cells in _read_cells(self.path) + self._waiting
-        ]
-
     def truncate_after(self, frame: int) -> int:
         """Cut back to the rows whose `frame` is at most `frame`, as a resume from there needs.
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 from labrl.trial.result import TrialResult
 
 UNTIMED = frozenset({"wall", "fps"})
@@ -40,7 +40,7 @@ def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
 
 
 def _rows(session: SessionFolder, table: str) -> list[dict[str, Any]]:
-    return CsvTable(session.path / f"{table}.csv").read_rows()
+    return read_rows(session.path / f"{table}.csv")
 
 
 def _first_difference(old: list[dict[str, Any]], new: list[dict[str, Any]], whole: bool) -> str | None:

@@ -241,8 +241,13 @@ class EnvComparison:
         return Chart("Performance profile", axes, lines, "share of seeds above a return", fixed_y=(0.0, 1.0))
 
     def _pairs(self) -> dict[str, Any]:
-        """Return how likely a seed of one group beats one of another: a matrix, of many groups a list."""
+        """Return how likely a seed of one group beats one of another: a matrix, of many groups a list.
+
+        Empty where every group has a single seed, which tells nothing of others.
+        """
         pairs = self._entry["improvement"]
+        if all(pair["low"] is None for pair in pairs):
+            return {"rows": []}
         names = list(dict.fromkeys(pair[side] for pair in pairs for side in ("x", "y")))
         if len(names) <= MOST_IN_MATRIX:
             matrix = [(x, [improvement(self._entry, x, y) for y in names]) for x in names]
@@ -325,12 +330,10 @@ def _verdict(entry: Mapping[str, Any]) -> str:
     head = f"{name} is best with" if entry["best"] else f"no group is clearly the best: {name} has"
     told_of = f"On {env} {head} a final return of {best.sentence()}, before {other['name']} with "
     told_of += f"{number(second.value)}."
-    if pair is None:
+    if pair is None or pair.low is None:
         return told_of
-    spread = f" (95 % interval {ends}, {PAIR_METHOD})" if (ends := interval(pair.low, pair.high)) else ""
-    return (
-        f"{told_of} A seed of {name} beats one of {other['name']} with probability {pair.value:.2f}{spread}."
-    )
+    chance = f"{pair.value:.2f} (95 % interval {interval(pair.low, pair.high)}, {PAIR_METHOD})"
+    return f"{told_of} A seed of {name} beats one of {other['name']} with probability {chance}."
 
 
 def _warnings(

@@ -11,7 +11,7 @@ import numpy as np
 from labrl.analysis.measures import area_under_curve, final_return, strength
 from labrl.experiment.search.options import Measure
 from labrl.storage.run_folder import SessionFolder
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 
 Direction = Literal["minimize", "maximize"]
 
@@ -27,7 +27,7 @@ def direction_of(measure: Measure) -> Direction:
 def read_curve(session: SessionFolder) -> Curve:
     """Return the evaluation checkpoints of a session so far, without those before the first episode."""
     curve = {}
-    for row in CsvTable(session.eval_csv).read_rows():
+    for row in read_rows(session.eval_csv):
         frame, score, wall = (row.get(name) for name in ("frame", "return_mean", "wall"))
         if isinstance(frame, int | float) and isinstance(score, int | float):
             seconds = float(wall) if isinstance(wall, int | float) else 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 from labrl.session.callbacks.closer_look import CloserLook
-from labrl.storage.tables import CsvTable
+from labrl.storage.tables import read_rows
 
 if TYPE_CHECKING:
     from labrl.session.callbacks.event_file import EventFile
@@ -97,4 +97,4 @@ class TensorBoard(Callback):
 
 
 def _by_frame(table: Path) -> dict[int, Row]:
-    return {int(str(row["frame"])): row for row in CsvTable(table).read_rows()}
+    return {int(str(row["frame"])): row for row in read_rows(table)}
