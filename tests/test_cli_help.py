@@ -119,7 +119,9 @@ def test_completion_offers_groups_options_and_keys(
 ) -> None:
     assert completion("meta=f", monkeypatch, capsys) == ["meta=fast_atari"]
     assert "agent.gae_lambda=" in completion("agent.ga", monkeypatch, capsys)
-    assert not any("auto" in word for word in completion("preset=", monkeypatch, capsys))
+    offered = completion("preset=", monkeypatch, capsys)
+    assert "preset=ppo_cartpole" in offered
+    assert not any(":" in word or word.startswith("preset=auto") for word in offered)
 
 
 def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.CaptureFixture[str]) -> None:

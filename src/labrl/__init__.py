@@ -60,7 +60,7 @@ def train(
     """
     import json
 
-    from labrl.config.compose import compose, resolve, to_plain
+    from labrl.config.compose import compose
     from labrl.config.presets import choices_of
     from labrl.errors import InputError
     from labrl.processes import let_threads_sleep, name_user_and_home
@@ -75,6 +75,8 @@ def train(
             code="usage",
             key="labrl.train",
         )
+    from labrl.storage.provenance import Command
+    from labrl.trial.composed import Composed
     from labrl.trial.resume import asked_for
     from labrl.trial.showing import enjoy_request
     from labrl.trial.torchrun import refuse_torchrun
@@ -91,24 +93,13 @@ def train(
     if again is not None:
         words, config_dir = again.words, config_dir or again.config_dir
     cfg = compose(words, config_dir, with_hydra=True)
-    plain = to_plain(cfg)
-    config = resolve(cfg)
-    # Imported late: help and completion must not wait for torch.
-    from labrl.trial.fork_server import start_session_server
-
-    start_session_server(plain)
-    from labrl.storage.provenance import Command
-    from labrl.trial.result import TrialError
-    from labrl.trial.summary import print_failures
-    from labrl.trial.trial import run_trial
-
     typed = f"labrl.train({json.dumps(list(overrides))})"
     command = Command.of(words, choices_of(cfg.hydra), config_dir, typed)
-    folder = cfg.hydra.run.dir
-    if again is not None:
-        result = again.run(cfg, config, plain, folder, command)
-    else:
-        result = run_trial(config, plain, folder, command)
+    result = Composed.of(cfg, cfg.hydra.run.dir, command).run(again)
+    # Imported late: help and completion must not wait for torch.
+    from labrl.trial.result import TrialError
+    from labrl.trial.summary import print_failures
+
     if result.exit_code and raise_on_failure:
         raise TrialError(result)
     print_failures(result)

@@ -108,9 +108,9 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.experiment.job import Job
     from labrl.script import begin
     from labrl.trial.completion import completions
-    from labrl.trial.fork import Fork
+    from labrl.trial.composed import Again
     from labrl.trial.past import is_hydras
-    from labrl.trial.resume import Again, asked_for
+    from labrl.trial.resume import asked_for
     from labrl.trial.showing import enjoy_request
     from labrl.trial.torchrun import refuse_torchrun
 
@@ -137,7 +137,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
         with signals_raise():
             return enjoy(asked)
-    again: Again | Fork | ExperimentAgain | None
+    again: Again | ExperimentAgain | None
     if words.multirun:
         again = ExperimentAgain.asked_for(words.overrides)
     else:

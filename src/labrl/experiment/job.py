@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
 
-from labrl.config.compose import prepare, resolve, to_plain
+from labrl.config.compose import prepare
+from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.task import Outcome, recorded
 from labrl.steady_output import doing, refused
 from labrl.storage.folder import place
+from labrl.storage.provenance import Command
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.session_log import print_without_modules
+from labrl.trial.composed import Again, Composed
+from labrl.trial.resume import FinishedError, Resume
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from labrl.storage.provenance import Typed
-    from labrl.trial.fork import Fork
-    from labrl.trial.resume import Again
 
 PATIENCE = 60.0
 """Seconds for the processes of a killed experiment to save and end, before their trial is resumed."""
@@ -44,7 +46,7 @@ class Job:
         full_error: bool,
         typed: Typed,
         words: Sequence[str],
-        again: Again | Fork | ExperimentAgain | None = None,
+        again: Again | ExperimentAgain | None = None,
     ) -> None:
         """config_dir: with a user's own groups; full_error: whether to show tracebacks; typed: the command;
         words: those of them that compose trials, or of the run or experiment to go back to: `again`."""
@@ -107,37 +109,25 @@ class Job:
             return broken_off
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.seed
-        plain = to_plain(cfg)
-        config = resolve(cfg)
-        # Imported late: a mistyped key must not wait for the rest.
-        from labrl.trial.fork_server import start_session_server
-
-        start_session_server(plain)
+        command = Command.of(task, choices_of(job), self.config_dir, self.typed)
+        composed = Composed.of(cfg, folder, command)
         if not self.part_of:
             doing("loading PyTorch")
-        from labrl.config.presets import choices_of
-        from labrl.storage.provenance import Command
-        from labrl.trial.resume import FinishedError
-        from labrl.trial.summary import print_summary
-        from labrl.trial.trial import run_trial
-
-        command = Command.of(task, choices_of(job), self.config_dir, self.typed)
-        again = broken_off or self.again
-        if again is None:
-            result = run_trial(config, plain, folder, command)
-        else:
-            try:
-                result = again.run(cfg, config, plain, folder, command)
-            except FinishedError:
-                if broken_off is None:
-                    raise
-                # A cluster started it again after its end.
-                return recorded(RunFolder.open(folder)) or Outcome(status="finished", exit_code=DONE)
+        try:
+            result = composed.run(broken_off or self.again)
+        except FinishedError:
+            if broken_off is None:
+                raise
+            # A cluster started it again after its end.
+            return recorded(RunFolder.open(folder)) or Outcome(status="finished", exit_code=DONE)
         if not self.part_of:
+            # Imported late: a mistyped key must not wait for it.
+            from labrl.trial.summary import print_summary
+
             print_summary(result)
         return Outcome.of(result)
 
-    def _broken_off(self, folder: str, words: list[str]) -> Again | Outcome | None:
+    def _broken_off(self, folder: str, words: list[str]) -> Resume | Outcome | None:
         """Return the run that an earlier attempt at the trial left in its folder, or None.
 
         words: of the trial now. What a search's trial came to is returned where it has ended, whatever the
@@ -145,16 +135,13 @@ class Job:
         """
         if not (Path(folder) / MARKER).exists():
             return None
-        # Imported late: a mistyped key must not wait for it.
-        from labrl.trial.resume import Again
-
         run = RunFolder.open(folder)
         _wait_for(run)
         if run.unrecorded:
             with run.lock():
                 run.discard_unrecorded()
             return None
-        again = Again.on_trial(run, self.force, words)
+        again = Resume.on_trial(run, self.force, words)
         sessions = run.sessions()
         all_ended = len(sessions) == again.num_sessions and all(one.ended_well for one in sessions)
         if self.part_of == "search" and (run.status in ("finished", "pruned") or all_ended):

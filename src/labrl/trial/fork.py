@@ -7,22 +7,20 @@ run up to that frame. It refuses only what cannot be loaded.
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
-
-from omegaconf import DictConfig
 
 from labrl.config.compose import resolve
 from labrl.config.keys import Change, contradictions, override, split_word
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.steady_output import doing
 from labrl.storage.checkpoint import CheckpointStore, copy_replay
-from labrl.storage.provenance import Command, differences, known_provenance, write_provenance
+from labrl.storage.provenance import differences, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.trial.composed import Again, Composed
 from labrl.trial.past import Past, described, find, is_hydras, report_damages, say_differences
 from labrl.trial.torchrun import Launch, check_resume
 
@@ -45,7 +43,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Fork:
+class Fork(Again):
     """A run to fork from, and the checkpoint: plain data, which crosses processes."""
 
     folder: str
@@ -68,7 +66,10 @@ class Fork:
 
     def as_json(self) -> dict[str, Any]:
         """Return what `recorded` reads."""
-        return vars(self)
+        return asdict(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return asdict(self)  # without the past that was read, which holds a lock
 
     @classmethod
     def recorded(cls, facts: Mapping[str, Any]) -> Fork | None:
@@ -80,46 +81,33 @@ class Fork:
     def words(self) -> list[str]:
         """The words of the run with the edits in their place."""
         typed = {split_word(word)[0] for word in self.edits}
-        return [*(word for word in self._past.words if split_word(word)[0] not in typed), *self.edits]
+        return [*(word for word in self.past.words if split_word(word)[0] not in typed), *self.edits]
 
-    @property
-    def config_dir(self) -> str | None:
-        """The folder with a user's own groups that the run was started with."""
-        return self._past.command.config_dir
-
-    @property
-    def _past(self) -> Past:
+    @cached_property
+    def past(self) -> Past:  # type: ignore[override]  # nobody sets it
+        """The run to fork from. Reading raises DamagedFileError where it is damaged or incomplete."""
         return Past.of(RunFolder.open(self.folder))
 
-    def run(
-        self,
-        cfg: DictConfig,
-        config: TrialConfig,
-        plain: Mapping[str, Any],
-        folder: str | os.PathLike[str],
-        command: Command,
-    ) -> TrialResult:
+    def run(self, composed: Composed) -> TrialResult:
         """Run a trial in a new folder with the past of the run.
 
-        cfg, config, plain: what `words` have composed to. Raises InputError, with nothing left behind, where
-        the past cannot be loaded with the edits.
+        Raises InputError, with nothing left behind, where the past cannot be loaded with the edits.
         """
         from labrl.trial.trial import run_trial
 
-        past = self._past
-        changed = past.changes(plain)
-        self._check(past, changed, config)
-        check_resume(past.folder)
-        report_damages(past.folder)
-        begin = partial(self._begin, past, changed, config, plain, command)
-        return run_trial(config, plain, folder, command, begin)
+        changed = self.past.changes(composed.plain)
+        self._check(changed, composed.config)
+        check_resume(self.past.folder)
+        report_damages(self.past.folder)
+        return run_trial(composed, partial(self._begin, changed))
 
-    def _check(self, past: Past, changed: Sequence[Change], config: TrialConfig) -> None:
+    def _check(self, changed: Sequence[Change], config: TrialConfig) -> None:
         """Raise InputError for what contradicts the past, as far as values tell."""
         for change in changed:
             if change.key in _FIXED:
                 raise self._refused(change, _FIXED[change.key])
-        sessions, budget, then = config.meta.max_session, config.env.config.max_frame, past.config["meta"]
+        sessions, budget = config.meta.max_session, config.env.config.max_frame
+        then = self.past.config["meta"]
         if sessions > then["max_session"]:
             raise InputError(
                 f"meta.max_session={sessions}: {self.folder} has {then['max_session']} sessions, and one "
@@ -134,15 +122,7 @@ class Fork:
                 key="env.max_frame",
             )
 
-    def _begin(
-        self,
-        past: Past,
-        changed: Sequence[Change],
-        config: TrialConfig,
-        plain: Mapping[str, Any],
-        command: Command,
-        run: RunFolder,
-    ) -> None:
+    def _begin(self, changed: Sequence[Change], composed: Composed, run: RunFolder) -> None:
         """Copy the past of each session into `run`, and write what describes it.
 
         Raises InputError, with no past copied, where it cannot be loaded.
@@ -152,31 +132,31 @@ class Fork:
         say(f"Forking {self.folder} at frame {self.frame:,} into {run.path}")
         doing("copying and restoring the run")
         try:
-            for index in range(config.meta.max_session):
-                self._copy(_session(past, index), run.session(index), past)
-            self._check_fits(past, changed, config, run)
+            for index in range(composed.config.meta.max_session):
+                self._copy(_session(self.past, index), run.session(index))
+            self._check_fits(changed, composed.config, run)
         except BaseException:
             for session in run.sessions():
                 shutil.rmtree(session.path, ignore_errors=True)
             raise
-        before_edits = past.words
+        before_edits, typed = self.past.words, composed.command.overrides
         entry = {
             "folder": self.folder,
             "frame": self.frame,
             # of a trial of an experiment its own values
-            "edits": [one for one in command.overrides if one not in before_edits and not is_hydras(one)],
+            "edits": [one for one in typed if one not in before_edits and not is_hydras(one)],
             "changed": [change.as_json() for change in changed],
         }
         run.set_status("running", fork=entry)
-        before = known_provenance(past.folder)
-        now = write_provenance(run, plain, command)
+        before = known_provenance(self.past.folder)
+        now = write_provenance(run, composed.plain, composed.command)
         differs = differences(before, now) if before else None
         run.set_status("running", fork={**entry, "differs": differs})
         say_differences(differs)
 
-    def _copy(self, old: SessionFolder, new: SessionFolder, past: Past) -> None:
+    def _copy(self, old: SessionFolder, new: SessionFolder) -> None:
         """Copy what a session had come to. Raises InputError where that is not there any more."""
-        store = CheckpointStore(old.checkpoints, past.config["meta"]["keep_last"])
+        store = self._store(old)
         replay = store.replay_of(self.frame)
         if replay is None and old.replay.is_dir():
             if self.frame not in store.frames()[: store.keep_last]:
@@ -199,6 +179,9 @@ class Fork:
                 key="at",
             ) from error
 
+    def _store(self, old: SessionFolder) -> CheckpointStore:
+        return CheckpointStore(old.checkpoints, self.past.config["meta"]["keep_last"])
+
     def _without_replay(self, store: CheckpointStore) -> InputError:
         newest = ", ".join(map(str, store.frames()[: store.keep_last]))
         return InputError(
@@ -210,7 +193,7 @@ class Fork:
             key="at",
         )
 
-    def _check_fits(self, past: Past, changed: Sequence[Change], config: TrialConfig, run: RunFolder) -> None:
+    def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: RunFolder) -> None:
         """Raise InputError where a session cannot load its past, with the key that keeps it from doing so."""
         if config.meta.distributed or Launch.here() is not None:
             return
@@ -218,15 +201,14 @@ class Fork:
         try:
             _restore(config, run.session(0))
         except DamagedFileError as error:
-            store = CheckpointStore(_session(past, 0).checkpoints, past.config["meta"]["keep_last"])
             if error.key == str(run.session(0).replay):
-                raise self._without_replay(store) from error
+                raise self._without_replay(self._store(_session(self.past, 0))) from error
             raise
         except LabrlError as error:
             # what `loading` found; its advice is that of a resume
             why = " ".join(str(error.__cause__ or error).split())[:200]
             for change in edits:
-                plain = _with(past.config, change)
+                plain = _with(self.past.config, change)
                 if plain is not None and len(edits) > 1 and _loads(plain, run.session(0)):
                     continue
                 raise self._refused(change, why) from error

@@ -1,18 +1,69 @@
-"""Whether a run that was repeated came out the same."""
+"""`labrl +rerun` repeats a run in a new folder, and says whether it came out the same."""
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
+from labrl.errors import FAILED, InputError
 from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.storage.tables import read_rows
+from labrl.trial.composed import Again, Composed
+from labrl.trial.past import Past, report_damages
 from labrl.trial.result import TrialResult
 
 UNTIMED = frozenset({"wall", "fps"})
 """Columns that no repetition can make equal."""
 
 TABLES = ("train", "eval")
+
+
+class Rerun(Again):
+    """A run that is repeated."""
+
+    def __init__(self, past: Past, edits: Sequence[str], force: bool) -> None:
+        """edits: words that change the run's own; force: whether they may contradict its past.
+
+        Raises InputError for a fork, whose first frames another run has played.
+        """
+        if fork := past.folder.info().get("fork"):
+            raise InputError(
+                f"{past.folder.path} is a fork, and +rerun repeats a run from frame 0. To repeat it: "
+                + shlex.join(["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]),
+                code="usage",
+                key="+rerun",
+            )
+        self.past, self._edits, self._force = past, list(edits), force
+
+    @property
+    def words(self) -> list[str]:
+        """The run's own words, then those typed now."""
+        return [*self.past.words, *self._edits]
+
+    def run(self, composed: Composed) -> TrialResult:
+        """Run a new trial, and record in its result and its folder whether it equals the old one.
+
+        Raises InputError with a table where its values contradict those of the old one.
+        """
+        # Imported late: a misspelt word must not wait for torch.
+        from labrl.trial.summary import say
+        from labrl.trial.trial import run_trial
+
+        past, then = self.past, self.past.folder
+        if not self._force:
+            past.check(composed.cfg, composed.plain, f"+rerun={then.path}")
+        report_damages(then)
+        if keys := [change.key for change in past.changes(past.usable())]:
+            edited = f"{then.config} was edited after the run ({', '.join(keys)})"
+            say(f"{edited}: +rerun repeats the run as it was")
+        result = run_trial(composed)
+        equal, result.comparison = compare(then, result)
+        if not equal:
+            result.exit_code = result.exit_code or FAILED
+        run = RunFolder.open(result.folder)
+        run.set_status(run.status, rerun_of=str(then.path), equal=equal)
+        return result
 
 
 def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
@@ -40,6 +91,9 @@ def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
 
 
 def _rows(session: SessionFolder, table: str) -> list[dict[str, Any]]:
+    # Imported late: a misspelt word must not wait for numpy.
+    from labrl.storage.tables import read_rows
+
     return read_rows(session.path / f"{table}.csv")
 
 

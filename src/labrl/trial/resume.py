@@ -1,30 +1,30 @@
-"""`labrl +resume` continues a run in its folder, and `labrl +rerun` repeats it in a new one.
+"""`labrl +resume` continues a run in its folder.
 
-`asked_for` returns which of them was typed, or a fork (`fork.py`). `Again` composes the run's own command
-line with the edits, and trains.
+`asked_for` returns the run that is taken up again: resumed, repeated (`rerun.py`) or forked (`fork.py`).
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.keys import ABSENT, Change, changes, contradictions, quoted, split_word, word
-from labrl.errors import FAILED, DamagedFileError, InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.session.callbacks.stop import Stop
 from labrl.steady_output import doing
 from labrl.storage import folder as folders
 from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.provenance import Command, differences, known_provenance, write_provenance
+from labrl.storage.provenance import differences, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.trial.composed import Again, Composed
 from labrl.trial.fork import Fork
 from labrl.trial.past import Past, described, find, report_damages, say_differences
+from labrl.trial.rerun import Rerun
 from labrl.trial.torchrun import Launch, check_resume
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, s
     return given, others
 
 
-def asked_for(words: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Again | Fork | None:
+def asked_for(words: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Again | None:
     """Return what `words` go back to, or None. Raises InputError where they contradict or no run exists.
 
     config_dir: with a user's own groups, where it is not the run's own.
@@ -165,130 +165,68 @@ def asked_for(words: Sequence[str], config_dir: str | os.PathLike[str] | None = 
         return Fork.asked_for(request.which, request.at, request.edits)
     past = Past.of(find(request.which, request.edits, request.kind))
     if request.kind == "rerun":
-        if fork := past.folder.info().get("fork"):
-            raise InputError(
-                f"{past.folder.path} is a fork, and +rerun repeats a run from frame 0. To repeat it: "
-                + shlex.join(["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]),
-                code="usage",
-                key="+rerun",
-            )
-        return Again(request, past)
-    return Again(request, past, *_changes_in_file(past, config_dir or past.command.config_dir))
+        return Rerun(past, request.edits, request.force)
+    in_file, edited = _changes_in_file(past, config_dir or past.command.config_dir)
+    return Resume(past, request.edits, request.force, in_file, edited)
 
 
-class Again:
-    """A run that `+resume` or `+rerun` names, and the command line that composes it again."""
+class Resume(Again):
+    """A run that `+resume` continues in its folder."""
 
     def __init__(
         self,
-        request: Request,
         past: Past,
+        edits: Sequence[str],
+        force: bool,
         in_file: Sequence[str] = (),
         edited: Collection[str] = (),
     ) -> None:
-        """in_file: what was changed in the run's `config.yaml`, as words; edited: the keys of that."""
-        self._request, self._past = request, past
-        self._in_file, self._edited = list(in_file), frozenset(edited)
+        """edits: words that change the run's own; force: whether they may contradict its past; in_file: what
+        was changed in its `config.yaml`, as words; edited: the keys of that."""
+        self.past, self._edits, self._force = past, [*in_file, *edits], force
+        self._edited = frozenset(edited) - {split_word(one)[0] for one in edits}
 
     @classmethod
-    def on_trial(cls, run: RunFolder, force: bool, words: Sequence[str]) -> Again:
+    def on_trial(cls, run: RunFolder, force: bool, words: Sequence[str]) -> Resume:
         """Return how to continue `run`, a trial of an experiment, which now has these words."""
         past = Past.of(run)
-        return cls(
-            Request("resume", str(run.path), force, [one for one in words if one not in past.words]), past
-        )
+        return cls(past, [one for one in words if one not in past.words], force)
 
     @property
     def seed(self) -> int:
         """The seed that the run used."""
-        return self._past.config["seed"]
+        return self.past.config["seed"]
 
     @property
     def num_sessions(self) -> int:
         """The sessions that the run has."""
-        return self._past.config["meta"]["max_session"]
+        return self.past.config["meta"]["max_session"]
 
     @property
     def words(self) -> list[str]:
         """The run's own words, edits of its `config.yaml`, then those typed now."""
-        words = [*self._past.words, *self._in_file, *self._request.edits]
-        if self._request.kind == "resume":
-            words.append(f"hydra.run.dir={quoted(str(self._past.folder.path))}")
-        return words
+        return [*self.past.words, *self._edits, f"hydra.run.dir={quoted(str(self.past.folder.path))}"]
 
-    @property
-    def config_dir(self) -> str | None:
-        """The folder with a user's own groups that the run was started with."""
-        return self._past.command.config_dir
-
-    def run(
-        self,
-        cfg: DictConfig,
-        config: TrialConfig,
-        plain: Mapping[str, Any],
-        folder: str | os.PathLike[str],
-        command: Command,
-    ) -> TrialResult:
-        """Resume or repeat the run with what `words` have composed to: `cfg`, and `config` and `plain` of it.
+    def run(self, composed: Composed) -> TrialResult:
+        """Run the sessions that have not spent their budget, each from its newest checkpoint.
 
         Raises, with nothing run, InputError with a table where the run's past would have been another one,
         BusyFolderError where the run is still alive and FinishedError where nothing is left to do.
         """
-        past, request = self._past, self._request
-        edited = self._edited - {split_word(one)[0] for one in request.edits}
-        if not request.force:
-            past.check(cfg, plain, f"+{request.kind}={past.folder.path}", edited)
-        report_damages(past.folder)
-        if request.kind == "rerun":
-            return self._repeat(config, plain, folder, command)
-        return self._resume(past.changes(plain), edited, config, plain, command)
-
-    def _repeat(
-        self,
-        config: TrialConfig,
-        plain: Mapping[str, Any],
-        folder: str | os.PathLike[str],
-        command: Command,
-    ) -> TrialResult:
-        """Run a new trial, and record in its result and its folder whether it equals the old one."""
-        from labrl.trial.rerun import compare
-        from labrl.trial.summary import say
-        from labrl.trial.trial import run_trial
-
-        past = self._past
-        if keys := [change.key for change in past.changes(past.usable())]:
-            edited = f"{past.folder.config} was edited after the run ({', '.join(keys)})"
-            say(f"{edited}: +rerun repeats the run as it was")
-        result = run_trial(config, plain, folder, command)
-        equal, result.comparison = compare(past.folder, result)
-        if not equal:
-            result.exit_code = result.exit_code or FAILED
-        run = RunFolder.open(result.folder)
-        run.set_status(run.status, rerun_of=str(past.folder.path), equal=equal)
-        return result
-
-    def _resume(
-        self,
-        changed: Sequence[Change],
-        edited: Collection[str],
-        config: TrialConfig,
-        plain: Mapping[str, Any],
-        command: Command,
-    ) -> TrialResult:
-        """Run the sessions that have not spent their budget, each from its newest checkpoint.
-
-        changed: the keys that differ from the run's own; edited: those of them that `config.yaml` changes.
-        """
         from labrl.envs.sample import kept_for_the_run
         from labrl.trial.trial import check, recording_failure, run_sessions
 
-        run = self._past.folder
+        run, config = self.past.folder, composed.config
+        if not self._force:
+            self.past.check(composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
+        report_damages(run)
+        changed = self.past.changes(composed.plain)
         with kept_for_the_run():
             check(config)
             with run.lock():
                 check_resume(run)
                 reached = frames_reached(run)
-                check_budget(self._past, config, lambda: reached)
+                check_budget(self.past, config, lambda: reached)
                 left = _sessions_left(run, config)
                 if not left:
                     if run.status in ("running", "interrupted"):  # killed before it recorded its end
@@ -299,41 +237,38 @@ class Again:
                     _check_fits(config, run, left, reached)
                 begins = {index: reached.get(index, 0) for index in left}
                 with recording_failure(run):
-                    differs = self._record(begins, changed, edited, plain, command)
-                    _announce(run, begins, reached, [one for one in changed if one.key in edited], differs)
+                    differs = self._record(begins, changed, composed)
+                    edited = [one for one in changed if one.key in self._edited]
+                    _announce(run, begins, reached, edited, differs)
                     doing("restoring the run")
-                    return run_sessions(config, plain, run, left)
+                    return run_sessions(config, composed.plain, run, left)
 
     def _record(
-        self,
-        begins: Mapping[int, int],
-        changed: Sequence[Change],
-        edited: Collection[str],
-        plain: Mapping[str, Any],
-        command: Command,
+        self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed
     ) -> list[str] | None:
         """Write the provenance of this resume, and an entry in `run.json`.
 
-        begins: from which frame by number of the session. Returns what differs from the machine, the code and
-        the packages of the past; None where those are not known.
+        begins: from which frame by number of the session; changed: the keys that differ from the run's own.
+        Returns what differs from the machine, the code and the packages of the past; None where those are not
+        known.
         """
-        run = self._past.folder
+        run = self.past.folder
         before = known_provenance(run)
         resumes = list(run.info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
-        now = write_provenance(run, plain, command, resume=number)
+        now = write_provenance(run, composed.plain, composed.command, resume=number)
         differs = differences(before, now) if before else None
         entry = {
             "time": folders.now(),
             "frames": {str(index): frame for index, frame in begins.items()},
-            "edits": [*self._in_file, *self._request.edits],
+            "edits": self._edits,
             "changed": [change.as_json() for change in changed],
-            "forced": self._request.force and bool(contradictions(changed)),
+            "forced": self._force and bool(contradictions(changed)),
             "differs": differs or [],
             "command": now["command"],
             "labrl": now["packages"].get("labrl"),
             "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
-            "edited_in_config_yaml": sorted(edited),
+            "edited_in_config_yaml": sorted(self._edited),
         }
         run.set_status("running", resumes=[*resumes, entry])
         return differs

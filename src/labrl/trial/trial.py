@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -40,9 +39,10 @@ from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
 from labrl.steady_output import doing
 from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.provenance import Command, write_provenance
+from labrl.storage.provenance import write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.trial import playback, reporting
+from labrl.trial.composed import Composed
 from labrl.trial.devices import check_machine, threads_per_session
 from labrl.trial.fork_server import session_context
 from labrl.trial.result import SessionResult, TrialResult
@@ -101,33 +101,27 @@ def _check_room(num_sessions: int) -> None:
 
 
 @kept_for_the_run()
-def run_trial(
-    config: TrialConfig,
-    plain: Mapping[str, Any],
-    folder: str | os.PathLike[str],
-    command: Command,
-    begin: Callable[[RunFolder], None] | None = None,
-) -> TrialResult:
+def run_trial(composed: Composed, begin: Callable[[Composed, RunFolder], None] | None = None) -> TrialResult:
     """Run all sessions in a new run folder and record what they came to.
 
-    plain: the configuration as it is saved and handed to processes; command: what was typed; begin: writes
-    the provenance of a run with a past, and puts that into the folder. Raises InputError for wrong input, and
-    leaves no folder then, but among the trials of an experiment.
+    begin: writes the provenance of a run with a past, and puts that into the folder. Raises InputError for
+    wrong input, and leaves no folder then, but among the trials of an experiment.
     """
     doing("making environments")
+    config = composed.config
     check(config)
     sessions = list(range(config.meta.max_session))
     beginning = find_beginning(config, sessions) if begin is None else None
-    run = RunFolder.create(folder)
+    run = RunFolder.create(composed.folder)
     seed = draw_seed() if config.seed is None else config.seed
-    config, plain = dataclasses.replace(config, seed=seed), {**plain, "seed": seed}
+    config, plain = dataclasses.replace(config, seed=seed), {**composed.plain, "seed": seed}
     try:
         with run.lock(), recording_failure(run):
             if begin is None:
                 facts = None if beginning is None else beginning.facts()
-                write_provenance(run, plain, command, start_from=facts)
+                write_provenance(run, plain, composed.command, start_from=facts)
             else:
-                begin(run)
+                begin(composed, run)
             return run_sessions(config, plain, run, sessions, beginning)
     except LabrlError:
         if experiment_of(run.path) is None:

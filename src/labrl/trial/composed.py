@@ -1,0 +1,71 @@
+"""A trial that is about to run: anew, or as an earlier run that is taken up again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from labrl.config.compose import resolve, to_plain
+from labrl.storage.provenance import Command
+from labrl.trial.past import Past
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
+    from labrl.trial.result import TrialResult
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What a trial is to run with."""
+
+    cfg: DictConfig
+    """The configuration with its references to other keys."""
+    plain: dict[str, Any]
+    """The same resolved, as it is saved and handed to processes."""
+    config: TrialConfig
+    """The same as typed dataclasses."""
+    folder: str
+    """The run folder of a new run."""
+    command: Command
+
+    @classmethod
+    def of(cls, cfg: DictConfig, folder: str, command: Command) -> Composed:
+        """Resolve and check a configuration. Raises InputError."""
+        plain = to_plain(cfg)
+        return cls(cfg, plain, resolve(cfg), folder, command)
+
+    def run(self, again: Again | None = None) -> TrialResult:
+        """Run a new trial, or take up the run `again`."""
+        from labrl.trial.fork_server import start_session_server
+
+        start_session_server(self.plain)
+        # Imported late: the server loads PyTorch at the same time, and a mistyped key must not wait for it.
+        from labrl.trial.trial import run_trial
+
+        return run_trial(self) if again is None else again.run(self)
+
+
+class Again(ABC):
+    """An earlier run that is taken up again: in its own folder, or in a new one."""
+
+    past: Past
+
+    @property
+    @abstractmethod
+    def words(self) -> list[str]:
+        """The command line that composes the trial: the run's own words, and what is to differ."""
+
+    @property
+    def config_dir(self) -> str | None:
+        """The folder with a user's own groups that the run was started with."""
+        return self.past.command.config_dir
+
+    @abstractmethod
+    def run(self, composed: Composed) -> TrialResult:
+        """Run the trial that `words` compose.
+
+        Raises InputError, with nothing run, where the past of the run contradicts it.
+        """
