@@ -279,7 +279,7 @@ class VectorEnv:
         seeds = [self._seed_of(env, 0) for env in range(self.num_envs)]
         self._episode_seed = np.array(seeds, dtype=np.int64)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
-        self._record = ActionRecord(self.num_envs, self.action_space)
+        self._record: ActionRecord = ActionRecord(self.num_envs, self.action_space)
         self._unprepared = dict.fromkeys(range(self.num_envs))
         """Environments whose next episode nobody has begun; a dictionary, for their order."""
         self._observation = self._lost = None

@@ -74,7 +74,7 @@ class Adam:
         self, config: AdamConfig, parameters: Sequence[nn.Parameter], max_grad_norm: float | None
     ) -> None:
         self._config, self._max_grad_norm = config, max_grad_norm
-        self._parameters = list(parameters)
+        self._parameters: list[Tensor] = list(parameters)
         self._gradients = gradients(parameters)
         self._means = [torch.zeros_like(parameter.data) for parameter in parameters]
         self._squares = [torch.zeros_like(parameter.data) for parameter in parameters]
