@@ -308,7 +308,7 @@ API = {
         "labrl.agents.agent.Traits",
         "labrl.step.Step",
         "labrl.step.Episode",
-        "labrl.agents.parts.policy.Policy",
+        "labrl.agents.parts.policy.PolicyAgent",
         "labrl.learning.learner.Learner",
     ],
     "Networks": ["labrl.networks.torso.TorsoTraits", "labrl.networks.recurrent.Recurrent"],

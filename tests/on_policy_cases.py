@@ -14,7 +14,7 @@ import torch
 from dqn_cases import Noise, weights_of
 
 from labrl.agents.agent import Agent, Observation
-from labrl.agents.parts.policy import Policy
+from labrl.agents.parts.policy import PolicyAgent
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
@@ -77,14 +77,14 @@ def network_of(agent: Agent) -> ActorCritic:
 
 def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
     """A list that grows by each rollout that an agent learns from, all of its rows as one minibatch."""
-    prepare, seen = Policy.batch, []
+    prepare, seen = PolicyAgent.batch, []
 
-    def spy(self: Policy, *given: Any, **more: Any) -> Minibatch:
+    def spy(self: PolicyAgent, *given: Any, **more: Any) -> Minibatch:
         batch = prepare(self, *given, **more)
         seen.append(copy.deepcopy(batch))  # the arrays are those of the next rollout too
         return batch
 
-    monkeypatch.setattr(Policy, "batch", spy)
+    monkeypatch.setattr(PolicyAgent, "batch", spy)
     return seen
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labrl.agents.agent import Observation
 from labrl.agents.parts.experience import Experience
-from labrl.agents.parts.policy import Policy
+from labrl.agents.parts.policy import PolicyAgent
 from labrl.config.compose import compose, resolve
 from labrl.memory.replay import Sample
 from labrl.memory.rollout import Minibatch
@@ -271,7 +271,7 @@ def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Miniba
 
 def learn_from(rollout: Minibatch, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the agent fill its rollout of 4 steps, and make its update on another one."""
-    monkeypatch.setattr(Policy, "batch", lambda *_, **__: rollout)
+    monkeypatch.setattr(PolicyAgent, "batch", lambda *_, **__: rollout)
     seen, no = np.zeros((4, 3), np.float32), np.zeros(4, np.bool_)
     updates = []
     for _ in range(4):

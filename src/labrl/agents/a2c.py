@@ -11,9 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.agent import Observation
 from labrl.agents.parts.policy import (
-    Policy,
     PolicyAgent,
     PolicyConfig,
     check_policy,
@@ -34,7 +32,6 @@ from labrl.networks.actor_critic import ActorCritic, is_shared
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
-from labrl.step import Step
 
 
 @dataclass(kw_only=True)
@@ -79,24 +76,17 @@ class A2C(PolicyAgent):
     TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Means over the rows of an update."""
+    _config: A2CConfig
 
     def __init__(
         self, config: A2CConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self._config, self._clock, self._ranks = config, clock, compute.ranks
-        self.policy = Policy(
-            config,
-            spaces,
-            clock,
-            streams,
-            compute,
-            self.NAME,
-            self.STATISTICS,
-            new_optimizer=None if config.value_lr is None else self._two_optimizers,
-        )
+        self._ranks = compute.ranks
+        new_optimizer = None if config.value_lr is None else self._two_optimizers
+        super().__init__(config, spaces, clock, streams, compute, new_optimizer=new_optimizer)
         self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
         self.rollout: Rollout
-        recurrent = self.policy.network.state_size
+        recurrent = self.network.state_size
         if config.horizon is None:
             assert config.episodes is not None, "check_config refuses neither"
             self.rollout = Episodes(config.episodes, spaces.num_envs)
@@ -109,10 +99,10 @@ class A2C(PolicyAgent):
             )
         # The weights that acted are those that the gradient is of: what layers gave need not be computed
         # again.
-        self._keeps = (
+        self.keeps_outputs = (
             config.horizon is not None
             and not recurrent
-            and self.policy.learner.keep_outputs(config.horizon * spaces.num_envs)
+            and self.learner.keep_outputs(config.horizon * spaces.num_envs)
         )
 
     @classmethod
@@ -159,37 +149,27 @@ class A2C(PolicyAgent):
         refuse_self_imitation(config.self_imitation)
         return config
 
-    def act(self, observation: Observation) -> NDArray:
-        """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
-        choice = self.policy.act(observation, self._rows_of(self.rollout.t) if self._keeps else None)
-        self.rollout.add_choice(*choice)
-        return self.policy.distribution.to_env(choice.action)
-
-    def observe(self, step: Step) -> None:
-        """Store the outcome of the last actions."""
-        self.policy.observe(step, self.rollout)
-
     def learn(self) -> int:
         """Make one update on a full rollout. Returns the number of optimizer updates."""
         if not self.rollout.full:
             return 0
-        config, policy, frame = self._config, self.policy, self._clock.frame
-        batch = policy.batch(self.rollout, config.gamma, config.gae_lambda)
+        config, frame = self._config, self._clock.frame
+        batch = self.batch(config.gamma, config.gae_lambda)
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage, self._ranks))
         self._entropy_coef = value_at(config.entropy_coef, frame)
-        rows = slice(0, len(batch)) if self._keeps else None
-        statistics = policy.learner.gradient(
+        rows = slice(0, len(batch)) if self.keeps_outputs else None
+        statistics = self.learner.gradient(
             self._derived_loss, batch, samples=batch.sequence_length, rows=rows
         )
-        policy.record(statistics, policy.descend(value_at(config.lr, frame)))
+        self.record(statistics, self.descend(value_at(config.lr, frame)))
         self.rollout.clear()
-        return 1 if policy.imitation is None else 1 + policy.imitation.learn()
+        return 1 if self.imitation is None else 1 + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
-        log_prob, entropies = self.policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -policy_objective(log_prob, minibatch.advantage)
         value_error = 0.5 * (minibatch.value_target - value).square().mean()
         entropy = entropies.mean()
@@ -201,7 +181,7 @@ class A2C(PolicyAgent):
     def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
         value_coef, entropy_coef = self._config.value_coef, self._entropy_coef
-        return policy_gradient_by_hand(self.policy, kernel, minibatch, value_coef, entropy_coef)
+        return policy_gradient_by_hand(self.distribution, kernel, minibatch, value_coef, entropy_coef)
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
         """Make an optimizer of the policy and one of the values, each with its own learning rate and
@@ -216,11 +196,10 @@ class A2C(PolicyAgent):
             build(parameters=policy), build(parameters=value), lambda: value_at(value_lr, self._clock.frame)
         )
 
-    def _rows_of(self, t: int) -> slice:
-        return slice(t * self.rollout.num_envs, (t + 1) * self.rollout.num_envs)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, in the middle of a rollout too."""
         super().load_state_dict(state)
-        for t in range(self.rollout.t if self._keeps else 0):
-            self.policy.learner.forward(self.rollout["observation"][t], None, rows=self._rows_of(t))
+        count = self.rollout.num_envs
+        for t in range(self.rollout.t if self.keeps_outputs else 0):
+            rows = slice(t * count, (t + 1) * count)
+            self.learner.forward(self.rollout["observation"][t], None, rows=rows)

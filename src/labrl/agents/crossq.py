@@ -69,12 +69,12 @@ class CrossQ(SAC):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, with the policy normalized by the minibatch when it learns, and only then."""
-        batch = replace(batch, noise=self.noise(len(batch)))
-        rows = self.critics.gradient(self.joint_loss, batch)
+        following, here = self.noisy(batch)
+        rows = self.critics.gradient(self.joint_loss, following)
         self.step("critics", rows)
         if self.experience.updates % self._policy_delay == 0:
             self.policy.network.train()
-            statistics = self.policy.gradient(self._policy_loss, batch)
+            statistics = self.policy.gradient(self._policy_loss, here)
             self.policy.network.eval()
             self.step("policy", statistics)
             self._temperature.update(statistics[1])
@@ -84,7 +84,7 @@ class CrossQ(SAC):
         """Compute the loss of the critics, eq. 2, with both halves in one pass."""
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise[:, 0])
+            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
         both = torch.cat([batch.observation, batch.next_observation])
         values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
         values = taken(values, batch.action)

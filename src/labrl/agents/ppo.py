@@ -11,14 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.agent import Observation
-from labrl.agents.parts.policy import (
-    Policy,
-    PolicyAgent,
-    PolicyConfig,
-    check_policy,
-    evaluated,
-)
+from labrl.agents.parts.policy import PolicyAgent, PolicyConfig, check_policy, evaluated
 from labrl.agents.parts.ranks import divided, refuse_self_imitation
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
@@ -41,7 +34,6 @@ if TYPE_CHECKING:
     from labrl.clock import Clock
     from labrl.learning.compute import Compute
     from labrl.seeding import Streams
-    from labrl.step import Step
 
 
 @dataclass(kw_only=True)
@@ -106,13 +98,13 @@ class PPO(PolicyAgent):
     TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
     """Means over the minibatches of a rollout."""
+    _config: PPOConfig
 
     def __init__(
         self, config: PPOConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self._config, self._clock = config, clock
-        self.policy = Policy(config, spaces, clock, streams, compute, self.NAME, self.STATISTICS)
-        recurrent = self.policy.network.state_size
+        super().__init__(config, spaces, clock, streams, compute)
+        recurrent = self.network.state_size
         self.rollout = Rollout(
             config.horizon,
             spaces.num_envs,
@@ -181,47 +173,37 @@ class PPO(PolicyAgent):
         length = config.sequence_length or (config.horizon if recurrent else 1)
         return divided(config, "batch_size", ranks, sequence_length=length)
 
-    def act(self, observation: Observation) -> NDArray:
-        """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
-        choice = self.policy.act(observation)
-        self.rollout.add_choice(*choice)
-        return self.policy.distribution.to_env(choice.action)
-
-    def observe(self, step: Step) -> None:
-        """Store the outcome of the last actions."""
-        self.policy.observe(step, self.rollout)
-
     def learn(self) -> int:
         """Make epochs of minibatch updates on a full rollout. Returns how many updates were made."""
         if not self.rollout.full:
             return 0
-        config, policy, frame = self._config, self.policy, self._clock.frame
-        batch = policy.batch(self.rollout, config.gamma, config.gae_lambda, with_log_prob=True)
+        config, learner, frame = self._config, self.learner, self._clock.frame
+        batch = self.batch(config.gamma, config.gae_lambda, with_log_prob=True)
         lr, self._clip = value_at(config.lr, frame), value_at(config.clip_range, frame)
         self._value_clip = (
             None if config.value_clip_range is None else value_at(config.value_clip_range, frame)
         )
         self._entropy_coef = value_at(config.entropy_coef, frame)
-        total, norms, updates = torch.zeros(len(self.STATISTICS), device=policy.learner.device), 0.0, 0
+        total, norms, updates = torch.zeros(len(self.STATISTICS), device=learner.device), 0.0, 0
         for _ in range(config.epochs):
             epoch, before = torch.zeros_like(total), updates
             order = torch.randperm(len(batch), generator=self._minibatch_stream)
             for minibatch in batch.minibatches(order, config.batch_size, self._std_mean):
-                epoch += policy.learner.gradient(self._derived_loss, minibatch, samples=batch.sequence_length)
-                norms += policy.learner.step(lr)
+                epoch += learner.gradient(self._derived_loss, minibatch, samples=batch.sequence_length)
+                norms += learner.step(lr)
                 updates += 1
             total += epoch
             kl = float(epoch[self.STATISTICS.index("kl")] / (updates - before))
             if config.target_kl is not None and kl > 1.5 * config.target_kl:
                 break
-        policy.record(total / updates, norms / updates)
+        self.record(total / updates, norms / updates)
         self.rollout.clear()
-        return updates if policy.imitation is None else updates + policy.imitation.learn()
+        return updates if self.imitation is None else updates + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute eq. 9 with its sign turned, to be minimized, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
-        log_prob, entropies = self.policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()
         policy = -clipped_surrogate(ratio, minibatch.advantage, self._clip)
@@ -241,7 +223,7 @@ class PPO(PolicyAgent):
         """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
         parameters, value, _ = kernel.forward(minibatch.observation)
         statistics, gradients = clipped_policy_gradient(
-            distributions(self.policy.distribution, parameters, minibatch.action, minibatch.mask),
+            distributions(self.distribution, parameters, minibatch.action, minibatch.mask),
             value,
             minibatch.advantage.numpy(),
             minibatch.value_target.numpy(),
@@ -257,5 +239,4 @@ class PPO(PolicyAgent):
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at this frame."""
-        clip_range = value_at(self._config.clip_range, self._clock.frame)
-        return self.policy.metrics(clip_range=clip_range)
+        return {**super().metrics(), "clip_range": value_at(self._config.clip_range, self._clock.frame)}

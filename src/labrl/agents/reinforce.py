@@ -9,9 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.agent import Observation
 from labrl.agents.parts.policy import (
-    Policy,
     PolicyAgent,
     PolicyConfig,
     check_policy,
@@ -30,7 +28,6 @@ from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
-from labrl.step import Step
 
 
 @dataclass(kw_only=True)
@@ -62,21 +59,12 @@ class Reinforce(PolicyAgent):
     TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Means over the rows of an update."""
+    _config: ReinforceConfig
 
     def __init__(
         self, config: ReinforceConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
-        self._config, self._clock = config, clock
-        self.policy = Policy(
-            config,
-            spaces,
-            clock,
-            streams,
-            compute,
-            self.NAME,
-            self.STATISTICS,
-            has_value=config.baseline == "value",
-        )
+        super().__init__(config, spaces, clock, streams, compute, has_value=config.baseline == "value")
         self.rollout = Episodes(config.episodes, spaces.num_envs)
         self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
 
@@ -124,36 +112,26 @@ class Reinforce(PolicyAgent):
         refuse_episodes(config.episodes)
         return config
 
-    def act(self, observation: Observation) -> NDArray:
-        """Draw actions for the environments, among the valid ones. [num_envs, ...]"""
-        choice = self.policy.act(observation)
-        self.rollout.add_choice(*choice)
-        return self.policy.distribution.to_env(choice.action)
-
-    def observe(self, step: Step) -> None:
-        """Store the outcome of the last actions."""
-        self.policy.observe(step, self.rollout)
-
     def learn(self) -> int:
         """Make one update when enough episodes have ended. Returns the number of optimizer updates."""
         if not self.rollout.full:
             return 0
-        config, policy, frame = self._config, self.policy, self._clock.frame
-        batch = policy.batch(self.rollout, config.gamma, gae_lambda=1.0)
+        config, frame = self._config, self._clock.frame
+        batch = self.batch(config.gamma, gae_lambda=1.0)
         if config.baseline == "mean":
             batch.advantage.sub_(batch.advantage.mean())
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage))
         self._entropy_coef = value_at(config.entropy_coef, frame)
-        statistics = policy.learner.gradient(self._derived_loss, batch)
-        policy.record(statistics, policy.descend(value_at(config.lr, frame)))
+        statistics = self.learner.gradient(self._derived_loss, batch)
+        self.record(statistics, self.descend(value_at(config.lr, frame)))
         self.rollout.clear()
-        return 1 if policy.imitation is None else 1 + policy.imitation.learn()
+        return 1 if self.imitation is None else 1 + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -(G - b) log pi(a|s), less the entropy bonus, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
-        log_prob, entropies = self.policy.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()
         value_error = 0.5 * (minibatch.value_target - value).square().mean()
         entropy = entropies.mean()
@@ -167,4 +145,4 @@ class Reinforce(PolicyAgent):
     def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
         value_coef, entropy_coef = self._config.value_coef or 0.0, self._entropy_coef
-        return policy_gradient_by_hand(self.policy, kernel, minibatch, value_coef, entropy_coef)
+        return policy_gradient_by_hand(self.distribution, kernel, minibatch, value_coef, entropy_coef)

@@ -135,29 +135,26 @@ class SAC(ReplayAgent):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
-        batch = replace(batch, noise=self.noise(len(batch)))
-        rows = self.critics.gradient(self._critic_loss, batch)
+        following, here = self.noisy(batch)
+        rows = self.critics.gradient(self._critic_loss, following)
         self.step("critics", rows)
-        statistics = self.policy.gradient(self._policy_loss, batch)
+        statistics = self.policy.gradient(self._policy_loss, here)
         self.step("policy", statistics)
         self._temperature.update(statistics[1])
         self._target.updated()
         return rows[1]
 
-    def noise(self, rows: int) -> Tensor:
-        """Draw random numbers for the next actions of the critics' loss, and for those of the policy's.
-
-        Returns [rows, 2, size].
-        """
-        stream = self._noise_stream
-        drawn = torch.randn((2, rows, self._soft.noise_size), generator=stream, device=stream.device)
-        return drawn.transpose(0, 1)
+    def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
+        """Return a minibatch with random numbers for the loss of the critics, and for that of the policy."""
+        shape, stream = (2, len(batch.reward), self._soft.noise_size), self._noise_stream
+        noise = torch.randn(shape, generator=stream, device=batch.reward.device)
+        return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the squared error of the target r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s'))."""
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise[:, 0])
+            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
             value = soft.smaller(self._target.forward_network(batch.next_observation, choice), choice)
             value = soft_value(value, entropy, self._temperature.value)
             target = torch.addcmul(batch.reward, batch.discount, value)
@@ -168,7 +165,7 @@ class SAC(ReplayAgent):
     def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
         parameters = self.policy.forward(batch.next_observation)
-        drawn = self._soft.choose_by_hand(parameters, batch.noise[:, 0].numpy())
+        drawn = self._soft.choose_by_hand(parameters, batch.noise.numpy())
         value = drawn.worth(self._target.forward(batch.next_observation, drawn.choice))
         value = value + np.float32(self._temperature.value) * drawn.entropy
         target, action = batch.reward.numpy() + batch.discount.numpy() * value, batch.action.numpy()
@@ -179,7 +176,7 @@ class SAC(ReplayAgent):
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
-        choice, entropy = self._soft.choose(policy(batch.observation), batch.noise[:, 1])
+        choice, entropy = self._soft.choose(policy(batch.observation), batch.noise)
         value = self._soft.smaller(self.judge(batch.observation, choice), choice)
         loss = -soft_value(value, entropy, self._temperature.value).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
@@ -187,7 +184,7 @@ class SAC(ReplayAgent):
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the policy. Returns mean loss and entropy."""
         judge = self.judge_kernel
-        drawn = self._soft.choose_by_hand(kernel.forward(batch.observation), batch.noise[:, 1].numpy())
+        drawn = self._soft.choose_by_hand(kernel.forward(batch.observation), batch.noise.numpy())
         values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
         entropy = drawn.entropy.mean()
         statistics = -drawn.worth(values).mean() - temperature * entropy, entropy

@@ -85,9 +85,7 @@ class TQC(SAC):
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the loss towards the samples r + gamma^n (z_(i) - alpha log pi(a'|s')), eq. 10 to 14."""
         with torch.no_grad():
-            action, entropy = self._soft.choose(
-                self.policy_network(batch.next_observation), batch.noise[:, 0]
-            )
+            action, entropy = self._soft.choose(self.policy_network(batch.next_observation), batch.noise)
             quantiles = self._target.forward_network(batch.next_observation, action)
             value = smallest_atoms(quantiles, self._dropped) + self._temperature.value * entropy.unsqueeze(1)
             target = torch.addcmul(batch.reward.unsqueeze(1), batch.discount.unsqueeze(1), value)
@@ -98,7 +96,7 @@ class TQC(SAC):
     def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
         parameters = self.policy.forward(batch.next_observation)
-        drawn = self._soft.choose_by_hand(parameters, batch.noise[:, 0].numpy())
+        drawn = self._soft.choose_by_hand(parameters, batch.noise.numpy())
         quantiles = self._target.forward(batch.next_observation, drawn.choice)
         kept = smallest_atoms(torch.from_numpy(quantiles), self._dropped).numpy()
         value = kept + np.float32(self._temperature.value) * drawn.entropy[:, None]
@@ -110,7 +108,7 @@ class TQC(SAC):
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - the mean of all quantiles of Z(s, a), eq. 15."""
-        action, entropy = self._soft.choose(policy(batch.observation), batch.noise[:, 1])
+        action, entropy = self._soft.choose(policy(batch.observation), batch.noise)
         value = self.judge(batch.observation, action).mean((0, 2))
         loss = -soft_value(value, entropy, self._temperature.value).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
@@ -118,7 +116,7 @@ class TQC(SAC):
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the policy. Returns mean loss and entropy."""
         judge = self.judge_kernel
-        drawn = SquashedChoice(kernel.forward(batch.observation), batch.noise[:, 1].numpy())
+        drawn = SquashedChoice(kernel.forward(batch.observation), batch.noise.numpy())
         values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
         entropy = drawn.entropy.mean()
         statistics = -values.mean() - temperature * entropy, entropy

@@ -195,7 +195,14 @@ class FrameRing:
         each that followed it. [steps, num_envs] each
         """
         if self.stack > 1:
-            return self._push_stacks(before, after, first, over)
+            newest, following = np.empty((2, *over.shape), np.int64)
+            for number, ended in enumerate(over):
+                newest[number] = self.head - 1
+                self._follow(before[number], after[number])
+                following[number] = self.head - 1
+                if ended.any():
+                    self.begin(first[number][ended], np.flatnonzero(ended))
+            return newest, following
         count = 1 + over
         following = self.head + count.cumsum(axis=0) - count
         self.head += count.sum(axis=0)
@@ -207,24 +214,6 @@ class FrameRing:
             place = (following[number, env] + 1) % self.length
             self.frames[env, place] = first[number][env]
         return following - 1, following
-
-    def _push_stacks(
-        self,
-        before: Sequence[NDArray],
-        after: Sequence[NDArray],
-        first: Sequence[NDArray],
-        over: NDArray[np.bool_],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Do as `push` for stacks of frames."""
-        newest, following = np.empty((2, *over.shape), np.int64)
-        for number in range(len(over)):
-            newest[number] = self.head - 1
-            self._follow(before[number], after[number])
-            following[number] = self.head - 1
-            envs = np.flatnonzero(over[number])
-            if len(envs):
-                self.begin(first[number][envs], envs)
-        return newest, following
 
     def _follow(self, before: NDArray, after: NDArray) -> None:
         """Push what is new in `after`, the stacks that followed `before`. [num_envs, *obs] each

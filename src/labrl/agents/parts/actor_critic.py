@@ -218,7 +218,6 @@ class ReplayAgent(Agent):
         count = experience.due()
         for _ in range(count):
             sample = experience.sample()
-            experience.updates += 1
             error = self.update(Transitions.of(sample, self.policy, self.layout))
             experience.update_priorities(sample.index, error.cpu().numpy())
         return count
@@ -228,7 +227,9 @@ class ReplayAgent(Agent):
         """Make one update of all networks. Returns the error of each row. [batch]"""
 
     def step(self, name: str, statistics: Tensor) -> None:
-        """Follow the gradient of a learner, by its name in `follows`. Raises NonFiniteError.
+        """Follow the gradient of a learner, by its name in `follows`; those of the critics count as updates.
+
+        Raises NonFiniteError.
 
         statistics: means that its loss gave [k], or those of each row [k, rows]. Where they are more than the
         names, the last name is that of the mean over the rest, such as values of several critics.
@@ -247,6 +248,7 @@ class ReplayAgent(Agent):
         latest = np.array([*values, norm])
         before = self._averages.get(names[-1], latest)
         self._averages[names[-1]] = before + AVERAGING * (latest - before)
+        self.experience.updates += name == "critics"
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -29,7 +29,7 @@ from labrl.networks.recurrent import Pieces, forgotten
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
-from labrl.step import Masks, States, Step
+from labrl.step import States, Step
 
 if TYPE_CHECKING:
     from labrl.agents.parts.self_imitation import SelfImitation
@@ -69,29 +69,40 @@ class PolicyConfig:
     """Initial log standard deviation of a Gaussian policy, in [-20, 10], continuous actions only; null: 0."""
 
 
-class Choice(NamedTuple):
-    """One step of acting in each environment, in the form that a rollout stores. [num_envs, ...] each"""
+class PolicyActor(Actor):
+    """The policy of an actor-critic network; actions are chosen by the parameters of their distribution."""
 
-    observation: NDArray
-    """Observation in the layout that the network reads."""
-    action: NDArray
-    """Drawn action; `ActionDistribution.to_env` turns it into one that the environment takes."""
-    parameters: NDArray
-    """Parameters of the action distribution."""
-    value: NDArray | float
-    """State value, where it came with the policy; else 0."""
-    mask: Masks
-    """Valid actions; None where all always are."""
-    state: NDArray
-    """Recurrent state before the observation, of size 0 without one."""
+    def __init__(self, network: ActorCritic, distribution: ActionDistribution, sampled: bool) -> None:
+        super().__init__()
+        self.network, self.state_size = network, network.state_size
+        self._distribution, self._sampled = distribution, sampled
+
+    def forward(
+        self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return actions, parameters and the next state."""
+        parameters, _, state = self.network(inputs, state, value=False)
+        if mask is not None:
+            parameters = masked(parameters, mask)
+        return self._distribution.in_graph(parameters, self._sampled), parameters, state
 
 
-class Policy:
-    """Draws actions, values states, and learns both.
+class PolicyAgent(Agent):
+    """Draws actions of a stochastic policy, stores them in a rollout, and values its states.
 
-    The state of a recurrent network is carried from step to step and starts from 0 with each episode. A lost
-    life ends none: what was seen before it is still of use. Evaluation carries a state of its own.
+    An agent that derives from it makes the `rollout`, and defines its loss and how it learns. Nothing here
+    calls any of that. The state of a recurrent network is carried from step to step and starts from 0 with
+    each episode. A lost life ends none: what was seen before it is still of use. Evaluation carries a state
+    of its own.
     """
+
+    TRAITS = Traits(masks=True, greedy=True, exports=True, policy_numbers=True, shares_weights=True)
+    STATISTICS: ClassVar[tuple[str, ...]] = ()
+    """Names of the means that the loss returns."""
+    rollout: Rollout
+    _config: PolicyConfig
+    keeps_outputs = False
+    """Whether the learner keeps what layers give in acting, for the gradient by the same weights."""
 
     def __init__(
         self,
@@ -100,17 +111,16 @@ class Policy:
         clock: Clock,
         streams: Streams,
         compute: Compute,
-        agent: str,
-        statistics: Sequence[str],
         *,
         has_value: bool = True,
         new_optimizer: Callable[[ActorCritic, FlatParameters], Optimizer] | None = None,
     ) -> None:
-        """agent: for messages; statistics: names of the means that the agent's loss returns; has_value:
-        whether state values are learned; new_optimizer: makes the optimizer, None for that of the
-        configuration."""
+        """has_value: whether state values are learned; new_optimizer: makes the optimizer, None for that of
+        the configuration."""
         self._config, self._clock = config, clock
-        self.distribution = distribution_for(spaces.action, agent, config.action_bounds)
+        self.distribution = distribution_for(
+            spaces.action, self.NAME or type(self).__name__, config.action_bounds
+        )
         gaussian = isinstance(spaces.action, gym.spaces.Box)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None
         num_parameters = self.distribution.num_parameters
@@ -140,46 +150,43 @@ class Policy:
                 compute=compute,
                 generator=streams.numpy("self-imitation"),
             )
-        self._statistics = tuple(statistics)
         # Values, advantages, actions and parameters of the last rollout, until its metrics are asked for.
         self._learned_from: tuple[NDArray, NDArray, NDArray, NDArray] | None = None
-        names = (*statistics, "grad_norm", "explained_variance", "value_mean", "value_std")
+        names = (*self.STATISTICS, "grad_norm", "explained_variance", "value_mean", "value_std")
         nothing = torch.zeros((1, num_parameters))
         action = torch.zeros((1, *self.distribution.action_shape), dtype=self.distribution.action_dtype)
         self._metrics = dict.fromkeys((*names, *self.distribution.statistics(nothing, action)), math.nan)
 
-    def act(self, observation: Observation, rows: slice | None = None) -> Choice:
-        """Draw actions for the environments, among the valid ones, and carry the recurrent state on.
-
-        rows: of the rollout, where `Learner.keep_outputs` keeps what layers give for them.
-        """
-        inputs, before = self.network.layout(observation.array), self._state
+    def act(self, observation: Observation) -> NDArray:
+        """Draw actions for the environments, among the valid ones, and store the choice. [num_envs, ...]"""
+        inputs, before, rollout = self.network.layout(observation.array), self._state, self.rollout
+        first = rollout.t * rollout.num_envs
+        rows = slice(first, first + rollout.num_envs) if self.keeps_outputs else None
         output = self.learner.forward(inputs, before, rows=rows, value=self._values_too)
         parameters, value, self._state = output
         if observation.mask is not None:
             parameters = masked(parameters, observation.mask)
         action = self.distribution.sample(parameters, self._stream)
         self._choice = observation.array, action, observation.mask
-        return Choice(
-            inputs, action, parameters, value if self._values_too else 0.0, observation.mask, before
-        )
+        known = value if self._values_too else 0.0
+        rollout.add_choice(inputs, action, parameters, known, observation.mask, before)
+        return self.distribution.to_env(action)
 
-    def observe(self, step: Step, rollout: Rollout) -> None:
+    def observe(self, step: Step) -> None:
         """Store the outcome of the last actions, and forget the episodes that are over."""
-        rollout.add_outcome(step, self.network.layout, self._state)
+        self.rollout.add_outcome(step, self.network.layout, self._state)
         if self.network.state_size:
             self._state = forgotten(self._state, step.episode_over, self.network.state_size)
         self._next = step.observation
         if self.imitation is not None:
             self.imitation.observe(*self._choice, step)
 
-    def batch(
-        self, rollout: Rollout, gamma: float, gae_lambda: float, with_log_prob: bool = False
-    ) -> Minibatch:
+    def batch(self, gamma: float, gae_lambda: float, with_log_prob: bool = False) -> Minibatch:
         """Compute values and advantages of a full rollout, and return all of its rows.
 
         with_log_prob: whether the log-probabilities of the actions are wanted too.
         """
+        rollout = self.rollout
         assert self._next is not None
         if not self._values_too:
             # The network's own updates come after the last row, so all values are computed in one pass.
@@ -193,22 +200,6 @@ class Policy:
             both = torch.from_numpy(parameters), torch.from_numpy(action)
             log_prob, _ = self.distribution.log_prob_entropy(*both)
         return rollout.batch(advantage, log_prob, self.learner.device)
-
-    def _describe(self) -> dict[str, float]:
-        """Return the metrics, with what the last rollout says of values and actions.
-
-        That is computed when somebody asks: it takes half as long as an update of a small network.
-        """
-        if self._learned_from is not None:
-            value, advantage, action, parameters = self._learned_from
-            target = advantage + value
-            residual, spread = float(np.var(target - value)), float(np.var(target))
-            self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
-            self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
-            of_actions = torch.from_numpy(parameters), torch.from_numpy(action)
-            self._metrics.update(self.distribution.statistics(*of_actions))
-            self._learned_from = None
-        return dict(self._metrics)
 
     def values(self, observation: NDArray, state: States = None) -> NDArray:
         """Compute state values of observations as the network reads them. [n, *obs] -> [n]
@@ -234,60 +225,24 @@ class Policy:
     def record(self, statistics: Tensor, grad_norm: float) -> None:
         """Keep the means of a rollout for the next row. Raises NonFiniteError if one is not a finite
         number."""
-        means = dict(zip(self._statistics, statistics.tolist(), strict=True))
+        means = dict(zip(self.STATISTICS, statistics.tolist(), strict=True))
         terms = {**means, "grad_norm": grad_norm, "weights": float(self.learner.flat.vector.detach().sum())}
         if not all(map(math.isfinite, terms.values())):
             check_finite(self._clock.frame, terms)
         self._metrics.update(means, grad_norm=grad_norm)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Draw actions with `generator`, as the environment takes them. [num_envs, ...]"""
+        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
         return self.distribution.to_env(self.distribution.sample(self._parameters(observation), generator))
 
     def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the most likely actions, as the environment takes them. [num_envs, ...]"""
+        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
         return self.distribution.to_env(self.distribution.mode(self._parameters(observation)))
 
-    def numbers(self, observation: Observation) -> dict[str, NDArray]:
+    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
         """Return the numbers that actions are drawn by: probabilities, or means and deviations. [num_envs,
         ...] each"""
         return self.distribution.numbers(self._parameters(observation))
-
-    def metrics(self, **coefficients: float) -> dict[str, float]:
-        """Return means over the updates of the last rollout; coefficients: others at this frame."""
-        config, frame = self._config, self._clock.frame
-        return {
-            **self._describe(),
-            "lr": value_at(config.lr, frame),
-            "entropy_coef": value_at(config.entropy_coef, frame),
-            **coefficients,
-            **({} if self.imitation is None else self.imitation.metrics()),
-            "weight_norm": self.learner.weight_norm,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, recurrent state and what was seen last."""
-        return {
-            **self.learner.state_dict(),
-            "state": self._state.copy(),
-            "observation": self._next,
-            "metrics": self._describe(),
-            "imitation": None if self.imitation is None else self.imitation.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        self.learner.load_state_dict(state)
-        self._state, self._next = state["state"], state["observation"]
-        self._metrics, self._learned_from = dict(state["metrics"]), None
-        if self.imitation is not None:
-            self.imitation.load_state_dict(state["imitation"])
-
-    def close(self) -> None:
-        """End the worker threads and release the memory of self-imitation."""
-        self.learner.close()
-        if self.imitation is not None:
-            self.imitation.close()
 
     def _parameters(self, observation: Observation) -> NDArray:
         """Compute the parameters of the distributions in evaluation. [num_envs, parameters]"""
@@ -298,78 +253,72 @@ class Policy:
         parameters, _, self._evaluation_state = output
         return parameters if observation.mask is None else masked(parameters, observation.mask)
 
-
-class PolicyActor(Actor):
-    """The policy of an actor-critic network; actions are chosen by the parameters of their distribution."""
-
-    def __init__(self, network: ActorCritic, distribution: ActionDistribution, sampled: bool) -> None:
-        super().__init__()
-        self.network, self.state_size = network, network.state_size
-        self._distribution, self._sampled = distribution, sampled
-
-    def forward(
-        self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return actions, parameters and the next state."""
-        parameters, _, state = self.network(inputs, state, value=False)
-        if mask is not None:
-            parameters = masked(parameters, mask)
-        return self._distribution.in_graph(parameters, self._sampled), parameters, state
-
-
-class PolicyAgent(Agent):
-    """The answers that agents give alike which act by a `Policy` and learn from a `Rollout` of it.
-
-    An agent that derives from it makes these two parts, and defines how it acts, observes and learns. Nothing
-    here calls any of that.
-    """
-
-    TRAITS = Traits(masks=True, greedy=True, exports=True, policy_numbers=True, shares_weights=True)
-    policy: Policy
-    rollout: Rollout
-
-    def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
-        return self.policy.evaluation_action(observation, generator)
-
-    def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
-        return self.policy.greedy_action(observation)
-
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module."""
-        return PolicyActor(self.policy.network, self.policy.distribution, sampled)
-
-    def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return the numbers that actions are drawn by: probabilities, or means and deviations. [num_envs,
-        ...] each"""
-        return self.policy.numbers(observation)
+        return PolicyActor(self.network, self.distribution, sampled)
 
     @property
     def weights(self) -> FlatParameters:
         """All weights, for sessions that train them together (`meta.distributed`)."""
-        return self.policy.learner.flat
+        return self.learner.flat
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at this frame."""
-        return self.policy.metrics()
+        config, frame = self._config, self._clock.frame
+        return {
+            **self._describe(),
+            "lr": value_at(config.lr, frame),
+            "entropy_coef": value_at(config.entropy_coef, frame),
+            **({} if self.imitation is None else self.imitation.metrics()),
+            "weight_norm": self.learner.weight_norm,
+        }
+
+    def _describe(self) -> dict[str, float]:
+        """Return the metrics, with what the last rollout says of values and actions.
+
+        That is computed when somebody asks: it takes half as long as an update of a small network.
+        """
+        if self._learned_from is not None:
+            value, advantage, action, parameters = self._learned_from
+            target = advantage + value
+            residual, spread = float(np.var(target - value)), float(np.var(target))
+            self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
+            self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
+            of_actions = torch.from_numpy(parameters), torch.from_numpy(action)
+            self._metrics.update(self.distribution.statistics(*of_actions))
+            self._learned_from = None
+        return dict(self._metrics)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the one network of policy and values."""
-        return {"actor_critic": self.policy.network}
+        return {"actor_critic": self.network}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, recurrent state, and the rollout as far as it is filled."""
-        return {**self.policy.state_dict(), "rollout": self.rollout.state_dict()}
+        """Return weights, optimizer, recurrent state, what was seen last, and the rollout as far as it is
+        filled."""
+        return {
+            **self.learner.state_dict(),
+            "state": self._state.copy(),
+            "observation": self._next,
+            "metrics": self._describe(),
+            "imitation": None if self.imitation is None else self.imitation.state_dict(),
+            "rollout": self.rollout.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, in the middle of a rollout too."""
-        self.policy.load_state_dict(state)
+        self.learner.load_state_dict(state)
+        self._state, self._next = state["state"], state["observation"]
+        self._metrics, self._learned_from = dict(state["metrics"]), None
+        if self.imitation is not None:
+            self.imitation.load_state_dict(state["imitation"])
         self.rollout.load_state_dict(state["rollout"])
 
     def close(self) -> None:
-        """End the worker threads."""
-        self.policy.close()
+        """End the worker threads and release the memory of self-imitation."""
+        self.learner.close()
+        if self.imitation is not None:
+            self.imitation.close()
 
 
 def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
@@ -384,7 +333,11 @@ def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor
 
 
 def policy_gradient_by_hand(
-    policy: Policy, kernel: Any, minibatch: Minibatch, value_coef: float, entropy_coef: float
+    distribution: ActionDistribution,
+    kernel: Any,
+    minibatch: Minibatch,
+    value_coef: float,
+    entropy_coef: float,
 ) -> NDArray:
     """Compute the gradient of -log pi(a|s) A + value_coef (R - V)^2 / 2 - entropy_coef H by a kernel.
 
@@ -392,7 +345,7 @@ def policy_gradient_by_hand(
     """
     parameters, value, _ = kernel.forward(minibatch.observation)
     statistics, gradients = policy_gradient(
-        distributions(policy.distribution, parameters, minibatch.action, minibatch.mask),
+        distributions(distribution, parameters, minibatch.action, minibatch.mask),
         value,
         minibatch.advantage.numpy(),
         minibatch.value_target.numpy(),

@@ -30,7 +30,7 @@ from labrl.schedules import value_at
 from labrl.step import Masks, Step
 
 if TYPE_CHECKING:
-    from labrl.agents.parts.policy import Policy
+    from labrl.agents.parts.policy import PolicyAgent
 
 
 @dataclass(kw_only=True)
@@ -102,14 +102,15 @@ class SelfImitation:
         config: SelfImitationConfig,
         *,
         spaces: Spaces,
-        policy: Policy,
+        policy: PolicyAgent,
         gamma: float,
         lr: NonNegativeSchedule,
         clock: Clock,
         compute: Compute,
         generator: np.random.Generator,
     ) -> None:
-        """policy: that learns; lr: its learning rate; generator: of the session's streams, which save it."""
+        """policy: the agent that learns; lr: its learning rate; generator: of the session's streams, which
+        save it."""
         self._config, self._policy, self._gamma, self._lr, self._clock = config, policy, gamma, lr, clock
         self._episodes = Episodes(1, spaces.num_envs)
         self._held: list[Any] | None = None  # the latest step, until what follows it is known
