@@ -185,12 +185,12 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
             for key, other in missing.items()
         )
     plain = {}
-    for key in cfg:
-        if key == "hydra":  # is resolved by Hydra alone: parts of it have a value in a job only
+    for name in cfg:
+        if name == "hydra":  # is resolved by Hydra alone: parts of it have a value in a job only
             continue
         try:
-            node = cfg[key]
-            plain[str(key)] = (
+            node = cfg[name]
+            plain[str(name)] = (
                 OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
             )
         except OmegaConfBaseException as error:
