@@ -7,6 +7,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
 from labrl.errors import InputError, LabrlError, Mistake
-from labrl.targets import outlined
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -130,8 +131,11 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
+    from labrl.config.presets import rule
+
     cfg = compose(overrides, config_dir, with_hydra=True)
     final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
+    chosen = str(cfg.hydra.runtime.choices.get("agent/optimizer"))
     lines = []
     with hydra_initialized(config_dir):
         loader = GlobalHydra.instance().config_loader()
@@ -143,9 +147,12 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
                 continue
             lines.append(f"{file.path.removeprefix('file://')}/{path}.yaml")
             values = _values(OmegaConf.to_container(file.config, resolve=False))
-            width = max(map(len, values), default=0)
-            for key, value in values.items():
-                replaced = "" if final.get(key) == value else f"  (replaced by {written(final.get(key))})"
+            rows = [(key, value, final.get(key)) for key, value in values.items()]
+            if own := rule()["optimizers"].get(path.removeprefix("preset/")):
+                rows.append(("agent/optimizer", own, own if chosen.startswith("auto:") else chosen))
+            width = max((len(key) for key, _, _ in rows), default=0)
+            for key, value, now in rows:
+                replaced = "" if now == value else f"  (replaced by {written(now)})"
                 lines.append(f"  {key:{width}}  {written(value)}{replaced}")
     return "\n".join(lines or ["No preset file applies."])
 
@@ -179,12 +186,11 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
         )
     plain = {}
     for name in cfg:
-        key = str(name)
-        if key == "hydra":  # is resolved by Hydra alone: parts of it have a value in a job only
+        if name == "hydra":  # is resolved by Hydra alone: parts of it have a value in a job only
             continue
         try:
-            node = cfg[key]
-            plain[str(key)] = (
+            node = cfg[name]
+            plain[str(name)] = (
                 OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
             )
         except OmegaConfBaseException as error:
@@ -253,3 +259,70 @@ def _typed(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
         )
     config.agent.check("check_config", config.env.config)
     return config
+
+
+# --- checking values before PyTorch is loaded, which takes seconds ---
+
+LIBRARIES = ("ale_py", "gymnasium", "numpy", "torch")
+"""Libraries that are slow to import."""
+
+
+@contextmanager
+def outlined() -> Iterator[None]:
+    """Let imports give stand-ins for `LIBRARIES`, and forget labrl's modules that have one afterwards.
+
+    A component's `Config` stands beside the class that it configures, in a module that imports them. That is
+    enough to read its dataclasses and to call its `check_config`.
+    """
+    before = dict(sys.modules)
+    sys.meta_path.insert(0, _StandIn)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(_StandIn)
+        for name in sys.modules.keys() - before:
+            if name.partition(".")[0] in ("labrl", *LIBRARIES):
+                del sys.modules[name]
+                parent, _, own = name.rpartition(".")
+                if parent in before:
+                    vars(before[parent]).pop(own, None)
+
+
+class _StandIn(ModuleType):
+    """A library that is not loaded, and whatever it holds. As a base class it is none.
+
+    The class itself is the finder and the loader of such modules. Computing with one, or asking for its
+    signature, raises TypeError.
+    """
+
+    __signature__ = ()
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in LIBRARIES:
+            return None
+        return ModuleSpec(name, cls, is_package=True)  # type: ignore[arg-type]
+
+    @classmethod
+    def create_module(cls, spec: ModuleSpec) -> ModuleType:
+        return cls(spec.name)
+
+    @classmethod
+    def exec_module(cls, module: ModuleType) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> _StandIn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def _itself(self, *arguments: Any, **named: Any) -> _StandIn:
+        return self
+
+    __call__ = __getitem__ = __or__ = _itself
+
+    def __float__(self) -> float:
+        return float("nan")
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
