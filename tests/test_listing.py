@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from run_cases import config_with, rising, write_run
 
+from labrl.analysis.groups import grouped
 from labrl.analysis.listing import Entry, as_table, entries
+from labrl.analysis.runs import find_runs
+from labrl.analysis.statistics import group_statistics
 from labrl.cli import list_runs
 from labrl.errors import FAILED, WRONG_INPUT
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER
@@ -131,13 +134,34 @@ def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) 
     assert (entry.final_return, entry.seeds) == (10.0, 1)
 
 
+def test_the_list_and_the_report_count_the_same_sessions(tmp_path: Path) -> None:
+    """`labrl-runs` left out seeds that had been stopped early, and counted a repeated seed twice."""
+    home = tmp_path / "runs" / "seeds"
+    runs = {"0": (10.0, {"seed": 0}), "1": (20.0, {"seed": 1, "frames": 500}), "2": (70.0, {"seed": 0})}
+    write_experiment(home, {**runs, "3": (90.0, {"seed": 3})})
+    for run, facts in (
+        ("1", {"stop": {"why": "solved"}, "seed": 1}),
+        ("2", {"seed": 0}),
+        ("3", {"status": "failed"}),
+    ):
+        result = home / run / "session_0" / "result.json"
+        result.write_text(json.dumps({**json.loads(result.read_text()), **facts}))
+    result = home / "0" / "session_0" / "result.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "seed": 0}))
+    (entry,) = entries(tmp_path / "runs")
+    (group,) = grouped(find_runs([home]))
+    told = group_statistics(group.runs)
+    assert (entry.final_return, entry.seeds) == (15.0, 2)
+    assert ([one["run"] for one in told["left_out"]], told["counted"]) == (["2", "3"], 2)
+
+
 @pytest.mark.parametrize("objective", ["final_return", "wall"])
 def test_a_search_shows_its_winner_on_fresh_seeds(tmp_path: Path, objective: str) -> None:
     """Its best trial's lucky 109.4 was shown as the return, and confirming runs counted as trials."""
     home = tmp_path / "runs" / "search"
     fresh = {f"confirm_trial_1_{seed}": (score, {}) for seed, score in enumerate((100.0, 102.0))}
-    for folder, (score, _) in fresh.items():
-        write_run(home / folder, [rising(score)])
+    for seed, (folder, (score, _)) in enumerate(fresh.items()):
+        write_run(home / folder, [rising(score)], config=config_with(seed=10 + seed))
     values = [[100.0], [102.0]] if objective == "final_return" else [[7.0], [7.2]]
     confirm = {
         "winner": 1,

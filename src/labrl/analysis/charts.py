@@ -13,23 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 from labrl.analysis.colours import Style
 
 
-@dataclass(frozen=True, eq=False)
 class View:
     """A curve against one of its chart's axes: arrays of one length."""
-
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    """Values; those that are not finite are gaps."""
-    low: NDArray[np.float64] | None = None
-    """Lower end of the band around `y`."""
-    high: NDArray[np.float64] | None = None
 
     def __init__(
         self, x: ArrayLike, y: ArrayLike, low: ArrayLike | None = None, high: ArrayLike | None = None
     ) -> None:
-        for name, values in {"x": x, "y": y, "low": low, "high": high}.items():
-            array = None if values is None else np.asarray(values, dtype=np.float64)
-            object.__setattr__(self, name, array)
+        """y: values, of which those that are not finite are gaps; low, high: ends of the band around them."""
+        self.x, self.y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+        self.low = None if low is None else np.asarray(low, dtype=np.float64)
+        self.high = None if high is None else np.asarray(high, dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from labrl.analysis.groups import agreeing, grouped, varied
 from labrl.analysis.returns import group_return
 from labrl.analysis.runs import Run, find_runs, load_experiment
 from labrl.analysis.search import Confirmed, SearchResult, SearchTrial, read_search, runs_of
-from labrl.analysis.statistics import FAR_ENOUGH
+from labrl.analysis.statistics import Played, reasons_to_leave_out
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import is_experiment
 
@@ -268,19 +268,29 @@ def _confirmed(one: Confirmed, search: SearchResult, home: Path, like: Run) -> S
 
 
 def final_returns(runs: Sequence[Run]) -> list[float]:
-    """The final return of each session of a group that counts.
-
-    One that failed, or that got less far than FAR_ENOUGH of its budget or of the group's furthest, does not.
-    """
-    outcomes = [(run, outcome, int(outcome.get("frame") or 0)) for run in runs for outcome in run.outcomes]
-    furthest = max((frame for _, _, frame in outcomes), default=0)
+    """The final return of each session of a group that counts, by the rule of the statistics."""
+    outcomes = [(run, outcome) for run in runs for outcome in run.outcomes]
+    reasons = reasons_to_leave_out([_of_outcome(run, outcome) for run, outcome in outcomes])
     return [
         float(outcome["final_return"])
-        for run, outcome, frame in outcomes
-        if outcome.get("final_return") is not None
-        and outcome.get("status") != "failed"
-        and frame >= FAR_ENOUGH * min(furthest, run.max_frame or furthest)
+        for (_, outcome), reason in zip(outcomes, reasons, strict=True)
+        if reason is None
     ]
+
+
+def _of_outcome(run: Run, outcome: Mapping[str, Any]) -> Played:
+    """Return what the outcome of a session tells of it, without its tables, which take long to read."""
+    frame = float(outcome.get("frame") or 0)
+    return Played(
+        run,
+        int(outcome.get("index") or 0),
+        outcome.get("seed"),
+        str(outcome.get("status")),
+        stopped=bool(outcome.get("stop")),
+        has_return=outcome.get("final_return") is not None,
+        rows_to=frame,
+        frame=frame,
+    )
 
 
 def _relative(path: Path, root: Path) -> str:

@@ -27,6 +27,9 @@ from labrl.storage.lock import FolderLock
 from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder, SessionFolder
 
+EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
+"""Columns of the table of recorded episodes, after the name of each."""
+
 DEEPEST = 4
 """Levels below a folder at which runs are searched."""
 
@@ -308,23 +311,12 @@ def _recorded(folder: SessionFolder) -> pl.DataFrame:
     rows = []
     for name in recorded_names(folder.episodes):
         try:
-            episode = read_episode(folder.episodes / f"{name}.npz")
+            facts = read_episode(folder.episodes / f"{name}.npz").plain()
         except LabrlError as error:
             _log.warning("%s", error)
             continue
-        rows.append(
-            {
-                "episode": name,
-                "frame": episode.frame,
-                "return": episode.episode_return,
-                "length": episode.length,
-                "truncated": episode.truncated,
-                "source": episode.source,
-                "environment": episode.environment,
-                "number": episode.number,
-                "seed": episode.seed,
-            }
-        )
+        facts["return"] = facts["episode_return"]
+        rows.append({"episode": name, **{column: facts[column] for column in EPISODE}})
     return pl.DataFrame(rows)
 
 

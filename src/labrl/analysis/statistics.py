@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -156,8 +156,8 @@ def group_statistics(
     env = runs[0].config.get("env", {})
     baseline, human = random_baseline(env), human_range(env)
     wanted = Threshold(threshold, "given") if threshold is not None else threshold_of(env)
-    reasons = list(_reasons_to_leave_out(runs))
     sessions = [(run, session) for run in runs for session in run.sessions]
+    reasons = list(reasons_to_leave_out([_played(run, session) for run, session in sessions]))
     entries = [
         {"run": run.name, **session_statistics(session, baseline, human, wanted), "counted": reason is None}
         for (run, session), reason in zip(sessions, reasons, strict=True)
@@ -198,36 +198,66 @@ def scores_of(runs: Sequence[Run]) -> str:
     return "both" if len(rigorous) > 1 else "evaluation" if rigorous == {True} else "training"
 
 
-def _reasons_to_leave_out(runs: Sequence[Run]) -> Iterator[str | None]:
-    """Return, for each session of `runs`, why it is not part of the sample; None where it is.
+def _played(run: Run, session: SessionRun) -> Played:
+    """Return what the tables of a session tell of it."""
+    return Played(
+        run,
+        session.index,
+        session.seed,
+        session.status,
+        stopped=bool(session.result.get("stop")),
+        has_return=len(session.scores["frame"]) > 0,
+        rows_to=session.last("frame") or 0.0,
+        frame=session.furthest("frame"),
+    )
+
+
+class Played(NamedTuple):
+    """What decides whether a session is part of a sample, as its tables or its outcome tell it."""
+
+    run: Run
+    index: int
+    seed: int | None
+    status: str
+    stopped: bool
+    """Whether its evaluations ended it early."""
+    has_return: bool
+    rows_to: float
+    """Frame of its last row."""
+    frame: float
+    """Frame that it reached, which may be beyond its last row."""
+
+
+def reasons_to_leave_out(sessions: Sequence[Played]) -> Iterator[str | None]:
+    """Return, for each session of a group, why it is not part of the sample; None where it is.
 
     A session that played the whole of its own budget, or that its evaluations ended early, is part of it,
     however far the others came.
     """
-    furthest = max((session.last("frame") or 0.0 for run in runs for session in run.sessions), default=0.0)
+    furthest = max((one.rows_to for one in sessions), default=0.0)
     seen: dict[tuple[str, int], str] = {}
-    confirmed_in = {run.path.parent for run in runs if run.path.name.startswith(CONFIRMING)}
-    for run in runs:
-        chosen = run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING)
-        goal = min(furthest, run.max_frame or furthest)
-        for session in run.sessions:
-            reached, came = session.last("frame") or 0.0, session.furthest("frame")
-            twin = (run.group_key, session.seed) if session.seed is not None else None
-            if not len(session.scores["frame"]):
-                yield "no episode has ended"
-            elif chosen:
-                yield "the search chose it for its return; the fresh seeds of its confirmation count"
-            elif reached < FAR_ENOUGH * goal and not session.result.get("stop"):
-                state = "is still at" if session.status == "running" else "ended at"
-                if came >= FAR_ENOUGH * goal:
-                    state, came = "has rows up to", reached
-                yield f"{state} frame {came:,.0f} of {goal:,.0f} ({session.status})"
-            elif twin is not None and twin in seen:
-                yield f"the same seed and configuration as {seen[twin]}"
-            else:
-                if twin is not None:
-                    seen[twin] = f"session {session.index} of {run.name}"
-                yield None
+    confirmed_in = {one.run.path.parent for one in sessions if one.run.path.name.startswith(CONFIRMING)}
+    for one in sessions:
+        path, frame = one.run.path, one.frame
+        goal = min(furthest, one.run.max_frame or furthest)
+        twin = (one.run.group_key, one.seed) if one.seed is not None else None
+        if not one.has_return:
+            yield "no episode has ended"
+        elif path.parent in confirmed_in and not path.name.startswith(CONFIRMING):
+            yield "the search chose it for its return; the fresh seeds of its confirmation count"
+        elif one.rows_to < FAR_ENOUGH * goal and not one.stopped:
+            state = "is still at" if one.status == "running" else "ended at"
+            if frame >= FAR_ENOUGH * goal:
+                state, frame = "has rows up to", one.rows_to
+            yield f"{state} frame {frame:,.0f} of {goal:,.0f} ({one.status})"
+        elif one.status == "failed":
+            yield f"failed at frame {frame:,.0f}"
+        elif twin is not None and twin in seen:
+            yield f"the same seed and configuration as {seen[twin]}"
+        else:
+            if twin is not None:
+                seen[twin] = f"session {one.index} of {one.run.name}"
+            yield None
 
 
 def _over_sessions(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

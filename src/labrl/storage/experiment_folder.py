@@ -85,7 +85,7 @@ class TrialRecord:
         return cls(**{name: content[name] for name in names}, facts=facts)
 
 
-class ExperimentFolder(Folder):
+class ExperimentFolder(Folder[ExperimentStatus]):
     """The folder of one experiment.
 
     `experiment.json` marks it: `kind`, `status` (running is also what a killed one leaves behind), `command`
@@ -107,15 +107,6 @@ class ExperimentFolder(Folder):
     ) -> Self:
         """Claim `path` for a new experiment; facts and errors as in `create`."""
         return cls.create(path, kind=kind, **facts, trials=[trial.as_json() for trial in trials])
-
-    @property
-    def status(self) -> ExperimentStatus:
-        """Status of the experiment."""
-        return self.info()["status"]
-
-    def set_status(self, status: ExperimentStatus, **facts: Any) -> None:
-        """Record how the experiment stands, and further plain `facts`."""
-        self.update(status=status, **facts)
 
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in order of their number. Raises DamagedFileError where the file is damaged."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from labrl.errors import DamagedFileError, InputError
 from labrl.storage.atomic import write_json
@@ -19,7 +19,10 @@ REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
 """Files of a report in the folder of a run or an experiment."""
 
 
-class Folder:
+Status = TypeVar("Status", bound=str)
+
+
+class Folder(Generic[Status]):
     """The folder of one run or experiment; made by `create` or `open`.
 
     Its marker holds `format_version`, `status`, the times `created` and `updated`, and facts of its kind. It
@@ -103,6 +106,15 @@ class Folder:
         """Replace facts in the marker; the others stay."""
         with self.writing:
             write_json(self.marker, {**self.info(), "updated": now(), **changed})
+
+    @property
+    def status(self) -> Status:
+        """How the run or experiment stands."""
+        return self.info()["status"]
+
+    def set_status(self, status: Status, **facts: Any) -> None:
+        """Record how it stands, and further plain `facts`."""
+        self.update(status=status, **facts)
 
     def lock(self) -> AbstractContextManager[Any]:
         """Return a context manager that keeps other processes out while it is entered."""

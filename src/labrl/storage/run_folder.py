@@ -90,7 +90,7 @@ class SessionFolder:
         return FolderLock(self.path, part_of=self.path.parent)
 
 
-class RunFolder(Folder):
+class RunFolder(Folder[RunStatus]):
     """The folder of one trial.
 
     `run.json` marks it: `status` (running, which a killed run leaves behind too, finished, pruned, failed,
@@ -130,15 +130,6 @@ class RunFolder(Folder):
         run = cls(Path(os.path.abspath(path)))
         run.check_version(run.rebuilt_info() if rebuilt else run.info())
         return run
-
-    @property
-    def status(self) -> RunStatus:
-        """Status of the run."""
-        return self.info()["status"]
-
-    def set_status(self, status: RunStatus, **facts: Any) -> None:
-        """Record how the run stands, and further plain `facts`."""
-        self.update(status=status, **facts)
 
     @property
     def unrecorded(self) -> bool:
