@@ -55,7 +55,11 @@ class Columns:
 
     def __getitem__(self, rows: slice) -> Self:
         """Return some rows of all columns; a column that is None stays None."""
-        return type(self)(*(None if column is None else column[rows] for column in vars(self).values()))
+        columns = dict(vars(self))
+        for name, column in columns.items():
+            if column is not None:
+                columns[name] = column[rows]
+        return type(self)(**columns)
 
 
 Batch = TypeVar("Batch", bound=Minibatch)
