@@ -216,7 +216,8 @@ class Played(NamedTuple):
     """What decides whether a session is part of a sample, as its tables or its outcome tell it."""
 
     run: Run
-    index: int
+    number: int
+    """Number of the session in its trial."""
     seed: int | None
     status: str
     stopped: bool
@@ -256,7 +257,7 @@ def reasons_to_leave_out(sessions: Sequence[Played]) -> Iterator[str | None]:
             yield f"the same seed and configuration as {seen[twin]}"
         else:
             if twin is not None:
-                seen[twin] = f"session {one.index} of {one.run.name}"
+                seen[twin] = f"session {one.number} of {one.run.name}"
             yield None
 
 
