@@ -203,38 +203,45 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
 
     Raises InputError with a mistake for every wrong key.
     """
-    check_values(cfg)  # before PyTorch is loaded
-    return _typed(cfg)
+    plain = to_plain(cfg)
+    _checks_outlined(cfg, plain)  # before PyTorch is loaded
+    return _typed(cfg, plain)
 
 
 def check_values(cfg: DictConfig | Mapping[str, Any]) -> None:
     """Raise InputError as `resolve` does, without loading PyTorch unless a component of the user's does."""
+    plain = to_plain(cfg)
+    if not _checks_outlined(cfg, plain):
+        _typed(cfg, plain)
+
+
+def _checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    """Check `cfg` as `_typed` does without loading PyTorch. Return False where that cannot be done."""
     from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)
 
-    targets = [str(value) for key, value in walk(to_plain(cfg)) if key.endswith("_target_")]
-    if "torch" not in sys.modules and all(target.startswith("labrl.") for target in targets):
-        try:
-            with outlined():
-                _typed(cfg)
-            return
-        except LabrlError:
-            raise
-        except Exception:  # it computes with a stand-in
-            pass
-    _typed(cfg)
+    targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
+    if "torch" in sys.modules or not all(target.startswith("labrl.") for target in targets):
+        return False
+    try:
+        with outlined():
+            _typed(cfg, plain)
+    except LabrlError:
+        raise
+    except Exception:  # it computes with a stand-in
+        return False
+    return True
 
 
-def _typed(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
-    """The configuration as typed dataclasses; see `resolve`."""
+def _typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> TrialConfig:
+    """Return the configuration as typed dataclasses; see `resolve`. plain: `cfg` resolved."""
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import dataclass_of
 
     try:
-        config = dataclass_of(TrialConfig, to_plain(cfg))
+        config = dataclass_of(TrialConfig, plain)
     except InputError as error:
         # a value that only refers to a wrong one is not reported beside it
-        plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
-        composed = dict(walk(plain))
+        composed = dict(walk(OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else cfg))
         echoes = {f"${{{mistake.key}}}" for mistake in error.mistakes}
         found = [one for one in error.mistakes if str(composed.get(one.key or "")) not in echoes]
         raise InputError.of(found) from None
