@@ -7,8 +7,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
 from labrl.errors import InputError, LabrlError, Mistake
+from labrl.targets import outlined
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -131,11 +130,8 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    from labrl.config.presets import rule
-
     cfg = compose(overrides, config_dir, with_hydra=True)
     final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
-    chosen = str(cfg.hydra.runtime.choices.get("agent/optimizer"))
     lines = []
     with hydra_initialized(config_dir):
         loader = GlobalHydra.instance().config_loader()
@@ -147,12 +143,9 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
                 continue
             lines.append(f"{file.path.removeprefix('file://')}/{path}.yaml")
             values = _values(OmegaConf.to_container(file.config, resolve=False))
-            rows = [(key, value, final.get(key)) for key, value in values.items()]
-            if own := rule()["optimizers"].get(path.removeprefix("preset/")):
-                rows.append(("agent/optimizer", own, own if chosen.startswith("auto:") else chosen))
-            width = max((len(key) for key, _, _ in rows), default=0)
-            for key, value, now in rows:
-                replaced = "" if now == value else f"  (replaced by {written(now)})"
+            width = max(map(len, values), default=0)
+            for key, value in values.items():
+                replaced = "" if final.get(key) == value else f"  (replaced by {written(final.get(key))})"
                 lines.append(f"  {key:{width}}  {written(value)}{replaced}")
     return "\n".join(lines or ["No preset file applies."])
 
@@ -174,8 +167,10 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(cfg, DictConfig):
         return dict(cfg)
-    composed = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
-    missing = {key: "" for key, value in composed.items() if value == "???" and not key.startswith("hydra.")}
+    # Hydra's own node is resolved by Hydra alone: parts of it have a value in a job only.
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    composed = dict(walk(OmegaConf.to_container(own, resolve=False)))
+    missing = {key: "" for key, value in composed.items() if value == "???"}
     for key in ("env", "agent"):  # a file of the user's own
         if isinstance(composed.get(key), dict) and f"{key}._target_" not in composed:
             missing[f"{key}._target_"] = ", or build on one of labrl's files (defaults: [gymnasium, _self_])"
@@ -184,18 +179,12 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
             Mistake("missing", key, f"{key} must be given: set {key}=<value>{other}")
             for key, other in missing.items()
         )
-    plain = {}
-    for name in cfg:
-        if name == "hydra":  # is resolved by Hydra alone: parts of it have a value in a job only
-            continue
-        try:
-            node = cfg[name]
-            plain[str(name)] = (
-                OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-            )
-        except OmegaConfBaseException as error:
-            raise _unresolved(error) from error
-    return plain
+    try:
+        plain = OmegaConf.to_container(own, resolve=True)
+    except OmegaConfBaseException as error:
+        raise _unresolved(error) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def _unresolved(error: OmegaConfBaseException) -> InputError:
@@ -214,39 +203,45 @@ def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
 
     Raises InputError with a mistake for every wrong key.
     """
-    if "torch" not in sys.modules:  # what is wrong is said before it is loaded
-        check_values(cfg)
-    return _typed(cfg)
+    plain = to_plain(cfg)
+    _checks_outlined(cfg, plain)  # before PyTorch is loaded
+    return _typed(cfg, plain)
 
 
 def check_values(cfg: DictConfig | Mapping[str, Any]) -> None:
     """Raise InputError as `resolve` does, without loading PyTorch unless a component of the user's does."""
+    plain = to_plain(cfg)
+    if not _checks_outlined(cfg, plain):
+        _typed(cfg, plain)
+
+
+def _checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    """Check `cfg` as `_typed` does without loading PyTorch. Return False where that cannot be done."""
     from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)
 
-    targets = [str(value) for key, value in walk(to_plain(cfg)) if key.endswith("_target_")]
-    if "torch" not in sys.modules and all(target.startswith("labrl.") for target in targets):
-        try:
-            with outlined():
-                _typed(cfg)
-            return
-        except LabrlError:
-            raise
-        except Exception:  # it computes with a stand-in
-            pass
-    _typed(cfg)
+    targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
+    if "torch" in sys.modules or not all(target.startswith("labrl.") for target in targets):
+        return False
+    try:
+        with outlined():
+            _typed(cfg, plain)
+    except LabrlError:
+        raise
+    except Exception:  # it computes with a stand-in
+        return False
+    return True
 
 
-def _typed(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
-    """The configuration as typed dataclasses; see `resolve`."""
+def _typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> TrialConfig:
+    """Return the configuration as typed dataclasses; see `resolve`. plain: `cfg` resolved."""
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import dataclass_of
 
     try:
-        config = dataclass_of(TrialConfig, to_plain(cfg))
+        config = dataclass_of(TrialConfig, plain)
     except InputError as error:
         # a value that only refers to a wrong one is not reported beside it
-        plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
-        composed = dict(walk(plain))
+        composed = dict(walk(OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else cfg))
         echoes = {f"${{{mistake.key}}}" for mistake in error.mistakes}
         found = [one for one in error.mistakes if str(composed.get(one.key or "")) not in echoes]
         raise InputError.of(found) from None
@@ -259,70 +254,3 @@ def _typed(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
         )
     config.agent.check("check_config", config.env.config)
     return config
-
-
-# --- checking values before PyTorch is loaded, which takes seconds ---
-
-LIBRARIES = ("ale_py", "gymnasium", "numpy", "torch")
-"""Libraries that are slow to import."""
-
-
-@contextmanager
-def outlined() -> Iterator[None]:
-    """Let imports give stand-ins for `LIBRARIES`, and forget labrl's modules that have one afterwards.
-
-    A component's `Config` stands beside the class that it configures, in a module that imports them. That is
-    enough to read its dataclasses and to call its `check_config`.
-    """
-    before = dict(sys.modules)
-    sys.meta_path.insert(0, _StandIn)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(_StandIn)
-        for name in sys.modules.keys() - before:
-            if name.partition(".")[0] in ("labrl", *LIBRARIES):
-                del sys.modules[name]
-                parent, _, own = name.rpartition(".")
-                if parent in before:
-                    vars(before[parent]).pop(own, None)
-
-
-class _StandIn(ModuleType):
-    """A library that is not loaded, and whatever it holds. As a base class it is none.
-
-    The class itself is the finder and the loader of such modules. Computing with one, or asking for its
-    signature, raises TypeError.
-    """
-
-    __signature__ = ()
-
-    @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name.partition(".")[0] not in LIBRARIES:
-            return None
-        return ModuleSpec(name, cls, is_package=True)  # type: ignore[arg-type]
-
-    @classmethod
-    def create_module(cls, spec: ModuleSpec) -> ModuleType:
-        return cls(spec.name)
-
-    @classmethod
-    def exec_module(cls, module: ModuleType) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> _StandIn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def _itself(self, *arguments: Any, **named: Any) -> _StandIn:
-        return self
-
-    __call__ = __getitem__ = __or__ = _itself
-
-    def __float__(self) -> float:
-        return float("nan")
-
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return ()
