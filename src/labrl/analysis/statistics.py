@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -212,7 +213,8 @@ def _played(run: Run, session: SessionRun) -> Played:
     )
 
 
-class Played(NamedTuple):
+@dataclass(frozen=True)
+class Played:
     """What decides whether a session is part of a sample, as its tables or its outcome tell it."""
 
     run: Run
