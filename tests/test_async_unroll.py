@@ -114,7 +114,7 @@ def test_all_that_was_played_is_learned_from_at_the_exact_pace(words: list[str],
     assert session.clock.frame == 240
     first = max(60, 8 + 2 * session.config.agent.config.n_step)
     assert session.clock.opt_step == (240 - first) // 4
-    memory = session.agent._experience.memory  # type: ignore[attr-defined]
+    memory = session.agent.experience.memory  # type: ignore[attr-defined]
     steps = received(session)
     assert len(steps) == 120
     stored = memory.rows
@@ -174,7 +174,7 @@ def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(words: list[str
     assert not first.reward.any()
     np.testing.assert_array_equal(first.next_observation, saved.state["env"]["observation"])
     assert first.void
-    assert len(session.agent._experience.memory) > 220  # type: ignore[attr-defined]
+    assert len(session.agent.experience.memory) > 220  # type: ignore[attr-defined]
     assert [row["frame"] for row in rows(run.session(0).train_csv)] == ["60", "120", "180", "240"]
 
 

@@ -121,7 +121,7 @@ class DQN(Agent):
         self._derived = derived_values(self._value)
         self._target: TargetNetwork[Any] = config.target.build(learner=self._policy.learner)
         self._recurrent = self._policy.network.state_size > 0
-        self._experience = Experience(
+        self.experience = Experience(
             config,
             spaces,
             clock,
@@ -130,7 +130,7 @@ class DQN(Agent):
             num_masked=self._policy.num_actions if spaces.masked else 0,
             state_size=self._policy.network.state_size,
         )
-        self.pauses = self._experience.pauses
+        self.pauses = self.experience.pauses
         self._state = np.zeros((spaces.num_envs, self._policy.network.state_size), np.float32)
         self._evaluation_state = self._state
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
@@ -169,22 +169,22 @@ class DQN(Agent):
             policy.network.layout(observation.array),
             observation.mask,
             self._before,
-            at_random=self._experience.acts_at_random,
+            at_random=self.experience.acts_at_random,
         )
         return policy.to_env(self._action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions, and forget the episodes that are over."""
         seen = self._observation
-        self._experience.memory.add(seen.array, self._action, step, seen.mask, self._before)
+        self.experience.memory.add(seen.array, self._action, step, seen.mask, self._before)
         if self._recurrent:  # a lost life ends no episode: what was seen before it is still of use
             self._state = forgotten(self._state, step.episode_over, self._state.shape[1])
 
     def learn(self) -> int:
         """Make the updates that are due after this vector step. Returns how many."""
         before = self._clock.frame  # the clock ticks afterwards
-        self._target.frames_passed(before, before + self._experience.frames_per_step)
-        count = self._experience.due()
+        self._target.frames_passed(before, before + self.experience.frames_per_step)
+        count = self.experience.due()
         for _ in range(count):
             self._update()
         return count
@@ -192,7 +192,7 @@ class DQN(Agent):
     def _update(self) -> None:
         """Make one step of the optimizer on one minibatch. Raises NonFiniteError."""
         learner, frame = self._policy.learner, self._clock.frame
-        sample: Any = self._experience.sample()
+        sample: Any = self.experience.sample()
         # Online network, target network and, for single transitions, the choice of the next action: each has
         # noise of its own.
         if self._recurrent:
@@ -206,15 +206,15 @@ class DQN(Agent):
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
             raise NonFiniteError("grad_norm" if finite_loss else "loss", frame)
-        if self._experience.updates:
+        if self.experience.updates:
             self._average.lerp_(self._rows, self.AVERAGING)
             self._average_norm += self.AVERAGING * (norm - self._average_norm)
         else:
             self._average.copy_(self._rows)
             self._average_norm = norm
-        self._experience.updates += 1
+        self.experience.updates += 1
         error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
-        self._experience.update_priorities(sample.index, error)
+        self.experience.update_priorities(sample.index, error)
         self._target.updated()
 
     def loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
@@ -311,8 +311,8 @@ class DQN(Agent):
             "q_max": float(self._rows[-1].max()),
             "grad_norm": self._average_norm,
             **self._policy.coefficients(),
-            "updates": self._experience.updates,
-            "memory_size": len(self._experience.memory),
+            "updates": self.experience.updates,
+            "memory_size": len(self.experience.memory),
             "target_distance": self._target.distance,
             "weight_norm": self._policy.learner.weight_norm,
         }
@@ -334,7 +334,7 @@ class DQN(Agent):
         return {
             **self._policy.learner.state_dict(),
             "target": self._target.network.state_dict(),
-            "experience": self._experience.state_dict(),
+            "experience": self.experience.state_dict(),
             "state": self._state,
             "rows": self._rows,
             "average": self._average,
@@ -345,7 +345,7 @@ class DQN(Agent):
         """Continue from a saved state."""
         self._policy.learner.load_state_dict(state)
         self._target.network.load_state_dict(state["target"])
-        self._experience.load_state_dict(state["experience"])
+        self.experience.load_state_dict(state["experience"])
         self._state = state["state"]
         for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):
             # Only their means are reported, which stay right if +force has changed the batch size.
@@ -355,4 +355,4 @@ class DQN(Agent):
     def close(self) -> None:
         """End the worker threads and close the memory."""
         self._policy.learner.close()
-        self._experience.close()
+        self.experience.close()
