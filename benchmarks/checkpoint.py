@@ -122,12 +122,12 @@ def _timed(config: TrialConfig, folder: SessionFolder, capacity: int, with_memor
 def _fill(session: Session, capacity: int) -> None:
     """Let the memory be full of made-up episodes, the last of which ends where the session begins."""
     agent: Any = session.agent
-    observation = fill(agent._experience.memory.add, capacity, seed=0)[1]
+    observation = fill(agent.experience.memory.add, capacity, seed=0)[1]
     first = session.transforms.collected(session.env.reset())
     session._observation = Observation(first)
     over, no = np.ones(NUM_ENVS, np.bool_), np.zeros(NUM_ENVS, np.bool_)
     step = Step(first, observation, np.zeros(NUM_ENVS, np.float32), over, no, over)
-    agent._experience.memory.add(observation, np.zeros(NUM_ENVS, np.int64), step)
+    agent.experience.memory.add(observation, np.zeros(NUM_ENVS, np.int64), step)
 
 
 if __name__ == "__main__":
