@@ -1,4 +1,4 @@
-"""What tests remember of compositions changes none of them."""
+"""Compositions that tests remember are those of a fresh process."""
 
 from __future__ import annotations
 

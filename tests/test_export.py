@@ -42,7 +42,7 @@ RUNS = {
 """Every kind of head, network, observation and transform."""
 
 REPEATED = {"c51", "discrete", "pqn", "tqc"}
-"""What each of these is made of, others of RUNS have too."""
+"""Runs whose parts are all parts of other RUNS too."""
 
 
 @pytest.fixture(scope="module")

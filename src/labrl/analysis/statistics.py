@@ -215,7 +215,7 @@ def _played(run: Run, session: SessionRun) -> Played:
 
 @dataclass(frozen=True)
 class Played:
-    """What decides whether a session is part of a sample, as its tables or its outcome tell it."""
+    """Facts of a session, from its tables or its outcome, that decide whether it is part of a sample."""
 
     run: Run
     number: int

@@ -198,12 +198,13 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
     return InputError(message, code="missing" if lost else "type", key=key)
 
 
-def resolve(cfg: DictConfig | Mapping[str, Any]) -> TrialConfig:
+def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:
     """Return `cfg` as typed dataclasses, everything checked that needs no environment.
 
-    Raises InputError with a mistake for every wrong key.
+    plain: what `to_plain` returns for it, where that is known. Raises InputError with a mistake for every
+    wrong key.
     """
-    plain = to_plain(cfg)
+    plain = to_plain(cfg) if plain is None else plain
     _checks_outlined(cfg, plain)  # before PyTorch is loaded
     return _typed(cfg, plain)
 

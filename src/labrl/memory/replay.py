@@ -33,7 +33,7 @@ LONGEST_BLOCK = 32
 _OUTCOME = operator.attrgetter(
     "reward", "terminated", "episode_over", "next_observation", "observation", "next_mask"
 )
-"""What is stored of a `Step`."""
+"""Fields of a `Step` that are stored."""
 
 _WAY_OUT = "Resume from a newer checkpoint, or start a new run."
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Composed:
-    """What a trial is to run with."""
+    """A checked configuration in three forms, and the folder and the command of its trial."""
 
     cfg: DictConfig
     """The configuration with its references to other keys."""
     plain: dict[str, Any]
-    """The same resolved, as it is saved and handed to processes."""
+    """The configuration with all references resolved, as it is saved and handed to processes."""
     config: TrialConfig
-    """The same as typed dataclasses."""
+    """The configuration as typed dataclasses."""
     folder: str
     """The run folder of a new run."""
     command: Command
@@ -35,7 +35,7 @@ class Composed:
     def of(cls, cfg: DictConfig, folder: str, command: Command) -> Composed:
         """Resolve and check a configuration. Raises InputError."""
         plain = to_plain(cfg)
-        return cls(cfg, plain, resolve(cfg), folder, command)
+        return cls(cfg, plain, resolve(cfg, plain), folder, command)
 
     def run(self, again: Again | None = None) -> TrialResult:
         """Run a new trial, or take up the run `again`."""
