@@ -60,7 +60,31 @@ are a quarter as long and are not compared with them.""",
     },
 )
 
-CHAPTERS = (ATARI, MUJOCO)
+PAIRS = Chapter(
+    name="pairs",
+    title="PQN and TQC",
+    text="""With each agent's preset: PQN in three sessions over the budget of DQN, whose scores stand above,
+and TQC beside SAC at equal frames: `make results ARGS=lunar_lander_pqn`. *Return* is the mean over the
+last 100 training episodes.""",
+    words={
+        name: [
+            f"agent={name.rpartition('_')[2]}",
+            f"env={env}",
+            f"env.max_frame={frames}",
+            f"meta.max_session={n}",
+        ]
+        for name, env, frames, n in (
+            ("cartpole_pqn", "cartpole", "1e5", 3),
+            ("lunar_lander_pqn", "lunar_lander", "3e5", 3),
+            ("pendulum_10k_sac", "pendulum", "1e4", 2),
+            ("pendulum_10k_tqc", "pendulum", "1e4", 2),
+            ("bipedal_walker_sac", "bipedal_walker", "1e5", 1),
+            ("bipedal_walker_tqc", "bipedal_walker", "1e5", 1),
+        )
+    },
+)
+
+CHAPTERS = (ATARI, MUJOCO, PAIRS)
 
 WORDS = {name: words for chapter in CHAPTERS for name, words in chapter.words.items()}
 """Overrides that train each run, by name."""
