@@ -57,8 +57,8 @@ def run(repeats: int, quick: bool) -> Report:
     """Frames per second with and without, taking turns."""
     periods = 2 if quick else PERIODS
     measures: dict[str, Callable[[int], Measured]] = {
-        name: partial(_measured, agent=agent, words=words, periods=periods)
-        for name, (agent, words) in VARIANTS.items()
+        name: partial(_measured, agent=agent, overrides=overrides, periods=periods)
+        for name, (agent, overrides) in VARIANTS.items()
     }
     results = take_turns(measures, repeats, "Beside training")
     fps = {name: [m["fps"] for m in measured] for name, measured in results.items()}
@@ -70,16 +70,16 @@ def run(repeats: int, quick: bool) -> Report:
     )
 
 
-def _measured(round_: int, agent: str, words: list[str], periods: int) -> Measured:
-    return alone("benchmarks.asynchronous", agent=agent, words=words, periods=periods, seed=round_)
+def _measured(round_: int, agent: str, overrides: list[str], periods: int) -> Measured:
+    return alone("benchmarks.asynchronous", agent=agent, overrides=overrides, periods=periods, seed=round_)
 
 
-def measure(agent: str, words: list[str], periods: int, seed: int) -> Measured:
+def measure(agent: str, overrides: list[str], periods: int, seed: int) -> Measured:
     """Frames per second after the first period."""
     frequencies = [f"meta.log_frequency={PERIOD}", f"meta.eval_frequency={PERIOD}"]
     budget = [f"env.max_frame={periods * PERIOD}", f"seed={seed}", "meta.device=cpu"]
     budget += ["meta.report=false", "meta.videos=false"]
-    _, rows = train([*ENV, *AGENTS[agent], *frequencies, *budget, *words])
+    _, rows = train([*ENV, *AGENTS[agent], *frequencies, *budget, *overrides])
     first, last = rows[0], rows[-1]
     return {"fps": (last["frame"] - first["frame"]) / (last["wall"] - first["wall"])}
 

@@ -32,7 +32,7 @@ from labrl.trial.worker import restored_session
 SAVES = 7
 """Checkpoints that are timed, after a first one."""
 
-WORDS = {
+OVERRIDES = {
     # Frequent, so that the rollout is caught at every stage; how well it learns does not matter.
     "ppo": ["agent=ppo", "agent.epochs=1", "agent.batch_size=512", "meta.log_frequency=448"],
     # Nothing is learned: sampling writes nothing.
@@ -46,7 +46,7 @@ def run(repeats: int, quick: bool) -> Report:
     capacity = WHOLE // 500 if quick else WHOLE
     spec: dict[str, Any] = {"capacity": capacity, "frequency": 64 if quick else 10_000}
     measures: dict[str, Callable[[int], Measured]] = {
-        name: partial(_measured, agent=name, **spec) for name in WORDS
+        name: partial(_measured, agent=name, **spec) for name in OVERRIDES
     }
     results = take_turns(measures, repeats, "Checkpoint")
     rows = []
@@ -86,12 +86,12 @@ def measure(agent: str, capacity: int, frequency: int, seed: int) -> Measured:
     """Seconds of the saves and of a resume, bytes of a checkpoint."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    words = [*WORDS[agent], "env=pong", f"seed={seed}", "env.max_frame=1e7", "meta.device=cpu"]
-    words += ["meta.progress=false", "meta.tensorboard=false", "wandb=disabled"]
+    overrides = [*OVERRIDES[agent], "env=pong", f"seed={seed}", "env.max_frame=1e7", "meta.device=cpu"]
+    overrides += ["meta.progress=false", "meta.tensorboard=false", "wandb=disabled"]
     if agent == "dqn":
-        words += [f"agent.memory.capacity={capacity}", f"meta.log_frequency={frequency}"]
-        words += [f"env.num_envs={NUM_ENVS}"]
-    config = resolve(compose(words))
+        overrides += [f"agent.memory.capacity={capacity}", f"meta.log_frequency={frequency}"]
+        overrides += [f"env.num_envs={NUM_ENVS}"]
+    config = resolve(compose(overrides))
     folder = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
     try:
         return _timed(config, RunFolder.create(folder / "run").session(0), capacity, agent == "dqn")

@@ -44,5 +44,5 @@ def run(repeats: int, quick: bool) -> Report:
 def _measured(
     problem: str, part: str, precision: str, compiled: bool, seconds: float, round_: int
 ) -> Measured:
-    words = {"problem": problem, "part": part, "precision": precision, "compiled": compiled}
-    return alone("benchmarks.ceiling", **words, seconds=seconds, threads=1)
+    overrides = {"problem": problem, "part": part, "precision": precision, "compiled": compiled}
+    return alone("benchmarks.ceiling", **overrides, seconds=seconds, threads=1)

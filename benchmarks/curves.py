@@ -26,7 +26,7 @@ class Chapter:
     title: str
     text: str
     """What was run, and what the columns mean."""
-    words: Mapping[str, list[str]]
+    overrides: Mapping[str, list[str]]
     """Overrides that train each run, by `<environment>_<agent>`."""
 
 
@@ -36,7 +36,7 @@ ATARI = Chapter(
     text="""One session each with `experiment=atari/v5` (sticky actions), for as many frames as there was time
 for, fewer than the budget: `make results ARGS="pong_ppo --minutes 120"`. A frame is one step of the
 agent, four of the emulator. *Return* is the raw score, the mean over the last 100 training episodes.""",
-    words={
+    overrides={
         f"{game}_{agent}": ["experiment=atari/v5", f"agent={agent}", f"env={game}", "meta.max_session=1"]
         for game in ("pong", "breakout")
         for agent in ("ppo", "a2c")
@@ -51,7 +51,7 @@ environments, two networks of 64 x 64 units instead of 256 x 256): `make results
 *Return* is the mean over the last 100 training episodes. SLM Lab publishes, over four million frames and
 four sessions, 950 for InvertedPendulum, -5.0 for Reacher, 282 for Swimmer and 1,654 for Hopper; these runs
 are a quarter as long and are not compared with them.""",
-    words={
+    overrides={
         f"{env}_ppo": [
             *(f"experiment=slm_lab/{env}", "agent=ppo"),
             *("env.max_frame=1e6", "meta.max_session=2"),
@@ -86,7 +86,7 @@ last 100 training episodes.""",
 
 CHAPTERS = (ATARI, MUJOCO, PAIRS)
 
-WORDS = {name: words for chapter in CHAPTERS for name, words in chapter.words.items()}
+OVERRIDES = {name: overrides for chapter in CHAPTERS for name, overrides in chapter.overrides.items()}
 """Overrides that train each run, by name."""
 
 
@@ -104,7 +104,7 @@ def section(chapter: Chapter, runs: Mapping[str, Run], pictures: Path) -> str:
             _draw(name, run, pictures)
     if not rows:
         return ""
-    ordered = [rows[name] for name in chapter.words if name in rows]
+    ordered = [rows[name] for name in chapter.overrides if name in rows]
     record.write(file, ordered)
     lines = [
         "| environment | agent | frames | of a budget of | return | best return | further overrides |",
@@ -129,9 +129,9 @@ def _row(name: str, run: Run) -> dict[str, Any]:
         "return": " ".join(str(round(float(table["return_mean"][-1]), 2)) for table in tables),
         "best": " ".join(str(round(float(np.nanmax(table["return_mean"])), 2)) for table in tables),
         "set": " ".join(
-            shlex.quote(word)
-            for word in run.provenance.get("overrides", ())
-            if word.startswith(("agent.", "env.")) and word not in WORDS[name]
+            shlex.quote(override)
+            for override in run.provenance.get("overrides", ())
+            if override.startswith(("agent.", "env.")) and override not in OVERRIDES[name]
         ),
     }
 
@@ -141,8 +141,8 @@ def _numbers(returns: str) -> str:
     return ", ".join(f"{float(each):,.1f}" for each in returns.split())
 
 
-def _as_code(words: str) -> str:
-    return f"`{words}`" if words else ""
+def _as_code(overrides: str) -> str:
+    return f"`{overrides}`" if overrides else ""
 
 
 def _draw(name: str, run: Run, pictures: Path) -> None:

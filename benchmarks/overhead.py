@@ -42,12 +42,12 @@ def run(repeats: int, quick: bool) -> Report:
 def measure(quiet: bool, frames: int, seed: int) -> Measured:
     """Seconds of the whole training loop. quiet: nothing is due before the end."""
     note = Path(tempfile.mkdtemp(prefix="labrl-bench-")) / "probe.json"
-    words = ["meta=fast_atari", "env=pong", f"env.max_frame={frames}", f"seed={seed}", "meta.device=cpu"]
-    words += ["+callbacks.probe._target_=benchmarks.probe.Probe", f"+callbacks.probe.path={note}"]
+    overrides = ["meta=fast_atari", "env=pong", f"env.max_frame={frames}", f"seed={seed}", "meta.device=cpu"]
+    overrides += ["+callbacks.probe._target_=benchmarks.probe.Probe", f"+callbacks.probe.path={note}"]
     if quiet:
-        words += [f"meta.log_frequency={frames}", f"meta.eval_frequency={frames}"]
-        words += ["meta.tensorboard=false", "meta.progress=false"]
-    train(words)
+        overrides += [f"meta.log_frequency={frames}", f"meta.eval_frequency={frames}"]
+        overrides += ["meta.tensorboard=false", "meta.progress=false"]
+    train(overrides)
     noted = json.loads(note.read_text())
     return {"wall": noted["wall"], "callbacks": noted["phases"]["callbacks"]}
 

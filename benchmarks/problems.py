@@ -47,7 +47,7 @@ class Problem(ABC):
         return 0.0
 
     def overrides(self) -> list[str]:
-        """The same as words of labrl's command line; `preset=none` keeps labrl's own tuning out."""
+        """The same as overrides of labrl's command line; `preset=none` keeps labrl's own tuning out."""
         return [
             f"agent={self.agent}",
             f"env={self.env}",
@@ -113,7 +113,7 @@ class A2CProblem(Problem):
     def overrides(self) -> list[str]:
         """The options of A2C; its batch follows from the horizon."""
         return [
-            *(word for word in super().overrides() if not word.startswith("agent.batch_size=")),
+            *(override for override in super().overrides() if not override.startswith("agent.batch_size=")),
             f"agent.horizon={self.horizon}",
             f"agent.entropy_coef={self.entropy_coef}",
             f"agent.value_coef={self.value_coef}",

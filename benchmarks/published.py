@@ -25,7 +25,7 @@ ENVS = {
 """The environment and the recipe, `experiment=slm_lab/<name>`, of each published id."""
 
 AGENTS = {"ddqn_per": ("agent=double_dqn", "agent/memory=prioritized")}
-"""The words for agents that labrl calls otherwise."""
+"""The overrides for agents that labrl calls otherwise."""
 
 SESSIONS = 4
 """Over which a published score is the mean."""
@@ -58,7 +58,7 @@ class Cell:
         return f"{self.env}_{self.agent}"
 
     @property
-    def words(self) -> list[str]:
+    def overrides(self) -> list[str]:
         """Overrides that train it."""
         return [f"experiment=slm_lab/{self.env}", *AGENTS.get(self.agent, (f"agent={self.agent}",))]
 

@@ -46,20 +46,20 @@ with other budgets or not tuned.
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what is missing, write the page. Returns the exit code: 1 where a cell could not be trained."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
-    published = {cell.name: cell.words for cell in cells()}
-    known = published | curves.WORDS | studies.words()
+    published = {cell.name: cell.overrides for cell in cells()}
+    known = published | curves.OVERRIDES | studies.overrides()
     names = f"of {', '.join(published)} (all of these without any), {', '.join([*known][len(published) :])}"
     parser.add_argument("cells", nargs="*", metavar="cell", help=names)
     parser.add_argument("--root", type=Path, default=Path("runs/results"), help="where the runs lie")
     parser.add_argument("--minutes", type=float, help="to train for, at most; 0 only writes the page")
-    words = parser.parse_args(argv)
-    unknown = sorted(set(words.cells) - set(known))
+    args = parser.parse_args(argv)
+    unknown = sorted(set(args.cells) - set(known))
     if unknown:
         parser.error(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
-    deadline = None if words.minutes is None else time.monotonic() + 60 * words.minutes
+    deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     failed = []
-    for name in words.cells or published:
-        folder = words.root / name
+    for name in args.cells or published:
+        folder = args.root / name
         if _finished(folder):
             continue
         left = None if deadline is None else deadline - time.monotonic()
@@ -67,25 +67,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
         print(f"{name}: {' '.join(command(known[name], folder))}", flush=True)
         code = _train(command(known[name], folder), left)
-        write_page(words.root)
+        write_page(args.root)
         if code in (INTERRUPTED, TERMINATED):
             break
         if code:
             failed.append(name)
-    print(write_page(words.root))
+    print(write_page(args.root))
     if failed:
         print(f"not trained: {', '.join(failed)}", file=sys.stderr)
     return FAILED if failed else DONE
 
 
-def command(words: Sequence[str], folder: Path) -> list[str]:
-    """The words after `labrl` that begin the run or the search of `words`, or go on with it."""
-    multirun = ["-m"] if "-m" in words else []
+def command(overrides: Sequence[str], folder: Path) -> list[str]:
+    """The overrides after `labrl` that begin the run or the search of `overrides`, or go on with it."""
+    multirun = ["-m"] if "-m" in overrides else []
     if _status(folder) is not None:
         return [*multirun, f"+resume={folder}"]
     if multirun:
-        return [*words, f"hydra.sweep.dir={folder}"]
-    return [*words, "seed=0", f"hydra.run.dir={folder}"]
+        return [*overrides, f"hydra.sweep.dir={folder}"]
+    return [*overrides, "seed=0", f"hydra.run.dir={folder}"]
 
 
 def results(root: Path) -> list[Result]:
@@ -112,7 +112,7 @@ def write_page(root: Path) -> str:
     page = f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}"
     page += _studies(root)
     for chapter in curves.CHAPTERS:
-        page += curves.section(chapter, _with_rows(root, chapter.words), PAGE.with_suffix(""))
+        page += curves.section(chapter, _with_rows(root, chapter.overrides), PAGE.with_suffix(""))
     PAGE.write_text(page)
     return summary(found)
 
@@ -136,9 +136,9 @@ def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:
     }
 
 
-def _train(words: Sequence[str], seconds: float | None) -> int:
+def _train(overrides: Sequence[str], seconds: float | None) -> int:
     """Returns labrl's exit code, 143 where the time ran out."""
-    process = subprocess.Popen([sys.executable, "-m", "labrl", *words])
+    process = subprocess.Popen([sys.executable, "-m", "labrl", *overrides])
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -111,14 +111,14 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     from labrl.storage.experiment_folder import ExperimentFolder
 
     silence()
-    words = [
+    overrides = [
         "agent.lr=tag(log, interval(1e-5, 1e-2))",
         "agent.epochs=range(1, 9)",
         "agent.gamma=choice(0.9, 0.99)",
     ]
     plan = Plan(
         name="scheduling",
-        space=Space.of({}, {}, words),
+        space=Space.of({}, {}, overrides),
         measures=["final_return"],
         directions=["maximize"],
         pruner=NoPruner(kind="none"),
@@ -155,9 +155,9 @@ def _storage(home: Path) -> Iterator[tuple[str, str]]:
         port = free.getsockname()[1]
     options = f"-h 127.0.0.1 -p {port} -k {place}"
 
-    def call(program: str, *words: str | Path) -> None:
+    def call(program: str, *overrides: str | Path) -> None:
         path = places[-1] / program
-        subprocess.run([path, *words], user=user, cwd=place, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([path, *overrides], user=user, cwd=place, check=True, stdout=subprocess.DEVNULL)
 
     try:
         call("initdb", "-D", data, "-A", "trust", "-U", "labrl")

@@ -134,12 +134,12 @@ class UntilSolved(Callback):
 def _labrl(task: Task, seed: int, budget: int) -> Measured:
     folder = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
     note = folder / "solved.json"
-    words = [f"env={task.env}", f"seed={seed}", "meta.device=cpu", "meta.max_session=1", "wandb=disabled"]
-    words += ["+callbacks.solved._target_=benchmarks.solve.UntilSolved", f"+callbacks.solved.path={note}"]
-    words += [f"+callbacks.solved.goal={task.goal}", "meta.report=false", "meta.videos=false"]
+    overrides = [f"env={task.env}", f"seed={seed}", "meta.device=cpu", "meta.max_session=1", "wandb=disabled"]
+    overrides += ["+callbacks.solved._target_=benchmarks.solve.UntilSolved", f"+callbacks.solved.path={note}"]
+    overrides += [f"+callbacks.solved.goal={task.goal}", "meta.report=false", "meta.videos=false"]
     if budget < task.budget:
-        words.append(f"env.max_frame={budget}")
-    labrl.train([*words, f"hydra.run.dir={folder / 'run'}"])
+        overrides.append(f"env.max_frame={budget}")
+    labrl.train([*overrides, f"hydra.run.dir={folder / 'run'}"])
     return json.loads(note.read_text()) if note.exists() else {"frames": math.inf, "seconds": math.inf}
 
 

@@ -46,12 +46,12 @@ def _help() -> Measured:
     return {"first": time.time() - began}
 
 
-def _training(words: list[str]) -> Measured:
+def _training(overrides: list[str]) -> Measured:
     folder = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
     note = folder / "probe.json"
     command = [
         str(LABRL),
-        *words,
+        *overrides,
         "seed=0",
         f"hydra.run.dir={folder / 'run'}",
         "+callbacks.probe._target_=benchmarks.probe.Probe",

@@ -120,18 +120,22 @@ class Study:
     @property
     def frames(self) -> int:
         """Frames of a trial that was not stopped."""
-        given = [float(word.partition("=")[2]) for word in self._words if word.startswith("env.max_frame=")]
+        given = [
+            float(override.partition("=")[2])
+            for override in self._overrides
+            if override.startswith("env.max_frame=")
+        ]
         return int(given[-1]) if given else self.cell.frames
 
     @property
-    def _words(self) -> list[str]:
+    def _overrides(self) -> list[str]:
         """Overrides of the best trial."""
         return shlex.split(self.info["search"]["best"]["command"])[1:]
 
     def is_preset(self) -> bool:
         """Return whether the preset has what was found, but for `ROUNDED`."""
-        searched = [word for word in self._words if not word.startswith("env.max_frame=")]
-        now, found = (to_plain(compose(words)) for words in (self.cell.words, searched))
+        searched = [override for override in self._overrides if not override.startswith("env.max_frame=")]
+        now, found = (to_plain(compose(overrides)) for overrides in (self.cell.overrides, searched))
         return _alike(now | {"meta": None}, found | {"meta": None})
 
 
@@ -140,11 +144,11 @@ def searchable() -> dict[str, Cell]:
     return {f"study_{cell.name}": cell for cell in cells() if cell.name in SPACES}
 
 
-def words() -> dict[str, list[str]]:
+def overrides() -> dict[str, list[str]]:
     """Return the overrides of each study, by name."""
     return {
         name: [
-            *("-m", "hydra/sweeper=optuna", *cell.words),
+            *("-m", "hydra/sweeper=optuna", *cell.overrides),
             *(f"{key}={values}" for key, values in {**HOW, **SPACES[cell.name]}.items()),
         ]
         for name, cell in searchable().items()

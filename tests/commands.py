@@ -105,12 +105,12 @@ class Command:
 
 
 def start_labrl(
-    *words: str,
+    *overrides: str,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     output: bool = True,
 ) -> Command:
-    """Start `labrl <words>` in a session of its own, as a terminal does.
+    """Start `labrl <overrides>` in a session of its own, as a terminal does.
 
     output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped. Modules of the
     tests can be imported by it.
@@ -120,7 +120,7 @@ def start_labrl(
     target = write if output else os.open(os.devnull, os.O_WRONLY)
     env = dict(env or os.environ)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), os.path.dirname(__file__)]))
-    request = {"words": words, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
+    request = {"overrides": overrides, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
     door = _nursery()
     data = json.dumps(request).encode()
     socket.send_fds(door, [len(data).to_bytes(8, "big")], [target, tell])
@@ -157,8 +157,8 @@ def _serve(door: socket.socket) -> None:
     from labrl.config.compose import compose
 
     remember()
-    for words in COMPOSED:
-        compose(list(words), with_hydra=True)
+    for overrides in COMPOSED:
+        compose(list(overrides), with_hydra=True)
     gc.collect()
     gc.freeze()
     children = 0
@@ -205,8 +205,8 @@ def _become(request: dict, output: int) -> NoReturn:
     os.environ.update(request["env"])
     sys.path[0] = request["cwd"]
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.argv = ["labrl", *request["words"]]
-    sys.orig_argv = [sys.executable, "-m", "labrl", *request["words"]]
+    sys.argv = ["labrl", *request["overrides"]]
+    sys.orig_argv = [sys.executable, "-m", "labrl", *request["overrides"]]
     runpy.run_module("labrl", run_name="__main__", alter_sys=True)
     raise AssertionError("labrl leaves by sys.exit")
 

@@ -33,12 +33,12 @@ SMALL = (
     "agent.network.torso.cnn.features=16",
     "agent.memory.capacity=5000",
 )
-"""Words that make any of them small."""
+"""Overrides that make any of them small."""
 
 
 @cache
-def config_of(agent: str, *words: str) -> TrialConfig:
-    """Return the configuration that `labrl agent=<agent> <words>` runs with."""
+def config_of(agent: str, *overrides: str) -> TrialConfig:
+    """Return the configuration that `labrl agent=<agent> <overrides>` runs with."""
     smaller = [*SMALL]
     if agent in ("c51", "rainbow"):
         smaller += ["agent.value.v_min=-0.5", "agent.value.v_max=1.5", "agent.value.atoms=21"]
@@ -46,7 +46,7 @@ def config_of(agent: str, *words: str) -> TrialConfig:
         smaller += ["agent.value.quantiles=11"]
     if agent in ("dueling_dqn", "rainbow", "rainbow_lite"):
         smaller += ["agent.network.head=[32]"]
-    return resolve(compose([f"agent={agent}", *smaller, *words]))
+    return resolve(compose([f"agent={agent}", *smaller, *overrides]))
 
 
 def build(

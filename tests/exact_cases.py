@@ -18,7 +18,7 @@ from commands import start_labrl
 from omegaconf import OmegaConf
 
 from labrl.config.compose import compose
-from labrl.config.keys import override, quoted
+from labrl.config.keys import quoted, typed_override
 from labrl.observations import same
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.episodes import read_episode, recorded_names
@@ -74,7 +74,7 @@ SMALL: dict[str, list[str]] = {
     },
     "labrl.agents.random.RandomAgent": [],
 }
-"""Words by agent, or else by its class, that let it learn, and its memory wrap, within those budgets."""
+"""Overrides by agent, or else by its class, that let it learn, and its memory wrap, within those budgets."""
 
 
 def small(agent: str, task: str) -> list[str]:
@@ -84,22 +84,22 @@ def small(agent: str, task: str) -> list[str]:
 
 @functools.cache
 def _small(agent: str, task: str) -> list[str]:
-    words = [*QUIET, f"agent={agent}", *TASKS[task]]
-    chosen = compose(words).agent
+    overrides = [*QUIET, f"agent={agent}", *TASKS[task]]
+    chosen = compose(overrides).agent
     target = str(chosen["_target_"])
     if agent not in SMALL and target not in SMALL:
         raise LookupError(f"tests/exact_cases.py: give SMALL a line for {target}, so that it is tested too")
-    words += SMALL[agent if agent in SMALL else target]
+    overrides += SMALL[agent if agent in SMALL else target]
     if chosen.get("self_imitation") is not None:
-        words += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]
-    return words + pins(words)
+        overrides += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]
+    return overrides + pins(overrides)
 
 
-def pins(words: list[str]) -> list[str]:
-    """Words that set everything which follows `env.max_frame` to what it is in the run of `words`."""
-    cfg = compose(words)
+def pins(overrides: list[str]) -> list[str]:
+    """Overrides that set everything which follows `env.max_frame` to what it is in the run of `overrides`."""
+    cfg = compose(overrides)
     return [
-        override(key, OmegaConf.select(cfg, key))
+        typed_override(key, OmegaConf.select(cfg, key))
         for key, value in _leaves(OmegaConf.to_container(cfg, resolve=False))
         if value == "${env.max_frame}"
     ]
@@ -121,17 +121,17 @@ class Moment:
     seconds: float
 
 
-def folder_word(folder: Path) -> str:
+def folder_override(folder: Path) -> str:
     """Return the override that names the run folder, whatever characters it has."""
     return f"hydra.run.dir={quoted(str(folder))}"
 
 
-def broken_off(folder: Path, words: list[str], number: signal.Signals, moment: Moment) -> tuple[int, str]:
+def broken_off(folder: Path, overrides: list[str], number: signal.Signals, moment: Moment) -> tuple[int, str]:
     """Start `labrl` as a terminal does and send all of it the signal at `moment`, if it still runs then.
 
-    folder: where the run of `words` lies. Returns exit code and output.
+    folder: where the run of `overrides` lies. Returns exit code and output.
     """
-    process = start_labrl(*words)
+    process = start_labrl(*overrides)
     try:
         while process.poll() is None and newest_checkpoint(folder) < moment.frame:
             time.sleep(0.002)

@@ -27,7 +27,7 @@ from exact_cases import (
     Moment,
     broken_off,
     differences,
-    folder_word,
+    folder_override,
     newest_checkpoint,
     recorded_differences,
     small,
@@ -46,7 +46,7 @@ AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml")
 class Case:
     """One run that is broken off, beside the one that is not."""
 
-    words: list[str]
+    overrides: list[str]
     unbroken: Path
     folder: Path
     rng: np.random.Generator
@@ -55,12 +55,12 @@ class Case:
     @property
     def budget(self) -> int:
         """Frames."""
-        return resolve(compose(self.words)).env.config.max_frame
+        return resolve(compose(self.overrides)).env.config.max_frame
 
     @property
     def log_frequency(self) -> int:
         """Frames between checkpoints."""
-        return resolve(compose(self.words)).meta.log_frequency
+        return resolve(compose(self.overrides)).meta.log_frequency
 
     def moment(self, after: int = 0) -> Moment:
         """Somewhere after frame `after` and before the last checkpoints."""
@@ -68,21 +68,21 @@ class Case:
         return Moment(int(self.rng.integers(after + 1, last + 1)), float(self.rng.uniform(0, 0.1)))
 
 
-def labrl(*words: str) -> None:
+def labrl(*overrides: str) -> None:
     """The command in this process, silently. Raises RuntimeError unless it ends well."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = labrl_main(list(words))
+        code = labrl_main(list(overrides))
     if code:
-        raise RuntimeError(f"labrl {' '.join(words)} ended with {code}:\n{said.getvalue()}")
+        raise RuntimeError(f"labrl {' '.join(overrides)} ended with {code}:\n{said.getvalue()}")
 
 
 def by_signal(case: Case, number: signal.Signals, expected: int) -> str:
     """Broken off `kills` times and resumed. Returns where."""
     frames: list[int] = []
-    words = [*case.words, folder_word(case.folder)]
+    overrides = [*case.overrides, folder_override(case.folder)]
     while len(frames) < case.kills:
-        code, said = broken_off(case.folder, words, number, case.moment(frames[-1] if frames else 0))
+        code, said = broken_off(case.folder, overrides, number, case.moment(frames[-1] if frames else 0))
         if code == 0:
             if not frames:
                 raise RuntimeError("it had ended before the signal came")
@@ -90,7 +90,7 @@ def by_signal(case: Case, number: signal.Signals, expected: int) -> str:
         if code != expected:
             raise RuntimeError(f"ended with {code}, not {expected}:\n{said}")
         frames.append(newest_checkpoint(case.folder))
-        words = [f"+resume={case.folder}"]
+        overrides = [f"+resume={case.folder}"]
     labrl(f"+resume={case.folder}")
     return f"at frame {frames[0]}" if len(frames) == 1 else f"{len(frames)} times, at frames {frames}"
 
@@ -108,7 +108,7 @@ def told(case: Case) -> str:
 def extended(case: Case) -> str:
     """Finished with a smaller budget, which ends anywhere, then given the whole one."""
     shorter = int(case.rng.integers(int(0.3 * case.budget), int(0.8 * case.budget)))
-    labrl(*case.words, f"env.max_frame={shorter}", folder_word(case.folder))
+    labrl(*case.overrides, f"env.max_frame={shorter}", folder_override(case.folder))
     reached = newest_checkpoint(case.folder)
     labrl(f"+resume={case.folder}", f"env.max_frame={case.budget}")
     return f"at frame {reached}"
@@ -117,10 +117,10 @@ def extended(case: Case) -> str:
 WAYS: dict[str, Callable[[Case], str]] = {"kill": killed, "terminate": told, "extend": extended}
 
 
-def applies(words: Sequence[str]) -> bool:
+def applies(overrides: Sequence[str]) -> bool:
     """Return whether the agent can play the environment."""
     try:
-        check(resolve(compose(list(words))))
+        check(resolve(compose(list(overrides))))
     except InputError:
         return False
     return True
@@ -140,15 +140,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     equal = total = 0
     for agent in given.agents:
         for task in given.tasks:
-            words = [*small(agent, task), *edits]
-            if not applies(words):
+            overrides = [*small(agent, task), *edits]
+            if not applies(overrides):
                 print(f"{agent:<13} {task:<9} does not apply", flush=True)
                 continue
             with tempfile.TemporaryDirectory() as scratch:
                 unbroken = Path(scratch) / "unbroken"
-                labrl(*words, folder_word(unbroken))
+                labrl(*overrides, folder_override(unbroken))
                 for way in given.ways:
-                    case = Case(words, unbroken, Path(scratch) / way, rng, given.kills)
+                    case = Case(overrides, unbroken, Path(scratch) / way, rng, given.kills)
                     equal += report(f"{agent:<13} {task:<9} {way:<9}", WAYS[way], case)
                     total += 1
     print(f"{equal} of {total} equal to the bit")

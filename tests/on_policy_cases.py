@@ -32,14 +32,14 @@ CHOICES = gym.spaces.MultiDiscrete([2, 3])
 
 
 @cache
-def config_of(agent: str, *words: str) -> TrialConfig:
-    """Return the configuration that `labrl agent=<agent> <words>` runs with, without presets."""
-    return resolve(compose([f"agent={agent}", "preset=none", *words]))
+def config_of(agent: str, *overrides: str) -> TrialConfig:
+    """Return the configuration that `labrl agent=<agent> <overrides>` runs with, without presets."""
+    return resolve(compose([f"agent={agent}", "preset=none", *overrides]))
 
 
 def build(
     agent: str,
-    *words: str,
+    *overrides: str,
     observation: gym.Space = VECTOR,
     action: gym.Space = DISCRETE,
     num_envs: int = 4,
@@ -48,7 +48,7 @@ def build(
 ) -> tuple[Any, Clock, Streams]:
     """The agent for these spaces, with its clock and its streams."""
     clock, streams = Clock(10**6), Streams(3)
-    player = config_of(agent, *words).agent.build(
+    player = config_of(agent, *overrides).agent.build(
         spaces=Spaces(observation, action, num_envs, masked),
         clock=clock,
         streams=streams,

@@ -10,24 +10,24 @@ from labrl.config.component import Component
 from labrl.config.compose import compose, resolve
 
 
-def options(key: str, words: str = "", **changes: Any) -> Any:
-    """The options at `key` of what `labrl preset=none <words>` runs with, as its dataclass, with `changes`.
+def options(key: str, overrides: str = "", **changes: Any) -> Any:
+    """The options at `key` of `labrl preset=none <overrides>`, as their dataclass, with `changes`.
 
     `options("agent", "agent=ppo", horizon=8)` is a PPOConfig,
     `options("agent.network.torso", "agent/network=mlp", hidden=[8])` an MLPConfig.
     """
-    part = _part(key, words)
+    part = _part(key, overrides)
     return dataclasses.replace(part.config if isinstance(part, Component) else part, **changes)
 
 
-def component(key: str, words: str = "", **changes: Any) -> Component:
+def component(key: str, overrides: str = "", **changes: Any) -> Component:
     """The component at `key`, with the options that `options` gives."""
-    return Component(_part(key, words).target, options(key, words, **changes), key)
+    return Component(_part(key, overrides).target, options(key, overrides, **changes), key)
 
 
 @cache
-def _part(key: str, words: str) -> Any:
-    part: Any = resolve(compose(["preset=none", *words.split()]))
+def _part(key: str, overrides: str) -> Any:
+    part: Any = resolve(compose(["preset=none", *overrides.split()]))
     for name in key.split("."):
         part = part.config if isinstance(part, Component) else part
         part = part[name] if isinstance(part, dict) else getattr(part, name)

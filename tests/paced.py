@@ -8,7 +8,7 @@ from typing import Any
 from labrl.session.callbacks import Callback
 
 PACED = "+callbacks.paced._target_=paced.Paced"
-"""Word of a run in a process that `start_labrl` starts, or in one of that one's."""
+"""Override of a run in a process that `start_labrl` starts, or in one of that one's."""
 
 
 class Paced(Callback):

@@ -27,12 +27,12 @@ KINDS = [*((agent, BOX) for agent in CONTINUOUS), ("sac", CHOICE), ("crossq", CH
 
 
 @cache
-def config_of(agent: str, *words: str) -> TrialConfig:
-    """Return the configuration that `labrl agent=<agent> <words>` runs with, but small."""
+def config_of(agent: str, *overrides: str) -> TrialConfig:
+    """Return the configuration that `labrl agent=<agent> <overrides>` runs with, but small."""
     hidden = "hidden" if agent == "crossq" else "mlp.hidden"
     small = ["preset=none", f"agent.network.torso.{hidden}=[16,16]", "agent.memory.capacity=5000"]
     return resolve(
-        compose([f"agent={agent}", *small, "agent.batch_size=16", "agent.learning_starts=40", *words])
+        compose([f"agent={agent}", *small, "agent.batch_size=16", "agent.learning_starts=40", *overrides])
     )
 
 

@@ -36,7 +36,7 @@ PLAN = Plan(
     seed=7,
 )
 
-WORDS = [
+OVERRIDES = [
     *("env=cartpole", "env.max_frame=1024", "agent.horizon=32", "agent.batch_size=64", "seed=3"),
     *("meta.eval_frequency=256", "meta.log_frequency=256", "meta.tensorboard=false"),
     # of the trials, whose processes the patches of tests do not reach

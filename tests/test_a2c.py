@@ -68,9 +68,9 @@ def returns(steps: list[Step], network: Any, gamma: float) -> torch.Tensor:
 def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(
     shared: bool, action: gym.Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [f"agent.network.shared={shared}", "agent.entropy_coef=0.02", "agent.max_grad_norm=0.3"]
-    words += ["agent.optimizer.eps=1e-5"]
-    agent, clock, _ = build("a2c", *words, "agent.value_coef=0.7", "agent.gamma=0.9", action=action)
+    overrides = [f"agent.network.shared={shared}", "agent.entropy_coef=0.02", "agent.max_grad_norm=0.3"]
+    overrides += ["agent.optimizer.eps=1e-5"]
+    agent, clock, _ = build("a2c", *overrides, "agent.value_coef=0.7", "agent.gamma=0.9", action=action)
     world = Recorded(noise())
     assert play(agent, clock, world, 4) == 0
     network, batches = copy.deepcopy(network_of(agent)), rollouts(monkeypatch)
@@ -123,8 +123,8 @@ def test_smaller_lambda_is_the_generalized_advantage(monkeypatch: pytest.MonkeyP
 
 
 def test_a_value_network_with_an_optimizer_of_its_own_has_its_own_rate_and_norm() -> None:
-    words = ["agent.network.shared=false", "agent.max_grad_norm=1e-3", ADAM]
-    agent, clock, _ = build("a2c", *words, "agent.lr=0", "agent.value_lr=0.01")
+    overrides = ["agent.network.shared=false", "agent.max_grad_norm=1e-3", ADAM]
+    agent, clock, _ = build("a2c", *overrides, "agent.lr=0", "agent.value_lr=0.01")
     before = copy.deepcopy(network_of(agent))
     assert play(agent, clock, noise(), 5) == 1
     for name in ("policy_torso", "policy_head", "value_torso", "value_head"):
@@ -142,8 +142,10 @@ def test_policy_objective_by_hand() -> None:
 
 @pytest.mark.parametrize("when", [["agent.horizon=8"], ["agent.horizon=null", "agent.episodes=8"]])
 def test_it_finds_the_better_way_and_what_it_is_worth(when: list[str]) -> None:
-    words = [*when, ADAM, "agent.lr=0.01", f"agent.gamma={Fork.DISCOUNT}", "agent.network.shared=false"]
-    agent, clock, _ = build("a2c", *words, observation=Fork.SPACE, action=gym.spaces.Discrete(2), num_envs=8)
+    overrides = [*when, ADAM, "agent.lr=0.01", f"agent.gamma={Fork.DISCOUNT}", "agent.network.shared=false"]
+    agent, clock, _ = build(
+        "a2c", *overrides, observation=Fork.SPACE, action=gym.spaces.Discrete(2), num_envs=8
+    )
     play(agent, clock, Fork(8), 600)
     states = torch.eye(Fork.STATES)
     with torch.no_grad():
@@ -155,17 +157,17 @@ def test_it_finds_the_better_way_and_what_it_is_worth(when: list[str]) -> None:
 
 @pytest.mark.parametrize("steps", [3, 5, 23])
 @pytest.mark.parametrize(
-    "words", [(), ("agent.horizon=null", "agent.episodes=3"), ("agent.value_lr=1e-3",)], ids=str
+    "overrides", [(), ("agent.horizon=null", "agent.episodes=3"), ("agent.value_lr=1e-3",)], ids=str
 )
-def test_a_restored_agent_has_the_same_future(steps: int, words: tuple[str, ...]) -> None:
-    assert_same_future(lambda: build("a2c", *words), noise(), steps)
+def test_a_restored_agent_has_the_same_future(steps: int, overrides: tuple[str, ...]) -> None:
+    assert_same_future(lambda: build("a2c", *overrides), noise(), steps)
 
 
 def test_the_two_ways_to_say_when_to_learn_exclude_each_other() -> None:
     env = SimpleNamespace(num_envs=4, max_frame=1000)
-    for words in (("agent.episodes=3",), ("agent.horizon=null",)):
+    for overrides in (("agent.episodes=3",), ("agent.horizon=null",)):
         with refused("contradiction", "agent.horizon", "agent.episodes=null", "agent.horizon=null"):
-            A2C.check_config(config_of("a2c", *words).agent.config, env)
+            A2C.check_config(config_of("a2c", *overrides).agent.config, env)
     with refused("contradiction", "env.max_frame", "env.max_frame=20"):
         A2C.check_config(config_of("a2c").agent.config, SimpleNamespace(num_envs=4, max_frame=19))
 

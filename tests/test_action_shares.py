@@ -92,8 +92,8 @@ def test_restored_shares_have_the_same_future(saved_at: int, ended: int) -> None
 
 @pytest.mark.parametrize("agent", ["dqn", "sac", "pqn", "ppo", "random"])
 def test_every_agent_with_discrete_actions_has_the_columns(agent: str, tmp_path: Path) -> None:
-    words = [*small(agent, "cartpole"), "env.max_frame=200", f"hydra.run.dir={tmp_path / 'run'}"]
-    run = labrl.train(words)
+    overrides = [*small(agent, "cartpole"), "env.max_frame=200", f"hydra.run.dir={tmp_path / 'run'}"]
+    run = labrl.train(overrides)
     with (run.folder / "session_0" / "train.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
     left, right = float(last["action_share/0"]), float(last["action_share/1"])

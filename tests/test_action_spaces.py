@@ -37,8 +37,8 @@ def test_every_agent_is_in_the_list() -> None:
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str, kind: str) -> None:
-    words = ["agent.value.v_min=-1", "agent.value.v_max=1"] if agent in ("c51", "rainbow") else []
-    config = resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *words])).agent
+    overrides = ["agent.value.v_min=-1", "agent.value.v_max=1"] if agent in ("c51", "rainbow") else []
+    config = resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *overrides])).agent
     spaces = Spaces(OBSERVATION, SPACES[kind], 1)
     if kind in ACTS_IN[agent]:
         config.load().check(config.config, spaces)
@@ -81,14 +81,26 @@ class Bytes(gym.Env[Any, Any]):
     ],
 )
 def test_choices_of_a_small_type_are_learned_from(agent: str, several: bool, tmp_path: Path) -> None:
-    words = [f"agent={agent}", "env=gymnasium", "env.id=null", "env.name=bytes", f"hydra.run.dir={tmp_path}"]
-    words += ["+env.make._target_=test_action_spaces.Bytes", f"+env.make.several={several}", "seed=0"]
-    words += ["env.num_envs=2", "env.max_frame=400", "meta=dev", "meta.max_session=1", "meta.report=false"]
+    overrides = [
+        f"agent={agent}",
+        "env=gymnasium",
+        "env.id=null",
+        "env.name=bytes",
+        f"hydra.run.dir={tmp_path}",
+    ]
+    overrides += ["+env.make._target_=test_action_spaces.Bytes", f"+env.make.several={several}", "seed=0"]
+    overrides += [
+        "env.num_envs=2",
+        "env.max_frame=400",
+        "meta=dev",
+        "meta.max_session=1",
+        "meta.report=false",
+    ]
     if agent == "pqn":
-        words += ["agent.batch_size=32"]
+        overrides += ["agent.batch_size=32"]
     if agent in ("dqn", "recurrent_dqn", "sac"):
-        words += ["agent.learning_starts=100", "agent.batch_size=32"]
-    run = labrl.train(words)
+        overrides += ["agent.learning_starts=100", "agent.batch_size=32"]
+    run = labrl.train(overrides)
     assert run.exit_code == 0, (tmp_path / "session_0" / "session.log").read_text()
 
 

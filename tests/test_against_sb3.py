@@ -311,9 +311,15 @@ def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
 def test_a2c_and_its_optimizer(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["agent=a2c", *ON_POLICY, "agent/optimizer=rmsprop", "agent.entropy_coef=0.01", "agent.lr=7e-3"]
-    words += ["agent.optimizer.eps=1e-5"]
-    agent, _, _ = build(resolve(compose(words)), action)
+    overrides = [
+        "agent=a2c",
+        *ON_POLICY,
+        "agent/optimizer=rmsprop",
+        "agent.entropy_coef=0.01",
+        "agent.lr=7e-3",
+    ]
+    overrides += ["agent.optimizer.eps=1e-5"]
+    agent, _, _ = build(resolve(compose(overrides)), action)
     disturb(agent)
     options = {"ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 0.5, "gae_lambda": 1.0}
     as_baselines = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}

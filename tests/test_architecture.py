@@ -158,7 +158,7 @@ def test_only_the_command_line_reads_the_arguments() -> None:
 def without_encoding(file: Path) -> Iterator[int]:
     """Lines that read, write or open text in whatever encoding the locale has."""
     for node in ast.walk(ast.parse(file.read_text())):
-        if not isinstance(node, ast.Call) or any(word.arg == "encoding" for word in node.keywords):
+        if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
             continue
         owner = getattr(getattr(node.func, "value", None), "id", "")
         name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
@@ -171,7 +171,7 @@ def without_encoding(file: Path) -> Iterator[int]:
             method = name == "open" and isinstance(
                 node.func, ast.Attribute
             )  # of a path, or of a class of ours
-            modes = [word.value for word in node.keywords if word.arg == "mode"]
+            modes = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
             modes += node.args[0 if method else 1 :][:1]
             mode = getattr(modes[0], "value", None) if modes else None if method and node.args else "r"
             if isinstance(mode, str) and re.fullmatch("[rwaxt+]+", mode):
@@ -189,5 +189,5 @@ def test_wrong_input_is_raised_with_a_code(file: Path) -> None:
     """Tests and programs look at the code and the key of an error, so a sentence can be rewritten freely."""
     calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     raised = [call for call in calls if getattr(call.func, "id", "") == "InputError"]
-    without = [call.lineno for call in raised if "code" not in {word.arg for word in call.keywords}]
+    without = [call.lineno for call in raised if "code" not in {keyword.arg for keyword in call.keywords}]
     assert not without, f"lines {without}: give code=..., one of those in labrl.errors"

@@ -72,9 +72,11 @@ def asked_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labrl.session.evaluation.POLL_SECONDS", 0.0)
 
 
-def play(words: list[str], run: RunFolder, stop_at: int | None = None, delay: int | None = None) -> Session:
+def play(
+    overrides: list[str], run: RunFolder, stop_at: int | None = None, delay: int | None = None
+) -> Session:
     """A session from its newest checkpoint on; delay: None evaluates in the loop."""
-    config = resolve(compose([*words, f"meta.async_eval={str(delay is not None).lower()}"]))
+    config = resolve(compose([*overrides, f"meta.async_eval={str(delay is not None).lower()}"]))
     session = restored_session(config, 0, run.session(0), num_threads=1)
     if stop_at is not None:
         session.callbacks.insert(0, StopAt(stop_at))
@@ -164,9 +166,14 @@ class FailsInEvaluation(RandomAgent):
 
 @pytest.mark.slow
 def test_an_error_in_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
-    words = [*QUIET, "agent=random", "agent._target_=test_async_evaluation.FailsInEvaluation"]
-    words += ["meta.rigorous_eval=2", "meta.async_eval=true", "meta.eval_frequency=64", "env.max_frame=1e7"]
-    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    overrides = [*QUIET, "agent=random", "agent._target_=test_async_evaluation.FailsInEvaluation"]
+    overrides += [
+        "meta.rigorous_eval=2",
+        "meta.async_eval=true",
+        "meta.eval_frequency=64",
+        "env.max_frame=1e7",
+    ]
+    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     assert "meta.async_eval" in str(result.sessions[0].error)
     assert "ArithmeticError" in str(result.sessions[0].error)
@@ -187,7 +194,7 @@ def test_a_killed_evaluator_ends_the_run_and_a_resume_goes_on(loop: RunFolder, t
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("overrides", "code"),
     [
         (["meta.async_eval=true"], "contradiction"),
         (["meta.async_eval=true", "meta.rigorous_eval=0"], "contradiction"),
@@ -195,16 +202,16 @@ def test_a_killed_evaluator_ends_the_run_and_a_resume_goes_on(loop: RunFolder, t
     ],
     ids=str,
 )
-def test_what_contradicts_it_is_refused(words: list[str], code: str) -> None:
+def test_what_contradicts_it_is_refused(overrides: list[str], code: str) -> None:
     with pytest.raises(InputError) as refused:
-        resolve(compose(words))
+        resolve(compose(overrides))
     assert (refused.value.code, refused.value.key) == (code, "meta.async_eval")
 
 
 def test_the_evaluator_is_handed_little(tmp_path: Path) -> None:
     """Only the acting network of an agent with target network, optimizer and replay buffer is sent."""
-    words = [*QUIET, "agent=dqn", "env=cartpole", "env.max_frame=5000"]
-    session = Session(resolve(compose(words)), 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    overrides = [*QUIET, "agent=dqn", "env=cartpole", "env.max_frame=5000"]
+    session = Session(resolve(compose(overrides)), 0, RunFolder.create(tmp_path / "run").session(0), 1)
     from labrl.session.acting import acting_state
 
     acting = acting_state(session.agent, session.transforms, session.clock)

@@ -85,8 +85,8 @@ def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor, "Companion", InThread)
 
 
-def play(words: list[str], run: RunFolder, stop_at: int | None = None) -> Session:
-    session = restored_session(resolve(compose(words)), 0, run.session(0), num_threads=1)
+def play(overrides: list[str], run: RunFolder, stop_at: int | None = None) -> Session:
+    session = restored_session(resolve(compose(overrides)), 0, run.session(0), num_threads=1)
     if stop_at is not None:
         session.callbacks.insert(0, StopAt(stop_at))
     session.run()
@@ -101,7 +101,7 @@ def received(session: Session) -> list[Acted]:
 
 @pytest.mark.usefixtures("in_thread")
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         [*CARTPOLE, *NORMALIZED, "agent/memory=prioritized", "agent.n_step=3"],
         pytest.param([*PENDULUM, "agent=crossq"], marks=pytest.mark.slow),
@@ -109,8 +109,8 @@ def received(session: Session) -> list[Acted]:
     ],
     ids=["dqn", "crossq", "td3"],
 )
-def test_all_that_was_played_is_learned_from_at_the_exact_pace(words: list[str], tmp_path: Path) -> None:
-    session = play(words, RunFolder.create(tmp_path / "run"))
+def test_all_that_was_played_is_learned_from_at_the_exact_pace(overrides: list[str], tmp_path: Path) -> None:
+    session = play(overrides, RunFolder.create(tmp_path / "run"))
     assert session.clock.frame == 240
     first = max(60, 8 + 2 * session.config.agent.config.n_step)
     assert session.clock.opt_step == (240 - first) // 4
@@ -129,13 +129,13 @@ def test_all_that_was_played_is_learned_from_at_the_exact_pace(words: list[str],
 
 @pytest.mark.usefixtures("in_thread")
 def test_queue_and_period_bound_how_old_weights_are(tmp_path: Path) -> None:
-    words = [
+    overrides = [
         *CARTPOLE,
         "agent.updates_per_frame=2",
         "meta.async_unroll.queue_size=2",
         "meta.async_unroll.update_period=6",
     ]
-    session = play(words, RunFolder.create(tmp_path / "run"))
+    session = play(overrides, RunFolder.create(tmp_path / "run"))
     updates = 4  # of a vector step
     made = [max((2 * step - 60) * 2, 0) for step in range(120)]  # before the learner takes it
     behind = [opt_step - acted.version for opt_step, acted in zip(made, received(session), strict=True)]
@@ -148,23 +148,27 @@ def test_queue_and_period_bound_how_old_weights_are(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_thread")
 def test_the_actor_keeps_the_pace_of_real_time(tmp_path: Path) -> None:
-    words = [*CARTPOLE, "meta.async_unroll.step_interval=0.004"]
-    session = play(words, RunFolder.create(tmp_path / "run"))
+    overrides = [*CARTPOLE, "meta.async_unroll.step_interval=0.004"]
+    session = play(overrides, RunFolder.create(tmp_path / "run"))
     ended = [acted.ended for acted in received(session)]
     assert ended[-1] - ended[0] >= 0.9 * 0.004 * 118
     assert float(rows(tmp_path / "run" / "session_0" / "train.csv")[-1]["step_interval"]) > 0.003
 
 
 @pytest.mark.usefixtures("in_thread")
-@pytest.mark.parametrize("words", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, "env=gymnasium", "env.id=Taxi-v4"]])
-def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "overrides", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, "env=gymnasium", "env.id=Taxi-v4"]]
+)
+def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(
+    overrides: list[str], tmp_path: Path
+) -> None:
     run = RunFolder.create(tmp_path / "run")
-    words = [*words, "agent.memory.storage=mmap"]
-    assert play(words, run, stop_at=130).interrupted
+    overrides = [*overrides, "agent.memory.storage=mmap"]
+    assert play(overrides, run, stop_at=130).interrupted
     saved = CheckpointStore(run.session(0).checkpoints, 1).latest()
     assert saved is not None
     assert saved.frame == 130
-    session = play(words, run)
+    session = play(overrides, run)
     assert session.clock.frame == 240
     assert session.clock.opt_step == (240 - 60) // 4
     first = received(session)[0].step
@@ -180,8 +184,8 @@ def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(words: list[str
 
 @pytest.mark.usefixtures("in_thread")
 def test_each_resume_begins_episodes_that_were_not_played_before(tmp_path: Path) -> None:
-    run, words = RunFolder.create(tmp_path / "run"), [*PENDULUM, "agent=sac"]
-    begun = [received(play(words, run, stop_at))[0].step for stop_at in (60, 120, 180)]  # none has ended
+    run, overrides = RunFolder.create(tmp_path / "run"), [*PENDULUM, "agent=sac"]
+    begun = [received(play(overrides, run, stop_at))[0].step for stop_at in (60, 120, 180)]  # none has ended
     assert [step.void for step in begun] == [False, True, True]
     assert not np.isin(begun[2].observation, begun[1].observation).any()
 
@@ -207,9 +211,9 @@ class Breaks:
 
 
 def broken(**kwargs: Any) -> list[str]:
-    words = ["env=gymnasium", "env.id=null", "env.name=broken", "env.fresh_env_per_episode=false"]
-    words += [f"+env.kwargs.{name}={value}" for name, value in kwargs.items()]
-    return [*CARTPOLE, *words, "env.make={_target_: test_async_unroll.Breaks}"]
+    overrides = ["env=gymnasium", "env.id=null", "env.name=broken", "env.fresh_env_per_episode=false"]
+    overrides += [f"+env.kwargs.{name}={value}" for name, value in kwargs.items()]
+    return [*CARTPOLE, *overrides, "env.make={_target_: test_async_unroll.Breaks}"]
 
 
 @pytest.mark.usefixtures("in_thread")
@@ -224,8 +228,8 @@ def test_an_actor_that_fails_ends_the_run_with_its_traceback(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_an_actor_that_hangs_ends_the_run_and_says_where(tmp_path: Path) -> None:
-    words = [*broken(hangs="true"), "meta.async_unroll.timeout=2"]
-    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    overrides = [*broken(hangs="true"), "meta.async_unroll.timeout=2"]
+    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     assert "meta.async_unroll.timeout" in str(result.sessions[0].error)
     log = (tmp_path / "run" / "session_0" / "session.log").read_text()
@@ -245,9 +249,9 @@ def test_no_end_of_a_session_leaves_an_orphan_and_each_can_be_resumed(
     number: signal.Signals, to_all: bool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    words = [*CARTPOLE, "env.max_frame=1e7", "meta.rigorous_eval=1", "meta.async_eval=true"]
-    words += ["meta.eval_frequency=300"]
-    with started(folder, *words) as process:
+    overrides = [*CARTPOLE, "env.max_frame=1e7", "meta.rigorous_eval=1", "meta.async_eval=true"]
+    overrides += ["meta.eval_frequency=300"]
+    with started(folder, *overrides) as process:
         wait_for(lambda: len(actors(folder, process)) == 2, process)
         pids = children(process)
         wait_for(lambda: list(folder.glob("session_0/checkpoints/frame_*")), process)
@@ -309,7 +313,7 @@ def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "key"),
+    ("overrides", "code", "key"),
     [
         (["agent=ppo"], "unsupported", "meta.async_unroll"),
         (["agent=random"], "unsupported", "meta.async_unroll"),
@@ -323,16 +327,16 @@ def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_contradicts_it_is_refused(words: list[str], code: str, key: str) -> None:
+def test_what_contradicts_it_is_refused(overrides: list[str], code: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
-        check(resolve(compose(["meta/async_unroll=on", *words])))
+        check(resolve(compose(["meta/async_unroll=on", *overrides])))
     assert (refused.value.code, refused.value.key) == (code, key)
 
 
-@pytest.mark.parametrize("word", ["meta.async_unroll=true", "meta.async_unroll={}"])
-def test_it_is_switched_on_as_an_option(word: str) -> None:
+@pytest.mark.parametrize("override", ["meta.async_unroll=true", "meta.async_unroll={}"])
+def test_it_is_switched_on_as_an_option(override: str) -> None:
     with pytest.raises(InputError) as refused:
-        resolve(compose(["agent=dqn", word]))
+        resolve(compose(["agent=dqn", override]))
     assert all(str(mistake.key).startswith("meta.async_unroll") for mistake in refused.value.mistakes)
     assert "meta/async_unroll=" in str(refused.value)
 

@@ -136,16 +136,16 @@ OF_THE_CRITICS = (
 
 
 @pytest.mark.parametrize(
-    ("agent", "words"),
+    ("agent", "overrides"),
     [(agent, RENORMALIZED) for agent in ("sac", "td3", "ppo", "dqn", "sarsa")]
     + [("recurrent_ppo", BEHIND_A_MEMORY), ("ddpg", OF_THE_CRITICS)],
 )
 def test_an_agent_that_would_act_by_the_statistics_of_few_environments_is_refused(
-    agent: str, words: tuple[str, ...]
+    agent: str, overrides: tuple[str, ...]
 ) -> None:
     env = "pendulum" if agent in ("td3", "ddpg") else "cartpole"
-    config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *words]))
-    key = "agent.network.critic_torso" if words == OF_THE_CRITICS else TORSO
+    config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *overrides]))
+    key = "agent.network.critic_torso" if overrides == OF_THE_CRITICS else TORSO
     with refused("unsupported", key, "Renormalized", "agent=crossq"):
         config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))
 

@@ -12,10 +12,10 @@ from refusals import refused
 import labrl
 from labrl.errors import Code
 
-WORDS = ["env=gymnasium", "env.id=null", "env.name=broken", "env.num_envs=1", "env.max_frame=128"]
-WORDS += ["+env.make._target_=broken_env.Broken", "agent.horizon=64", "agent.batch_size=64"]
-WORDS += ["preset=none", "meta=dev", "meta.max_session=1", "meta.progress=false", "wandb=disabled"]
-WORDS += ["env.fresh_env_per_episode=false"]
+OVERRIDES = ["env=gymnasium", "env.id=null", "env.name=broken", "env.num_envs=1", "env.max_frame=128"]
+OVERRIDES += ["+env.make._target_=broken_env.Broken", "agent.horizon=64", "agent.batch_size=64"]
+OVERRIDES += ["preset=none", "meta=dev", "meta.max_session=1", "meta.progress=false", "wandb=disabled"]
+OVERRIDES += ["env.fresh_env_per_episode=false"]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_shows_before_a_run_is_wrong_input(
     how: str, code: Code, key: str, named: list[str], tmp_path: Path
 ) -> None:
     with refused(code, key, *named):
-        labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
+        labrl.train([*OVERRIDES, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_shows_in_a_run_fails_the_session(
     recwarn: pytest.WarningsRecorder,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = labrl.train([*WORDS, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
+    result = labrl.train([*OVERRIDES, f"+env.make.how={how}", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     assert all(name in (result.sessions[0].error or "") for name in named)
     assert result.error == f"session 0 failed: {result.sessions[0].error}"
@@ -65,16 +65,16 @@ def test_what_shows_in_a_run_fails_the_session(
 
 
 def test_a_close_that_fails_is_told_and_does_no_harm(tmp_path: Path) -> None:
-    words = [*WORDS, "+env.make.how=close", "env.fresh_env_per_episode=null"]
-    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    overrides = [*OVERRIDES, "+env.make.how=close", "env.fresh_env_per_episode=null"]
+    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 0
     assert "OSError: already closed" in (result.folder / "session_0" / "session.log").read_text()
 
 
 def test_a_script_may_ask_for_an_exception_where_the_trial_fails(tmp_path: Path) -> None:
-    words = [*WORDS, "+env.make.how=exit", f"hydra.run.dir={tmp_path / 'run'}"]
+    overrides = [*OVERRIDES, "+env.make.how=exit", f"hydra.run.dir={tmp_path / 'run'}"]
     with pytest.raises(labrl.TrialError) as raised:
-        labrl.train(words, raise_on_failure=True)
+        labrl.train(overrides, raise_on_failure=True)
     result = pickle.loads(pickle.dumps(raised.value)).result
     assert (result.folder, result.exit_code) == (tmp_path / "run", 1)
 
@@ -83,8 +83,8 @@ def test_an_environment_that_cannot_be_made_once_more_fails_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broken_env.Broken.made", 0)
-    words = [*WORDS, "+env.make.how=wears_out", "env.fresh_env_per_episode=true"]
-    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    overrides = [*OVERRIDES, "+env.make.how=wears_out", "env.fresh_env_per_episode=true"]
+    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     error = result.sessions[0].error or ""
     assert "env.make" in error
@@ -92,7 +92,7 @@ def test_an_environment_that_cannot_be_made_once_more_fails_the_session(
 
 
 def test_an_observation_that_is_no_number_is_told_where_it_came_from(tmp_path: Path) -> None:
-    result = labrl.train([*WORDS, "+env.make.how=blind", f"hydra.run.dir={tmp_path / 'run'}"])
+    result = labrl.train([*OVERRIDES, "+env.make.how=blind", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     log = (result.folder / "session_0" / "session.log").read_text()
     said = [line for line in log.splitlines() if "environment 0" in line and "step 7" in line]
@@ -105,7 +105,7 @@ def test_numbers_that_grow_beyond_all_bounds_are_told_by_labrl_alone(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     huge = "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 1e30}"
-    result = labrl.train([*WORDS, "+env.make.how=never", huge, f"hydra.run.dir={tmp_path / 'run'}"])
+    result = labrl.train([*OVERRIDES, "+env.make.how=never", huge, f"hydra.run.dir={tmp_path / 'run'}"])
     assert "loss_value" in (result.sessions[0].error or "")
     assert not recwarn.list, "numpy's remark on an overflow names a line of labrl, and no way out"
 
@@ -113,8 +113,13 @@ def test_numbers_that_grow_beyond_all_bounds_are_told_by_labrl_alone(
 def test_an_error_in_a_worker_is_one_line_and_its_traceback_is_in_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*WORDS, "+env.make.how=gives_up", "env.vectorization=async", f"hydra.run.dir={tmp_path / 'run'}"]
-    result = labrl.train(words)
+    overrides = [
+        *OVERRIDES,
+        "+env.make.how=gives_up",
+        "env.vectorization=async",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    result = labrl.train(overrides)
     assert result.sessions[0].error == "ArithmeticError: the simulator gave up"
     assert "Traceback" not in capfd.readouterr().err
     log = (result.folder / "session_0" / "session.log").read_text()

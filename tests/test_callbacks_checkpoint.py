@@ -208,10 +208,10 @@ def test_rows_lie_on_the_disk_before_the_checkpoint_that_counts_on_them(
         fsync(descriptor)
         synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
 
-    def checking(store: CheckpointStore, frame: int, *words: Any, **named: Any) -> Path:
+    def checking(store: CheckpointStore, frame: int, *overrides: Any, **named: Any) -> Path:
         sizes = zip(tables, counted[frame], strict=True)
         checked.append([synced.get(str(table), 0) >= size for table, size in sizes])
-        return write(store, frame, *words, **named)
+        return write(store, frame, *overrides, **named)
 
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(CheckpointStore, "write", checking)
@@ -235,11 +235,11 @@ def test_a_checkpoint_is_what_the_session_was_at_its_frame(
     beside = written == "beside training"
     write, later, frames, weights = CheckpointStore.write, threading.Event(), [], {}
 
-    def writing(store: CheckpointStore, frame: int, *words: Any, **named: Any) -> Path:
+    def writing(store: CheckpointStore, frame: int, *overrides: Any, **named: Any) -> Path:
         if beside and frame == 52:
             assert later.wait(60)
         frames.append((frame, session.clock.frame))
-        return write(store, frame, *words, **named)
+        return write(store, frame, *overrides, **named)
 
     def going_on() -> None:
         weights[session.clock.frame] = session.agent.weight.clone()

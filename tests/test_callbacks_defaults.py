@@ -23,8 +23,8 @@ class NotOne:
 
 
 def config(tensorboard: bool = True, **callbacks: Component | None) -> Any:
-    words = ["preset=none", f"meta.tensorboard={str(tensorboard).lower()}"]
-    return dataclasses.replace(resolve(compose(words)), callbacks=callbacks)
+    overrides = ["preset=none", f"meta.tensorboard={str(tensorboard).lower()}"]
+    return dataclasses.replace(resolve(compose(overrides)), callbacks=callbacks)
 
 
 def names(config: Any) -> list[str]:

@@ -270,7 +270,7 @@ def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Spac
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "key"),
+    ("overrides", "code", "key"),
     [
         (["meta.eval_epsilon=0.1"], "contradiction", "meta.eval_epsilon"),
         (["meta.eval_epsilon=1.5", "meta.rigorous_eval=4"], "range", "meta.eval_epsilon"),
@@ -287,9 +287,9 @@ def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Spac
     ],
     ids=str,
 )
-def test_an_evaluation_that_cannot_be_is_refused(words: list[str], code: str, key: str) -> None:
+def test_an_evaluation_that_cannot_be_is_refused(overrides: list[str], code: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
-        check(resolve(compose(words)))
+        check(resolve(compose(overrides)))
     assert (refused.value.code, refused.value.key) == (code, key)
     if code == "contradiction":
         assert "meta.rigorous_eval" in str(refused.value)

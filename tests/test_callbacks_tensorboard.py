@@ -132,10 +132,16 @@ def test_a_histogram_counts_the_finite_weights() -> None:
 
 
 def test_the_trials_of_an_experiment_show_what_was_typed_for_each(tmp_path: Path) -> None:
-    words = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.report=false", "wandb=disabled"]
+    overrides = [
+        "agent=random",
+        "env.max_frame=64",
+        "meta.progress=false",
+        "meta.report=false",
+        "wandb=disabled",
+    ]
     (tmp_path / "experiment.json").write_text("{}")
     run = tmp_path / "trial"
-    assert main([*words, "seed=3", "env.num_envs=4", f"hydra.run.dir={run}"]) == 0
+    assert main([*overrides, "seed=3", "env.num_envs=4", f"hydra.run.dir={run}"]) == 0
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     events = EventAccumulator(str(run / "session_0" / "tensorboard"))
@@ -153,14 +159,14 @@ def test_the_trials_of_an_experiment_show_what_was_typed_for_each(tmp_path: Path
 
 
 def test_scalars_are_those_of_the_tables_after_kill_9_and_resume(tmp_path: Path) -> None:
-    words = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
+    overrides = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
     run = tmp_path / "run"
     process = subprocess.Popen(
         [
             sys.executable,
             "-m",
             "labrl",
-            *words,
+            *overrides,
             "seed=5",
             "meta.progress=false",
             "meta.report=false",

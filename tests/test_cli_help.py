@@ -26,14 +26,14 @@ def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [["--help"], ["--version"], ["--cfg", "job"], ["--info", "presets"], ["env=ponk"], ["agent.lrr=1"]],
 )
-def test_help_config_and_misspelling_wait_for_nothing_heavy(words: list[str], tmp_path: Path) -> None:
+def test_help_config_and_misspelling_wait_for_nothing_heavy(overrides: list[str], tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from labrl.cli import main\n"
-        f"main({words!r})\n"
+        f"main({overrides!r})\n"
         "heavy = {'torch', 'pydantic', 'gymnasium', 'ale_py', 'wandb', 'tensorboard'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
@@ -84,7 +84,7 @@ def test_info_presets_prints_files_and_keys(
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("overrides", "named"),
     [
         (["env=ponk"], "env=pong"),
         (["agent.lrr=1"], "agent.lr"),
@@ -94,14 +94,14 @@ def test_info_presets_prints_files_and_keys(
     ],
 )
 def test_info_presets_refuses_what_is_no_single_new_run(
-    words: list[str],
+    overrides: list[str],
     named: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--info", "presets", *words]) == WRONG_INPUT
+    assert main(["--info", "presets", *overrides]) == WRONG_INPUT
     out, error = capsys.readouterr()
     assert out == ""
     assert named in error
@@ -121,7 +121,7 @@ def test_completion_offers_groups_options_and_keys(
     assert "agent.gae_lambda=" in completion("agent.ga", monkeypatch, capsys)
     offered = completion("preset=", monkeypatch, capsys)
     assert "preset=ppo_cartpole" in offered
-    assert not any(":" in word or word.startswith("preset=auto") for word in offered)
+    assert not any(":" in override or override.startswith("preset=auto") for override in offered)
 
 
 def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.CaptureFixture[str]) -> None:

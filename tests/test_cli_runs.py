@@ -27,7 +27,7 @@ def files() -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["env=ponk"],
         ["agent.lrr=1"],
@@ -50,9 +50,9 @@ def files() -> list[Path]:
     ids=str,
 )
 def test_wrong_input_exits_2_without_a_traceback_and_writes_nothing(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == WRONG_INPUT
+    assert main(overrides) == WRONG_INPUT
     said = capsys.readouterr().err
     assert "labrl: " in said
     assert "Traceback" not in said
@@ -104,8 +104,8 @@ def test_run_folder_is_named_by_time_agent_env_and_a_unique_word(capsys: pytest.
 
 
 def test_slash_in_an_id_makes_no_subfolder(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["env=gymnasium", "env.id=CartPole-v1", "env.name=My/Cart Pole", *QUICK]
-    assert main(words) == 0
+    overrides = ["env=gymnasium", "env.id=CartPole-v1", "env.name=My/Cart Pole", *QUICK]
+    assert main(overrides) == 0
     (folder,) = Path("runs").iterdir()
     assert "_random_My-Cart-Pole_" in folder.name
 
@@ -131,10 +131,10 @@ def test_files_of_others_are_not_written_over(theirs: str, capsys: pytest.Captur
     assert file.read_text() == "precious"
 
 
-@pytest.mark.parametrize("words", [["hydra.run.dir="], ["-m", "seed=1,2", "hydra.sweep.dir="]], ids=str)
-def test_a_folder_without_a_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK, *words]) == WRONG_INPUT
-    assert words[-1][:-1] in capsys.readouterr().err
+@pytest.mark.parametrize("overrides", [["hydra.run.dir="], ["-m", "seed=1,2", "hydra.sweep.dir="]], ids=str)
+def test_a_folder_without_a_name_is_refused(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, *overrides]) == WRONG_INPUT
+    assert overrides[-1][:-1] in capsys.readouterr().err
     assert not list(Path().glob("*.json"))
 
 
@@ -150,9 +150,9 @@ def test_failing_trial_does_not_hide_the_others_and_the_worst_code_wins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Whether an agent fits the environment is found when its trial begins: the others are wanted anyway.
-    words = ["-m", *QUICK[1:], "env.max_frame=128", "agent=sarsa,random", "env=pendulum"]
-    words += ["hydra/launcher=basic"]
-    assert main(words) == WRONG_INPUT
+    overrides = ["-m", *QUICK[1:], "env.max_frame=128", "agent=sarsa,random", "env=pendulum"]
+    overrides += ["hydra/launcher=basic"]
+    assert main(overrides) == WRONG_INPUT
     (experiment,) = Path("runs").iterdir()
     assert "_experiment_" in experiment.name
     assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_random_pendulum"]
@@ -186,10 +186,10 @@ def test_train_returns_the_result_and_works_twice_in_one_process() -> None:
     assert (first.folder / "config.yaml").exists()
 
 
-@pytest.mark.parametrize("words", ["env=pong", [1]])
-def test_train_takes_a_list_of_words(words: Any) -> None:
+@pytest.mark.parametrize("overrides", ["env=pong", [1]])
+def test_train_takes_a_list_of_overrides(overrides: Any) -> None:
     with pytest.raises(InputError) as refused:
-        labrl.train(words)
+        labrl.train(overrides)
     assert (refused.value.code, refused.value.exit_code) == ("usage", WRONG_INPUT)
 
 

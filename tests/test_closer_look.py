@@ -36,14 +36,14 @@ NEEDED = {"c51": RANGE, "rainbow": RANGE}
 CLOSE = ["meta.log=histograms", "meta.gradient_noise=true", "meta.tensorboard=true"]
 
 
-def run(folder: Path, *words: str) -> Path:
-    assert main([*words, f"hydra.run.dir={folder}"]) == 0
+def run(folder: Path, *overrides: str) -> Path:
+    assert main([*overrides, f"hydra.run.dir={folder}"]) == 0
     return folder / "session_0"
 
 
 def short(agent: str, task: str) -> list[str]:
     frames = ["env.max_frame=640", "meta.log_frequency=80", "meta.eval_frequency=320"]
-    return [*(word for word in small(agent, task) if word != "meta.tensorboard=false"), *frames]
+    return [*(override for override in small(agent, task) if override != "meta.tensorboard=false"), *frames]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def short(agent: str, task: str) -> list[str]:
 def test_looking_closer_adds_columns_and_histograms_and_changes_nothing(
     agent: str, task: str, tmp_path: Path
 ) -> None:
-    words = short(agent, task)
-    plain = run(tmp_path / "plain", *words, "meta.tensorboard=false")
-    close = run(tmp_path / "close", *words, *CLOSE)
+    overrides = short(agent, task)
+    plain = run(tmp_path / "plain", *overrides, "meta.tensorboard=false")
+    close = run(tmp_path / "close", *overrides, *CLOSE)
     assert unequal(state(plain), state(close)) == []
     few, many = rows(plain / "train.csv"), rows(close / "train.csv")
     assert [{name: row[name] for name in few[0]} for row in many] == few
@@ -89,9 +89,9 @@ def test_looking_closer_adds_columns_and_histograms_and_changes_nothing(
 
 
 def test_outputs_are_seen_where_workers_compute_with_narrow_or_packed_weights(tmp_path: Path) -> None:
-    words = ["meta.precision=bf16", "env.num_envs=2", "agent.horizon=8", "agent.batch_size=16"]
+    overrides = ["meta.precision=bf16", "env.num_envs=2", "agent.horizon=8", "agent.batch_size=16"]
     frames = ["env.max_frame=32", "meta.log_frequency=16", "meta.max_session=1", "wandb=disabled"]
-    folder = run(tmp_path / "run", "agent=ppo", "env=pong", *words, *frames, *CLOSE)
+    folder = run(tmp_path / "run", "agent=ppo", "env=pong", *overrides, *frames, *CLOSE)
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"histograms": 0})
     events.Reload()
     torso = "outputs/actor_critic/policy_torso"
@@ -99,15 +99,15 @@ def test_outputs_are_seen_where_workers_compute_with_narrow_or_packed_weights(tm
 
 
 def test_norms_and_noise_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path: Path) -> None:
-    words = [
+    overrides = [
         *short("ppo", "cartpole"),
         *CLOSE,
         "meta.log=norms",
         "meta.tensorboard=false",
         "meta.log_frequency=40",
     ]
-    unbroken = run(tmp_path / "unbroken", *words)
-    broken = run(tmp_path / "broken", *words, "env.max_frame=360")
+    unbroken = run(tmp_path / "unbroken", *overrides)
+    broken = run(tmp_path / "broken", *overrides, "env.max_frame=360")
     assert main([f"+resume={broken.parent}", "env.max_frame=640"]) == 0
     assert rows(broken / "train.csv") == rows(unbroken / "train.csv")
 
@@ -165,17 +165,17 @@ def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "said"),
     [
         (["meta.log=histograms", "meta.tensorboard=false"], "meta.log=norms"),
         (["agent=crossq", "meta.gradient_noise=true"], "meta.gradient_noise=false"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quiet = [word for word in QUIET if word != "meta.tensorboard=false"]
-    assert main([*quiet, *words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    quiet = [override for override in QUIET if override != "meta.tensorboard=false"]
+    assert main([*quiet, *overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
     assert said in capsys.readouterr().err
 
 

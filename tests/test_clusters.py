@@ -31,14 +31,14 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def launcher(*words: str) -> Any:
-    return compose([*words], with_hydra=True).hydra.launcher
+def launcher(*overrides: str) -> Any:
+    return compose([*overrides], with_hydra=True).hydra.launcher
 
 
 @needs_submitit
 @needs_proc
 def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_path: Path) -> None:
-    words = [
+    overrides = [
         *QUICK,
         PACED,
         "env.max_frame=1e9",
@@ -47,7 +47,7 @@ def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_pat
         "seed=0,1",
     ]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
-    with started(*words) as process:
+    with started(*overrides) as process:
         wait_for(lambda: frame(first) and frame(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
@@ -67,9 +67,15 @@ def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_pat
 @needs_proc
 @pytest.mark.slow
 def test_ctrl_c_stops_the_jobs_of_submitit_with_what_they_reached(tmp_path: Path) -> None:
-    words = [*QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=submitit_local"]
+    overrides = [
+        *QUICK,
+        PACED,
+        "env.max_frame=1e9",
+        "meta.log_frequency=1e6",
+        "hydra/launcher=submitit_local",
+    ]
     trial = tmp_path / "e" / "0_random_cartpole"
-    with started(*words, "seed=0") as process:
+    with started(*overrides, "seed=0") as process:
         wait_for(lambda: frame(trial), process)
         os.killpg(process.pid, signal.SIGINT)
         said, _ = process.communicate()
@@ -93,12 +99,12 @@ def test_slurm_asks_for_what_the_trial_needs_and_comes_back_after_preemption() -
 def test_a_launch_that_slurm_refuses_leaves_nothing_and_asks_nothing_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], resumed: bool
 ) -> None:
-    words = ["-m", *QUICK, "hydra.sweep.dir=e", "seed=0,1"]
+    overrides = ["-m", *QUICK, "hydra.sweep.dir=e", "seed=0,1"]
     asked = ["hydra/launcher=submitit_slurm", "meta.num_cpus=64", "meta.num_gpus=1"]
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert main([*words, *asked]) == 2
+    assert main([*overrides, *asked]) == 2
     assert "hydra/launcher=submitit_slurm" in capfd.readouterr().err
     assert not Path("e").exists()
 
@@ -108,8 +114,8 @@ def test_a_launch_that_slurm_refuses_leaves_nothing_and_asks_nothing_of_this_mac
         program.chmod(0o755)
     monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "bin" / name))
     if resumed:
-        assert main([*words, ONE_PROCESS]) == 0
-    assert main(["-m", "+resume=e", "seed=0,1,2", *asked] if resumed else [*words, *asked]) == 2
+        assert main([*overrides, ONE_PROCESS]) == 0
+    assert main(["-m", "+resume=e", "seed=0,1,2", *asked] if resumed else [*overrides, *asked]) == 2
     told = capfd.readouterr().err
     assert "hydra.launcher" in told
     assert "sbatch: error: invalid partition specified: gpu" in told, "what the cluster said"
@@ -148,10 +154,17 @@ def test_ray_asks_for_what_the_trial_needs() -> None:
 @needs_ray
 @needs_proc
 def test_ray_runs_trials_of_which_one_may_be_killed(tmp_path: Path) -> None:
-    words = [*QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e6", "hydra/launcher=ray", "seed=0,1"]
-    words += ["hydra.launcher.ray.init.num_cpus=2", "hydra.launcher.ray.init.include_dashboard=false"]
+    overrides = [
+        *QUICK,
+        PACED,
+        "env.max_frame=1e9",
+        "meta.log_frequency=1e6",
+        "hydra/launcher=ray",
+        "seed=0,1",
+    ]
+    overrides += ["hydra.launcher.ray.init.num_cpus=2", "hydra.launcher.ray.init.include_dashboard=false"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
-    with started(*words) as process:
+    with started(*overrides) as process:
         wait_for(lambda: frame(first) and frame(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
@@ -190,7 +203,7 @@ def resumed(trials: list[Path]) -> int:
 
 
 ON_TWO_NODES = [
-    *(word for word in QUICK if "max_frame" not in word),
+    *(override for override in QUICK if "max_frame" not in override),
     "env.max_frame=30000",
     "meta.log_frequency=2000",
     "hydra/launcher=ray",
@@ -202,8 +215,8 @@ ON_TWO_NODES = [
 @pytest.mark.slow
 def test_trials_of_a_grid_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path, two_nodes: Any) -> None:
     trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
-    words = [*ON_TWO_NODES, f"hydra.launcher.ray.init.address={two_nodes.address}", "seed=0,1"]
-    with started(*words, "hydra.launcher.ray.remote.max_retries=3") as process:
+    overrides = [*ON_TWO_NODES, f"hydra.launcher.ray.init.address={two_nodes.address}", "seed=0,1"]
+    with started(*overrides, "hydra.launcher.ray.remote.max_retries=3") as process:
         lose_a_node(two_nodes, process, trials)
         said, _ = process.communicate()
     assert process.returncode == 0, said
@@ -218,13 +231,13 @@ def test_trials_of_a_grid_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path
 @pytest.mark.slow
 def test_trials_of_a_search_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path, two_nodes: Any) -> None:
     trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(3)]
-    words = [
+    overrides = [
         *ON_TWO_NODES,
         f"hydra.launcher.ray.init.address={two_nodes.address}",
         *("hydra/sweeper=optuna", "meta.max_trial=3", "search.confirm=null", "search/pruner=median"),
         *("search.pruner.startup_trials=9", "meta.eval_frequency=10000", "env.num_envs=1,2", "seed=1"),
     ]
-    with started(*words) as process:
+    with started(*overrides) as process:
         lose_a_node(two_nodes, process, trials[:2])
         said, _ = process.communicate()
     assert process.returncode == 0, said

@@ -31,7 +31,7 @@ def spans(page: str) -> list[str]:
 
 @functools.cache
 def composed() -> list[DictConfig]:
-    return [compose(words) for words in TRIALS]
+    return [compose(overrides) for overrides in TRIALS]
 
 
 def has(node: Any, key: str) -> bool:
@@ -53,8 +53,12 @@ def test_every_key_that_is_named_exists(page: str) -> None:
 def test_every_command_composes(page: str) -> None:
     for command in spans(page):
         if command.startswith("labrl ") and "..." not in command and "<" not in command:
-            words = [word for word in command.split()[1:] if not word.startswith(("+", "-", "hydra/"))]
-            compose([word.partition(",")[0] for word in words])  # of an experiment the first trial
+            overrides = [
+                override for override in command.split()[1:] if not override.startswith(("+", "-", "hydra/"))
+            ]
+            compose(
+                [override.partition(",")[0] for override in overrides]
+            )  # of an experiment the first trial
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -67,7 +67,7 @@ def test_messages_go_both_ways_and_nothing_is_left_behind(tmp_path: Path) -> Non
         for number in (1, 2):
             process.send(number)
             assert process.receive() == 2 * number
-        assert not process.has_word()
+        assert not process.has_message()
     assert not list(tmp_path.iterdir())
 
 
@@ -100,7 +100,7 @@ def test_it_heeds_no_signal_but_ends_with_the_session(tmp_path: Path) -> None:
         pid = process.receive()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
-        assert not process.has_word(0.2)
+        assert not process.has_message(0.2)
     assert not alive(pid)
 
 

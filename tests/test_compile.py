@@ -71,9 +71,9 @@ def test_without_a_compiler_it_is_refused_before_anything_is_written(
     assert not run.exists()
 
 
-def learned(words: list[str], compiled: bool, steps: int) -> dict[str, float]:
+def learned(overrides: list[str], compiled: bool, steps: int) -> dict[str, float]:
     """Metrics of an agent after so many vector steps of environments that are told other actions."""
-    config = resolve(compose([*words, "seed=0"]))
+    config = resolve(compose([*overrides, "seed=0"]))
     env = make_env(config.env, 0, 1)
     spaces, clock = Spaces(env.observation_space, env.action_space, env.num_envs), Clock(10**6)
     compute = dataclasses.replace(Compute.choose("cpu", "fp32", 1), compiled=compiled)
@@ -96,7 +96,7 @@ def learned(words: list[str], compiled: bool, steps: int) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="torch.compile needs a C++ compiler: apt-get install g++")
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["agent=ppo", "env=cartpole", "agent.horizon=16", "agent.batch_size=64"],
         [
@@ -108,6 +108,6 @@ def learned(words: list[str], compiled: bool, steps: int) -> dict[str, float]:
         ],
     ],
 )
-def test_compiled_networks_learn_the_same(words: list[str]) -> None:
-    plain, compiled = (learned(words, compiled, steps=40) for compiled in (False, True))
+def test_compiled_networks_learn_the_same(overrides: list[str]) -> None:
+    plain, compiled = (learned(overrides, compiled, steps=40) for compiled in (False, True))
     assert compiled == pytest.approx(plain, rel=1e-4, abs=1e-5, nan_ok=True)

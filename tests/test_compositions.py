@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from labrl.config.compose import compose
 from labrl.errors import InputError
 
-WORDS = [
+OVERRIDES = [
     "",
     "agent=dqn env=pong agent/memory=prioritized agent.lr=1e-3",
     "agent=dqn agent/memory=uniform",
@@ -28,15 +28,15 @@ WORDS = [
 FRESH = """
 import json, sys
 sys.path.insert(0, {tests!r})
-from test_compositions import WORDS, composed
-print(json.dumps([composed(words) for words in WORDS]))
+from test_compositions import OVERRIDES, composed
+print(json.dumps([composed(overrides) for overrides in OVERRIDES]))
 """
 
 
-def composed(words: str) -> Any:
+def composed(overrides: str) -> Any:
     """Return all that is composed, Hydra's own node included, or the mistakes."""
     try:
-        cfg = compose(words.split(" ") if words else [], with_hydra=True)
+        cfg = compose(overrides.split(" ") if overrides else [], with_hydra=True)
     except InputError as error:
         return [[one.code, one.key] for one in error.mistakes]
     return OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
@@ -45,9 +45,9 @@ def composed(words: str) -> Any:
 def test_a_remembered_composition_is_the_one_that_hydra_makes() -> None:
     program = FRESH.format(tests=str(Path(__file__).parent))
     fresh = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    for words, anew in zip(WORDS, json.loads(fresh.stdout), strict=True):
+    for overrides, anew in zip(OVERRIDES, json.loads(fresh.stdout), strict=True):
         for _ in range(2):
-            assert json.loads(json.dumps(composed(words))) == anew
+            assert json.loads(json.dumps(composed(overrides))) == anew
 
 
 def test_a_change_of_a_composed_configuration_is_not_remembered() -> None:

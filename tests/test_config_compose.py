@@ -68,17 +68,17 @@ def pairs() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("agent", "env"), list(pairs()))
 def test_every_agent_and_env_compose(agent: str, env: str) -> None:
-    words = [f"agent={agent}", f"env={env}"]
+    overrides = [f"agent={agent}", f"env={env}"]
     if agent in ("c51", "rainbow") and env in CONTINUOUS:
         # Nothing can be known to work there, so no preset says what the returns are like.
-        words += ["agent.value.v_min=-1", "agent.value.v_max=1"]
-    assert composed(*words).env.config.name == env
+        overrides += ["agent.value.v_min=-1", "agent.value.v_max=1"]
+    assert composed(*overrides).env.config.name == env
 
 
 @pytest.mark.parametrize("meta", METAS)
-@pytest.mark.parametrize("words", [("env=bipedal_walker",), ("env=pong",), ("agent=random",)], ids=str)
-def test_every_meta_composes_with_any_agent_and_env(meta: str, words: tuple[str, ...]) -> None:
-    composed(f"meta={meta}", *words)
+@pytest.mark.parametrize("overrides", [("env=bipedal_walker",), ("env=pong",), ("agent=random",)], ids=str)
+def test_every_meta_composes_with_any_agent_and_env(meta: str, overrides: tuple[str, ...]) -> None:
+    composed(f"meta={meta}", *overrides)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -94,7 +94,7 @@ def test_every_game_composes_without_a_file_of_its_own() -> None:
         assert source.is_config(f"env/{game}")
         content = source.load_config(f"env/{game}").config
         assert content == {"defaults": ["atari", "_self_"], "game": game}
-    # They differ in that one word, so a few stand for all in the slow part.
+    # They differ in that one override, so a few stand for all in the slow part.
     for game in games()[::12]:
         cfg = compose([f"env={game}"])
         assert (cfg.env.game, cfg.env.name, cfg.env.sticky_actions) == (game, game, 0.25)
@@ -207,12 +207,12 @@ def test_a_part_has_its_presets_wherever_it_is_used_and_nowhere_else() -> None:
         cfg = compose([*f"agent={agent}".split(), "env=pong"])
         assert (cfg.agent.value.v_min, cfg.agent.value.v_max) == (-10, 10)
     assert compose(["agent=dqn", "env=pong"]).agent.exploration.epsilon.horizon == 250_000
-    for words in (
+    for overrides in (
         ["agent=rainbow"],
         ["agent=dqn", "agent/exploration=boltzmann"],
         ["agent=dqn", "agent/target=polyak"],
     ):
-        composed(*words, "env=pong")
+        composed(*overrides, "env=pong")
     cfg = compose(["agent=dqn", "env=pong", "preset=none"])
     assert (cfg.agent.exploration.epsilon.horizon, cfg.agent.memory.storage) == (10_000, "ram")
 
@@ -231,7 +231,7 @@ def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() ->
 
 
 @pytest.mark.parametrize(
-    ("words", "optimizer"),
+    ("overrides", "optimizer"),
     [
         (["agent=a2c"], "RMSProp"),
         (["agent=a2c", "env=pong"], "RMSProp"),
@@ -243,22 +243,22 @@ def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() ->
         (["agent=a2c", "agent/optimizer=adam"], "Adam"),
     ],
 )
-def test_a_preset_can_have_an_optimizer_of_another_kind(words: list[str], optimizer: str) -> None:
-    assert composed(*words).agent.config.optimizer.target == f"labrl.learning.optimizers.{optimizer}"
-    cfg = compose(words, with_hydra=True)
+def test_a_preset_can_have_an_optimizer_of_another_kind(overrides: list[str], optimizer: str) -> None:
+    assert composed(*overrides).agent.config.optimizer.target == f"labrl.learning.optimizers.{optimizer}"
+    cfg = compose(overrides, with_hydra=True)
     recorded = choices_of(cfg.hydra)["agent/optimizer"]
-    assert compose([*words, f"agent/optimizer={recorded}"]).agent == cfg.agent
+    assert compose([*overrides, f"agent/optimizer={recorded}"]).agent == cfg.agent
     assert recorded in OPTIMIZERS
     assert all((CONFIGS / group).is_dir() for group in choices_of(cfg.hydra))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_optimizer_that_is_chosen_replaces_every_key_of_that_of_a_preset(optimizer: str) -> None:
-    words = ["agent=a2c", f"agent/optimizer={optimizer}", "preset=none"]
-    chosen = compose(words).agent.optimizer
+    overrides = ["agent=a2c", f"agent/optimizer={optimizer}", "preset=none"]
+    chosen = compose(overrides).agent.optimizer
     if optimizer == "auto":
         chosen = compose(["agent=a2c", "agent/optimizer=adam"]).agent.optimizer
-    assert compose([*words[:2], "env=lunar_lander"]).agent.optimizer == chosen
+    assert compose([*overrides[:2], "env=lunar_lander"]).agent.optimizer == chosen
 
 
 def applied(text: str) -> list[str]:
@@ -267,7 +267,7 @@ def applied(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "files"),
+    ("overrides", "files"),
     [
         ("", "ppo_cartpole"),
         ("agent=random", ""),
@@ -288,8 +288,8 @@ def applied(text: str) -> list[str]:
         ("search=sac env=pendulum", "sac_pendulum"),
     ],
 )
-def test_the_presets_that_apply_are_listed_from_weak_to_strong(words: str, files: str) -> None:
-    text = applied_presets(words.split())
+def test_the_presets_that_apply_are_listed_from_weak_to_strong(overrides: str, files: str) -> None:
+    text = applied_presets(overrides.split())
     assert [name for name in applied(text) if name in PRESETS] == files.split()
     assert all(Path(line).is_file() for line in text.splitlines() if files and not line.startswith(" "))
 
@@ -314,9 +314,9 @@ def test_users_preset_for_a_part_applies(tmp_path: Path) -> None:
     (tmp_path / "preset").mkdir()
     text = "# @package _global_\nagent: {target: {tau: 0.25}}\n"
     (tmp_path / "preset" / "polyak_cartpole.yaml").write_text(text)
-    words = ["agent=dqn", "env=cartpole"]
-    assert compose([*words, "agent/target=polyak"], tmp_path).agent.target.tau == 0.25
-    assert "tau" not in compose(words, tmp_path).agent.target
+    overrides = ["agent=dqn", "env=cartpole"]
+    assert compose([*overrides, "agent/target=polyak"], tmp_path).agent.target.tau == 0.25
+    assert "tau" not in compose(overrides, tmp_path).agent.target
 
 
 @pytest.mark.parametrize("part", ["memory", "exploration", "value", "target"])
@@ -363,11 +363,11 @@ def test_dev_has_rollouts_of_whole_episodes_too() -> None:
     assert config.env.config.max_frame == 2 * 64 * config.env.config.num_envs
 
 
-@pytest.mark.parametrize("word", ["env.num_envs=few", "agent.horizon=long"])
-def test_dev_leaves_a_wrong_number_to_the_key_that_has_it(word: str) -> None:
+@pytest.mark.parametrize("override", ["env.num_envs=few", "agent.horizon=long"])
+def test_dev_leaves_a_wrong_number_to_the_key_that_has_it(override: str) -> None:
     with pytest.raises(InputError) as caught:
-        composed("meta=dev", word)
-    assert caught.value.key == word.partition("=")[0]
+        composed("meta=dev", override)
+    assert caught.value.key == override.partition("=")[0]
 
 
 def test_dev_lets_learning_from_replay_start() -> None:
@@ -453,16 +453,16 @@ def test_a_users_preset_can_build_on_one_of_labrls(tmp_path: Path) -> None:
     for group in ("agent", "preset"):
         (tmp_path / group).mkdir()
     (tmp_path / "agent" / "my_dqn.yaml").write_text("defaults:\n  - dqn\n  - _self_\nbatch_size: 16\n")
-    words = ["agent=my_dqn", "env=cartpole"]
-    assert compose(words, tmp_path).agent.batch_size == 16
+    overrides = ["agent=my_dqn", "env=cartpole"]
+    assert compose(overrides, tmp_path).agent.batch_size == 16
     text = "# @package _global_\ndefaults:\n  - dqn_cartpole\n  - _self_\nagent: {n_step: 2}\n"
     (tmp_path / "preset" / "my_dqn_cartpole.yaml").write_text(text)
-    agent = compose(words, tmp_path).agent
+    agent = compose(overrides, tmp_path).agent
     assert (agent.n_step, agent.batch_size) == (2, 128)
 
 
 @pytest.mark.parametrize(
-    ("words", "reward"),
+    ("overrides", "reward"),
     [
         (["env=pendulum"], {"NormalizeReward": {"gamma", "clip", "epsilon", "window"}}),
         (
@@ -481,9 +481,9 @@ def test_a_users_preset_can_build_on_one_of_labrls(tmp_path: Path) -> None:
     ],
 )
 def test_a_transform_that_is_chosen_replaces_that_of_a_preset_or_of_the_environment(
-    words: list[str], reward: dict[str, set[str]]
+    overrides: list[str], reward: dict[str, set[str]]
 ) -> None:
-    found = compose(words).transforms.reward
+    found = compose(overrides).transforms.reward
     keys = {} if found is None else {found._target_.rpartition(".")[2]: {*found} - {"_target_"}}
     assert keys == reward
-    resolve(compose(words))
+    resolve(compose(overrides))

@@ -38,10 +38,10 @@ UNKNOWN_KEYS = {
 """Typed overrides and the suggestion in the message."""
 
 
-@pytest.mark.parametrize("word", UNKNOWN_KEYS)
-def test_an_unknown_key_is_answered_with_the_nearest(word: str) -> None:
-    with refused("unknown-key", word.lstrip("+").partition("=")[0], UNKNOWN_KEYS[word]):
-        resolve(compose([word]))
+@pytest.mark.parametrize("override", UNKNOWN_KEYS)
+def test_an_unknown_key_is_answered_with_the_nearest(override: str) -> None:
+    with refused("unknown-key", override.lstrip("+").partition("=")[0], UNKNOWN_KEYS[override]):
+        resolve(compose([override]))
 
 
 UNKNOWN_OPTIONS = {
@@ -65,24 +65,24 @@ UNKNOWN_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("word", UNKNOWN_OPTIONS)
-def test_an_unknown_option_is_answered_with_the_nearest(word: str) -> None:
+@pytest.mark.parametrize("override", UNKNOWN_OPTIONS)
+def test_an_unknown_option_is_answered_with_the_nearest(override: str) -> None:
     """The nearest comes first, and a command that lists all of them after it."""
-    group = word.partition("=")[0]
+    group = override.partition("=")[0]
     lists = {"env": "labrl-envs", "meta": "Known: "}.get(group, "labrl --help")
-    with refused("unknown-option", group, word, UNKNOWN_OPTIONS[word], lists):
-        compose([word])
+    with refused("unknown-option", group, override, UNKNOWN_OPTIONS[override], lists):
+        compose([override])
 
 
-def test_a_key_below_what_another_word_took_away_names_that_word() -> None:
+def test_a_key_below_what_another_word_took_away_names_that_override() -> None:
     with refused("unknown-key", "agent.lr.start", "agent.lr=null"):
         compose(["agent.lr=null", "agent.lr.start=3"])
 
 
 def test_a_group_of_keys_that_another_does_not_have_is_shown_how_to_add_and_how_to_replace() -> None:
-    word = "env.kwargs={gravity: -5}"
-    with refused("unknown-key", "env.kwargs.gravity", "+env.kwargs.gravity=-5", f"~env.kwargs '+{word}'"):
-        compose([word])
+    override = "env.kwargs={gravity: -5}"
+    with refused("unknown-key", "env.kwargs.gravity", "+env.kwargs.gravity=-5", f"~env.kwargs '+{override}'"):
+        compose([override])
 
 
 def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
@@ -149,11 +149,11 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("word", UNREADABLE)
-def test_bad_syntax_shows_how_to_write_it(word: str) -> None:
-    key, shown = UNREADABLE[word]
-    with refused("syntax", key, word, shown):
-        compose([word])
+@pytest.mark.parametrize("override", UNREADABLE)
+def test_bad_syntax_shows_how_to_write_it(override: str) -> None:
+    key, shown = UNREADABLE[override]
+    with refused("syntax", key, override, shown):
+        compose([override])
 
 
 @pytest.mark.parametrize("agent", ["a2c", "ppo"])
@@ -188,11 +188,11 @@ TAKEN_AWAY = {
 }
 
 
-@pytest.mark.parametrize("word", TAKEN_AWAY)
-def test_a_key_that_is_taken_away_is_refused_with_what_to_type(word: str) -> None:
-    error = mistaken(word)
-    assert (error.code, str(error.key).startswith(word[1:].replace("/", "."))) == ("missing", True)
-    assert TAKEN_AWAY[word] in str(error)
+@pytest.mark.parametrize("override", TAKEN_AWAY)
+def test_a_key_that_is_taken_away_is_refused_with_what_to_type(override: str) -> None:
+    error = mistaken(override)
+    assert (error.code, str(error.key).startswith(override[1:].replace("/", "."))) == ("missing", True)
+    assert TAKEN_AWAY[override] in str(error)
 
 
 def test_a_key_that_is_taken_away_and_given_again_is_no_mistake() -> None:
@@ -210,9 +210,9 @@ def test_a_component_of_labrl_in_a_file_of_ones_own_needs_every_key(tmp_path: Pa
     assert ("missing", "agent.optimizer.eps") in {(one.code, one.key) for one in caught.value.mistakes}
 
 
-@pytest.mark.parametrize("word", ["agent=xyz", "agent=foo", "agent=trpo", "env=xx"])
-def test_nothing_is_suggested_where_nothing_is_near(word: str) -> None:
-    assert "Did you mean" not in str(mistaken(word))
+@pytest.mark.parametrize("override", ["agent=xyz", "agent=foo", "agent=trpo", "env=xx"])
+def test_nothing_is_suggested_where_nothing_is_near(override: str) -> None:
+    assert "Did you mean" not in str(mistaken(override))
 
 
 def test_null_among_choices_is_shown_the_way_that_can_hold_it() -> None:
@@ -250,6 +250,6 @@ def test_recipes_of_ones_own_are_known_too_in_folders_or_not(tmp_path: Path) -> 
         path = tmp_path / f"{name}.yaml"
         path.parent.mkdir(parents=True)
         path.write_text("# @package _global_\nseed: 1\n")
-    for word, meant in {"experiment=bets": "experiment=best", "+mine=deep/on": "mine=deep/one"}.items():
-        with refused("unknown-option", word.lstrip("+").partition("=")[0], f"Did you mean {meant}?"):
-            compose([word], tmp_path)
+    for override, meant in {"experiment=bets": "experiment=best", "+mine=deep/on": "mine=deep/one"}.items():
+        with refused("unknown-option", override.lstrip("+").partition("=")[0], f"Did you mean {meant}?"):
+            compose([override], tmp_path)

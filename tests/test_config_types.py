@@ -159,8 +159,8 @@ def test_wrong_type_or_range_is_refused_with_the_full_key(wrong: dict[str, Any],
 
 
 def test_message_contains_what_is_allowed_and_what_was_given() -> None:
-    def holds(error: InputError, *words: str) -> bool:
-        return all(word in str(error) for word in words)
+    def holds(error: InputError, *parts: str) -> bool:
+        return all(part in str(error) for part in parts)
 
     assert holds(refused(count=-1), "0", "-1")
     assert holds(refused(mode="fastt"), "'fast'", "'slow'", "'fastt'", "agent.mode=fast")

@@ -18,9 +18,9 @@ from labrl.config.keys import (
     contradictions,
     dataclasses_in,
     hints,
-    override,
     traits,
     traits_in,
+    typed_override,
 )
 from labrl.config.schema import TrialConfig
 from labrl.trial.past import refusal
@@ -155,8 +155,8 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_the_way_out_can_be_typed_into_a_shell_and_means_the_old_value(value: Any) -> None:
-    (word,) = shlex.split(override("agent.key", value))
-    parsed = OverridesParser.create().parse_override(word)
+    (override,) = shlex.split(typed_override("agent.key", value))
+    parsed = OverridesParser.create().parse_override(override)
     assert parsed.key_or_group == "agent.key"
     assert changes({"key": value}, {"key": unquoted(parsed.value())}) == []
 
@@ -167,8 +167,8 @@ def unquoted(value: Any) -> Any:
 
 def test_a_group_of_keys_is_pinned_as_one() -> None:
     value = {"kind": "linear", "start": 1e-3, "end": 0.0, "horizon": 100000}
-    (word,) = shlex.split(override("agent.lr", value))
-    assert OverridesParser.create().parse_override(word).value() == value
+    (override,) = shlex.split(typed_override("agent.lr", value))
+    assert OverridesParser.create().parse_override(override).value() == value
 
 
 def test_the_table_names_keys_values_what_they_follow_and_what_to_type() -> None:
@@ -177,5 +177,5 @@ def test_the_table_names_keys_values_what_they_follow_and_what_to_type() -> None
     rows = [line.split() for line in told.splitlines()]
     assert ["agent.lr.horizon", "100000", "200000", "follows", "env.max_frame"] in rows
     assert ["agent.new", "-", "true"] in rows
-    for word in ("agent.lr.horizon=100000", "+force=true"):
-        assert word in told.split()
+    for override in ("agent.lr.horizon=100000", "+force=true"):
+        assert override in told.split()

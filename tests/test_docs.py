@@ -49,9 +49,9 @@ def commands(page: str) -> list[str]:
     return [line.partition(" #")[0].strip() for line in lines if not line.startswith("labrl:")]
 
 
-def words_of(command: str) -> tuple[str, list[str]]:
-    program, *words = shlex.split(command)
-    return program, [word.replace("docs/examples", str(DOCS / "examples")) for word in words]
+def overrides_of(command: str) -> tuple[str, list[str]]:
+    program, *overrides = shlex.split(command)
+    return program, [override.replace("docs/examples", str(DOCS / "examples")) for override in overrides]
 
 
 @pytest.fixture(autouse=True)
@@ -63,22 +63,24 @@ SHORT = {"10000": "512", "20000": "1024", "30000": "1024", "300000": "2048"}
 """Budgets that are for people, and what a test plays instead."""
 
 
-def shortened(words: list[str]) -> list[str]:
+def shortened(overrides: list[str]) -> list[str]:
     def short(found: re.Match[str]) -> str:
         return f"env.max_frame={SHORT.get(found[1], found[1])}"
 
-    words = [re.sub(r"^env\.max_frame=(\d+)$", short, word) for word in words]
-    begins = not any(word.startswith(("+resume", "+enjoy", "--cfg", "--info", "+rerun")) for word in words)
-    if begins and not any(word.startswith("env.max_frame=") for word in words):
-        words.append("env.max_frame=1024")
-    in_process = ["hydra/launcher=basic"] if "-m" in words else []  # starting processes takes seconds
-    return [*words, *QUIET, *in_process] if begins else words
+    overrides = [re.sub(r"^env\.max_frame=(\d+)$", short, override) for override in overrides]
+    begins = not any(
+        override.startswith(("+resume", "+enjoy", "--cfg", "--info", "+rerun")) for override in overrides
+    )
+    if begins and not any(override.startswith("env.max_frame=") for override in overrides):
+        overrides.append("env.max_frame=1024")
+    in_process = ["hydra/launcher=basic"] if "-m" in overrides else []  # starting processes takes seconds
+    return [*overrides, *QUIET, *in_process] if begins else overrides
 
 
 def ran(command: str) -> int:
     """Run a command of a page with a small budget. Returns its exit code."""
-    program, words = words_of(command)
-    return PROGRAMS[program](shortened(words) if program == "labrl" else words)
+    program, overrides = overrides_of(command)
+    return PROGRAMS[program](shortened(overrides) if program == "labrl" else overrides)
 
 
 RUN = (
@@ -115,21 +117,25 @@ def test_the_commands_of_a_page_run_in_their_order(page: str, capsys: pytest.Cap
         assert ran(command) == expected, command + capsys.readouterr().err
 
 
-def composed_words(command: str) -> list[str] | None:
+def composed_overrides(command: str) -> list[str] | None:
     """Return the overrides that a command composes; None where it starts nothing."""
-    program, words = words_of(command)
+    program, overrides = overrides_of(command)
     if (
         program != "labrl"
         or PLACEHOLDER.search(command)
-        or any(w.startswith(("+resume", "+r", "+enjoy", "+fork")) for w in words)
+        or any(w.startswith(("+resume", "+r", "+enjoy", "+fork")) for w in overrides)
     ):
         return None
-    if any("interval(" in word or "choice(" in word or "range(" in word for word in words):
+    if any(
+        "interval(" in override or "choice(" in override or "range(" in override for override in overrides
+    ):
         return None  # tests/test_search_input.py reads these
-    if "-m" in words:
-        words.remove("-m")
-        words = [word.partition(",")[0] if "[" not in word else word for word in words]
-    return words if {"--cfg", "--info", "--help"} & set(words) else ["--cfg", "job", *words]
+    if "-m" in overrides:
+        overrides.remove("-m")
+        overrides = [
+            override.partition(",")[0] if "[" not in override else override for override in overrides
+        ]
+    return overrides if {"--cfg", "--info", "--help"} & set(overrides) else ["--cfg", "job", *overrides]
 
 
 COMPOSED = [
@@ -137,7 +143,7 @@ COMPOSED = [
     for page in ["../README.md", *PAGES]
     if page not in RUN
     for one in commands(page)
-    if composed_words(one)
+    if composed_overrides(one)
 ]
 
 
@@ -146,7 +152,7 @@ def test_the_commands_of_other_pages_compose(
     page: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = WRONG_INPUT if command.endswith(REFUSED) else 0
-    assert cli.main(composed_words(command)) == expected, capsys.readouterr().err
+    assert cli.main(composed_overrides(command)) == expected, capsys.readouterr().err
 
 
 def snippets() -> Iterator[tuple[str, str]]:
@@ -226,9 +232,9 @@ def test_the_page_on_commands_has_every_option(capsys: pytest.CaptureFixture[str
             assert all(option in page for option in options), name
 
 
-def test_the_table_of_enjoy_names_every_word() -> None:
-    words = set(re.findall(r"^\| `(\w+)=", text("how-to/play.md"), re.MULTILINE))
-    assert words == {field.name for field in fields(EnjoyRequest)} - {"which", "choices"}
+def test_the_table_of_enjoy_names_every_override() -> None:
+    overrides = set(re.findall(r"^\| `(\w+)=", text("how-to/play.md"), re.MULTILINE))
+    assert overrides == {field.name for field in fields(EnjoyRequest)} - {"which", "choices"}
 
 
 def test_the_table_of_resume_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,8 +268,8 @@ def test_the_agent_of_the_tutorial_resumes_exactly() -> None:
 
 
 def test_the_callback_of_the_examples_writes_its_log() -> None:
-    words = ["--config-dir", str(DOCS / "examples"), "+callbacks=episode_log", "env.max_frame=4000"]
-    assert cli.main([*words, *QUIET, "hydra.run.dir=run"]) == 0
+    overrides = ["--config-dir", str(DOCS / "examples"), "+callbacks=episode_log", "env.max_frame=4000"]
+    assert cli.main([*overrides, *QUIET, "hydra.run.dir=run"]) == 0
     (log,) = Path("run").rglob("episodes.txt")
     frames = [int(line.split()[0]) for line in log.read_text().splitlines()]
     assert frames[-1] >= 4000
@@ -271,14 +277,14 @@ def test_the_callback_of_the_examples_writes_its_log() -> None:
 
 
 def test_a_misspelt_option_of_ones_own_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing"]
-    assert cli.main([*words, "+agent.nois=1"]) == WRONG_INPUT
+    overrides = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing"]
+    assert cli.main([*overrides, "+agent.nois=1"]) == WRONG_INPUT
     told = capsys.readouterr().err
     assert "agent.nois" in told
     assert "agent.noise?" in told
 
 
 def test_ones_own_agent_refuses_environments_that_it_cannot_play(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing", "env=pendulum"]
-    assert cli.main([*words, *QUIET]) == WRONG_INPUT
+    overrides = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing", "env=pendulum"]
+    assert cli.main([*overrides, *QUIET]) == WRONG_INPUT
     assert "agent=hill_climbing" in capsys.readouterr().err

@@ -50,8 +50,8 @@ def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(
 ) -> None:
     """The first update, from weights that are not the target's: computed here from the papers alone."""
     made, seen = memories(monkeypatch), minibatches(monkeypatch)
-    words = (*EARLY, f"agent.double={double}", f"agent/memory={memory}", "agent.max_grad_norm=0.5")
-    agent, clock, _ = build(config_of("dqn", *words, "agent.lr=1e-2"), VECTOR)
+    overrides = (*EARLY, f"agent.double={double}", f"agent/memory={memory}", "agent.max_grad_norm=0.5")
+    agent, clock, _ = build(config_of("dqn", *overrides, "agent.lr=1e-2"), VECTOR)
     network, target = agent.modules()["q_network"], copy.deepcopy(agent.modules()["target"])
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -126,8 +126,8 @@ def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> No
 
 
 def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
-    words = (*EARLY, "agent/target=polyak", "agent.target.tau=0.25")
-    agent, clock, _ = build(config_of("dqn", *words), VECTOR)
+    overrides = (*EARLY, "agent/target=polyak", "agent.target.tau=0.25")
+    agent, clock, _ = build(config_of("dqn", *overrides), VECTOR)
     network, target = agent.modules().values()
     world, average = Noise(VECTOR, 4), weights_of(network)
     for _ in range(30):
@@ -158,10 +158,10 @@ def test_updates_per_frame_are_kept_exactly_for_any_number_of_environments(
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"), [("0.1", Fraction(1, 10)), ("4", Fraction(4)), ("1/3", Fraction(1, 3))]
+    ("override", "expected"), [("0.1", Fraction(1, 10)), ("4", Fraction(4)), ("1/3", Fraction(1, 3))]
 )
-def test_updates_per_frame_are_read_as_they_are_written(word: str, expected: Fraction) -> None:
-    assert config_of("dqn", f"agent.updates_per_frame={word}").agent.config.updates_per_frame == expected
+def test_updates_per_frame_are_read_as_they_are_written(override: str, expected: Fraction) -> None:
+    assert config_of("dqn", f"agent.updates_per_frame={override}").agent.config.updates_per_frame == expected
 
 
 def test_warm_up_is_random_or_the_policys() -> None:
@@ -199,15 +199,15 @@ def test_two_runs_are_equal_bit_for_bit(agent: str, space: gym.Space) -> None:
 @pytest.mark.parametrize("steps", [6, 25])
 def test_a_restored_agent_has_the_same_future(agent: str, steps: int) -> None:
     """Saved before there was an update and after; the ring of the memory has wrapped."""
-    words = (*EARLY, "agent.memory.capacity=80")
-    unbroken, clock, streams = build(config_of(agent, *words), VECTOR)
+    overrides = (*EARLY, "agent.memory.capacity=80")
+    unbroken, clock, streams = build(config_of(agent, *overrides), VECTOR)
     world = Noise(VECTOR, 4)
     play(unbroken, clock, world, steps)
     state, drawn = copy.deepcopy(unbroken.state_dict()), copy.deepcopy(streams.state_dict())
     frame, same_world = clock.frame, copy.deepcopy(world)
     assert play(unbroken, clock, world, 15) > 0
 
-    restored, clock, streams = build(config_of(agent, *words), VECTOR)
+    restored, clock, streams = build(config_of(agent, *overrides), VECTOR)
     restored.load_state_dict(state)
     streams.load_state_dict(drawn)
     clock.tick(frame)
@@ -280,8 +280,8 @@ def test_metrics_have_the_same_keys_before_and_after_learning(agent: str) -> Non
 
 def test_schedules_follow_the_clock() -> None:
     falling = "{kind: linear, start: 1.0, end: 0.0, horizon: 100}"
-    words = ("~agent.lr", f"+agent.lr={falling}", f"agent.exploration.epsilon={falling}")
-    agent, clock, _ = build(config_of("dqn", *words), VECTOR)
+    overrides = ("~agent.lr", f"+agent.lr={falling}", f"agent.exploration.epsilon={falling}")
+    agent, clock, _ = build(config_of("dqn", *overrides), VECTOR)
     clock.tick(25)
     metrics = agent.metrics()
     assert (metrics["lr"], metrics["exploration"]) == (0.75, 0.75)

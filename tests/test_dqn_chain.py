@@ -32,8 +32,8 @@ def learned(config: TrialConfig, agent: DQN, states: int) -> NDArray:
         return value.expected(agent.modules()["q_network"](torch.eye(states)).outputs).numpy()
 
 
-def learn(world: Any, agent_name: str, *words: str, steps: int) -> NDArray:
-    config = config_of(agent_name, *LEARNING, *words)
+def learn(world: Any, agent_name: str, *overrides: str, steps: int) -> NDArray:
+    config = config_of(agent_name, *LEARNING, *overrides)
     agent, clock, _ = build(config, world.SPACE, num_envs=8)
     play(agent, clock, world(8), steps)
     return learned(config, agent, world.STATES)
@@ -66,16 +66,16 @@ def test_exploring_by_itself_it_comes_to_act_well(agent: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("agent.value.loss=squared",), ("agent/target=polyak", "agent.target.tau=0.05")]
+    "overrides", [("agent.value.loss=squared",), ("agent/target=polyak", "agent.target.tau=0.05")]
 )
-def test_the_other_loss_and_the_other_target_find_them_too(words: tuple[str, ...]) -> None:
-    learning = [word for word in LEARNING if not word.startswith("agent.target")]
-    config = config_of("dqn", *learning, *RANDOM, *words)
+def test_the_other_loss_and_the_other_target_find_them_too(overrides: tuple[str, ...]) -> None:
+    learning = [override for override in LEARNING if not override.startswith("agent.target")]
+    config = config_of("dqn", *learning, *RANDOM, *overrides)
     agent, clock, _ = build(config, Chain.SPACE, num_envs=8)
     play(agent, clock, Chain(8), 500)
     np.testing.assert_allclose(learned(config, agent, Chain.STATES), Chain.best_values(), atol=0.05)
 
 
 def test_boltzmann_exploration_finds_them_too() -> None:
-    words = ("agent/exploration=boltzmann", "agent.exploration.temperature=1.0")
-    np.testing.assert_allclose(learn(Chain, "dqn", *words, steps=500), Chain.best_values(), atol=0.05)
+    overrides = ("agent/exploration=boltzmann", "agent.exploration.temperature=1.0")
+    np.testing.assert_allclose(learn(Chain, "dqn", *overrides, steps=500), Chain.best_values(), atol=0.05)

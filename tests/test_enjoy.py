@@ -28,8 +28,8 @@ RUNS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the runs."""
     path = tmp_path_factory.mktemp("runs") / "runs"
-    for name, words in RUNS.items():
-        assert labrl.train([*words, "meta.videos=false", f"hydra.run.dir={path / name}"]).exit_code == 0
+    for name, overrides in RUNS.items():
+        assert labrl.train([*overrides, "meta.videos=false", f"hydra.run.dir={path / name}"]).exit_code == 0
     return path
 
 
@@ -44,9 +44,9 @@ def enjoyed(run: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def refused(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
     capsys.readouterr()
-    assert main(list(words)) == 2
+    assert main(list(overrides)) == 2
     told = capsys.readouterr().err
     assert "Traceback" not in told
     return told
@@ -108,15 +108,15 @@ def test_a_run_that_is_going_on_or_was_killed_can_be_enjoyed(folder: Path) -> No
 
 def test_greedy_and_the_checkpoint_are_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folder / "ppo_cartpole"
-    for words in (["checkpoint=latest", "greedy=true"], ["checkpoint=2.2e3"], ["checkpoint=best"]):
-        assert main([f"+enjoy={run}", "episodes=1", "videos=0", *words]) == 0
+    for overrides in (["checkpoint=latest", "greedy=true"], ["checkpoint=2.2e3"], ["checkpoint=best"]):
+        assert main([f"+enjoy={run}", "episodes=1", "videos=0", *overrides]) == 0
     found = [json.loads(path.read_text()) for path in (run / "enjoy").glob("*/result.json")]
     assert {(2400, True), (2200, False)} <= {(result["frame"], result["greedy"]) for result in found}
     said = capsys.readouterr().out
     assert "2,400" in said
     assert "2,200" in said
     told = refused(capsys, f"+enjoy={run}", "checkpoint=77")
-    assert all(word in told for word in ("checkpoint=77", "2400, 2200, 2000", "best"))
+    assert all(part in told for part in ("checkpoint=77", "2400, 2200, 2000", "best"))
     told = refused(capsys, f"+enjoy={folder / 'random_pendulum'}", "greedy=true")
     assert "greedy=true" in told
     assert "labrl.agents.random.RandomAgent" in told
@@ -126,8 +126,12 @@ def test_latest_is_the_newest_run_that_agrees(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    for words, name in (([], "random_pendulum"), (["env=pong"], "rainbow_pong"), (["agent=ppo"], "ppo_cart")):
-        assert main(["+enjoy=latest", "episodes=1", "videos=0", *words]) == 0
+    for overrides, name in (
+        ([], "random_pendulum"),
+        (["env=pong"], "rainbow_pong"),
+        (["agent=ppo"], "ppo_cart"),
+    ):
+        assert main(["+enjoy=latest", "episodes=1", "videos=0", *overrides]) == 0
         assert capsys.readouterr().out.startswith(name)
     assert "env=breakout" in refused(capsys, "+enjoy=latest", "env=breakout")
     told = refused(capsys, "+enjoy=runs/ppo_cartpole", "env=pong")
@@ -138,8 +142,8 @@ def test_latest_is_the_newest_run_that_agrees(
 def test_the_session_with_the_best_score_plays_unless_another_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=600", "meta.max_session=2"]
-    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    overrides = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=600", "meta.max_session=2"]
+    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     scores = [session.best_return for session in result.sessions]
     best = scores.index(max(scores))
     capsys.readouterr()
@@ -168,13 +172,13 @@ WRONG: dict[str, tuple[Code, str]] = {
 }
 
 
-@pytest.mark.parametrize("word", WRONG)
-def test_what_is_wrong_is_refused(word: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"+enjoy={folder / 'ppo_cartpole'}", word]
+@pytest.mark.parametrize("override", WRONG)
+def test_what_is_wrong_is_refused(override: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [f"+enjoy={folder / 'ppo_cartpole'}", override]
     with pytest.raises(InputError) as error:
-        enjoy_request(words)
-    assert (error.value.code, error.value.key) == WRONG[word]
-    assert WRONG[word][1] in refused(capsys, *words)
+        enjoy_request(overrides)
+    assert (error.value.code, error.value.key) == WRONG[override]
+    assert WRONG[override][1] in refused(capsys, *overrides)
 
 
 def test_it_is_no_part_of_an_experiment(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,8 +209,8 @@ def test_what_is_not_there_is_refused(
 def test_a_run_whose_agent_is_gone_and_one_that_saved_nothing_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=100"]
-    run = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    overrides = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=100"]
+    run = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("labrl.agents.random.RandomAgent", "gone.Agent"))
     assert "gone.Agent" in refused(capsys, f"+enjoy={run}")

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[spaces.Space, Any, Any, str]] = {
         "[1 2]",
     ),
     "ragged": (BOX, ZEROS, [[1], [1, 2]], "Box"),
-    "words": (BOX, ZEROS, ["a"] * 4, "list"),
+    "overrides": (BOX, ZEROS, ["a"] * 4, "list"),
     "none": (BOTH, GOOD, None, "dict"),
     "missing": (BOTH, GOOD, {"d": 1}, "'x'"),
     "short": (BOTH, GOOD, {**GOOD, "x": (ZEROS,)}, "['x']"),
@@ -148,7 +148,7 @@ ANSWERS: dict[str, tuple[Any, Any, tuple[str, ...] | None]] = {
     "no reward": (None, (SEEN, None, False, False, {}), ("step 3", "reward", "None")),
     "rewards": (None, (SEEN, np.zeros(2), False, False, {}), ("reward", "[0., 0.]")),
     "no flag": (None, (SEEN, 0.0, None, False, {}), ("terminated", "None")),
-    "words": (None, (SEEN, 0.0, False, "no", {}), ("truncated", "'no'")),
+    "overrides": (None, (SEEN, 0.0, False, "no", {}), ("truncated", "'no'")),
     "flags": (None, (SEEN, 0.0, [False], False, {}), ("terminated", "[False]")),
     "fine": (None, [SEEN, SCALAR, np.bool_(False), np.array([0]), {}], None),
 }

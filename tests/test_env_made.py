@@ -64,9 +64,9 @@ def count(log: Path, what: str) -> int:
     return sum(line.startswith(what) for line in log.read_text().splitlines())
 
 
-def words(log: Path, folder: Path, *more: str) -> list[str]:
+def overrides(log: Path, folder: Path, *more: str) -> list[str]:
     return [
-        *(word for word in QUIET if not word.startswith("meta.videos")),
+        *(override for override in QUIET if not override.startswith("meta.videos")),
         *("env=gymnasium", "env.id=null", "env.name=counted", "+env.make._target_=test_env_made.Counted"),
         *(f"+env.make.log={log}", f"env.num_envs={NUM_ENVS}", "env.max_frame=600", "agent=ppo"),
         *("agent.horizon=100", "agent.batch_size=300", "meta.eval_frequency=300"),
@@ -77,27 +77,27 @@ def words(log: Path, folder: Path, *more: str) -> list[str]:
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_trial_makes_one_more_for_its_videos(masked: bool, log: Path, tmp_path: Path) -> None:
-    run = labrl.train(words(log, tmp_path / "run", f"+env.make.masked={str(masked).lower()}")).folder
+    run = labrl.train(overrides(log, tmp_path / "run", f"+env.make.masked={str(masked).lower()}")).folder
     assert len(list((run / "session_0" / "videos").iterdir())) == 2
     assert count(log, "made") == NUM_ENVS + 1
     assert count(log, "closed") == NUM_ENVS + 1
 
 
 def test_a_resume_makes_no_more(log: Path, tmp_path: Path) -> None:
-    run = labrl.train(words(log, tmp_path / "run", "meta.videos=false")).folder
+    run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
     labrl.train([f"+resume={run}", "env.max_frame=900"])
     assert count(log, "made") == count(log, "closed") == 2 * NUM_ENVS
 
 
 def test_sessions_in_processes_make_their_own_when_the_first_is_closed(log: Path, tmp_path: Path) -> None:
-    labrl.train(words(log, tmp_path / "run", "meta.videos=false", "meta.max_session=2"))
+    labrl.train(overrides(log, tmp_path / "run", "meta.videos=false", "meta.max_session=2"))
     lines = log.read_text().splitlines()
     assert lines[:2] == [f"made {os.getpid()}", f"closed {os.getpid()}"]
     assert count(log, "made") == count(log, "closed") == 2 * NUM_ENVS + 1
 
 
 def test_several_episodes_are_shown_in_one(log: Path, tmp_path: Path) -> None:
-    run = labrl.train(words(log, tmp_path / "run", "meta.videos=false")).folder
+    run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
     before = count(log, "made")
     assert main([f"+enjoy={run}", "episodes=3", "videos=3"]) == DONE
     assert len(list(run.rglob("*.mp4"))) == 3
@@ -109,7 +109,7 @@ def test_a_measurement_of_the_random_policy_makes_one_where_that_takes_long(
 ) -> None:
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("labrl.trial.baseline.SLOWLY_MADE", 0.0)
-    run = labrl.train(words(log, tmp_path / "run", "meta.videos=false")).folder
+    run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
     before = count(log, "made")
     assert ensure_baseline(run, 2.0) is not None
     assert count(log, "made") == before + 1

@@ -197,14 +197,19 @@ def test_an_evaluation_ends_where_nothing_limits_an_episode(
 def test_a_run_is_evaluated_shown_and_played_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word for word in QUIET if not word.startswith("meta.videos")]
-    words += [*OWN, "env.make={_target_: vector_env.Walks, goal: 9}", "env.num_envs=3", "env.max_frame=300"]
-    words += ["agent=random", "meta.rigorous_eval=2", "meta.eval_frequency=150"]
-    run = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    overrides = [override for override in QUIET if not override.startswith("meta.videos")]
+    overrides += [
+        *OWN,
+        "env.make={_target_: vector_env.Walks, goal: 9}",
+        "env.num_envs=3",
+        "env.max_frame=300",
+    ]
+    overrides += ["agent=random", "meta.rigorous_eval=2", "meta.eval_frequency=150"]
+    run = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     assert (run / "session_0" / "videos" / "best.mp4").exists()
     assert replay([str(run)]) == 0
     assert main([f"+enjoy={run}", "episodes=2"]) == 0
     assert len(list(run.glob("enjoy/*/*.mp4"))) == 2
     assert "Traceback" not in capsys.readouterr().err
-    assert main([*words, "+env.make.fault=resets all", f"hydra.run.dir={tmp_path / 'refused'}"]) == 2
+    assert main([*overrides, "+env.make.fault=resets all", f"hydra.run.dir={tmp_path / 'refused'}"]) == 2
     assert "reset_mask" in capsys.readouterr().err

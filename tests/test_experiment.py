@@ -55,9 +55,13 @@ def the_experiment() -> Path:
 
 
 def trials(folder: Path) -> dict[str, tuple[str, str]]:
-    """Folder and status of each trial by the words in which it differs."""
+    """Folder and status of each trial by the overrides in which it differs."""
     return {
-        " ".join(word for word in trial.overrides if word.startswith(("seed", "agent", "env=", "env.num"))): (
+        " ".join(
+            override
+            for override in trial.overrides
+            if override.startswith(("seed", "agent", "env=", "env.num"))
+        ): (
             trial.folder,
             trial.status,
         )
@@ -77,9 +81,9 @@ def frame(folder: Path) -> int:
 
 
 @contextmanager
-def started(*words: str) -> Iterator[Command]:
+def started(*overrides: str) -> Iterator[Command]:
     """The command in a process group of its own, as a terminal starts it."""
-    process = start_labrl("-m", "hydra.sweep.dir=e", *words)
+    process = start_labrl("-m", "hydra.sweep.dir=e", *overrides)
     try:
         yield process
     finally:
@@ -131,8 +135,8 @@ def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
         "        if session.config.seed == 1 and session.clock.frame == 100:\n"
         "            raise RuntimeError('a wheel came off')\n"
     )
-    words = ["+callbacks.breaking._target_=breaking.Break", "seed=0,1,2"]
-    assert main(["-m", *QUICK, *words]) == 1
+    overrides = ["+callbacks.breaking._target_=breaking.Break", "seed=0,1,2"]
+    assert main(["-m", *QUICK, *overrides]) == 1
     said = capsys.readouterr()
     assert "trial 1" in said.out
     assert "RuntimeError: a wheel came off" in said.out
@@ -157,9 +161,9 @@ def test_an_edit_that_would_change_the_past_is_refused_before_any_trial_is_touch
 
 @two_at_once
 def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
-    words = [*QUICK[:-1], "meta.tensorboard=false", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+    overrides = [*QUICK[:-1], "meta.tensorboard=false", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
-    with started(*words, PACED, "env.max_frame=1e9") as process:
+    with started(*overrides, PACED, "env.max_frame=1e9") as process:
         wait_for(lambda: frame(first) and frame(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: frame(third), process)
@@ -179,9 +183,9 @@ def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
 def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: Path) -> None:
     every, endless = "meta.log_frequency=200", "env.max_frame=1e9"
-    words = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+    overrides = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
-    with started(*words) as process:
+    with started(*overrides) as process:
         wait_for(lambda: frame(first) and frame(second), process)
         if how == "ctrl-c":
             os.killpg(process.pid, signal.SIGINT)
@@ -235,7 +239,7 @@ def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
     assert resumed() == [2, 1]
     after = {path: path.read_bytes() for path in before}
     assert after == before
-    assert {words: found for words, found in trials(folder).items() if "seed=5" in words} == {
+    assert {overrides: found for overrides, found in trials(folder).items() if "seed=5" in overrides} == {
         "agent=random env.num_envs=1 seed=5": ("2_random_cartpole", "finished")
     }
     assert len(statuses(folder)) == 3
@@ -267,10 +271,10 @@ LEARNING = [
 PPO = ["agent.horizon=32", "agent.batch_size=128", "agent.epochs=1"]
 
 
-def words_of(folder: Path) -> list[dict[str, str]]:
-    """Key and value of the words that each run below `folder` was composed with at last, by its name."""
+def overrides_of(folder: Path) -> list[dict[str, str]]:
+    """Key and value of the overrides that each run below `folder` was composed with at last, by its name."""
     found = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*/overrides.yaml"))]
-    return [dict(word.split("=", 1) for word in words) for words in found]
+    return [dict(override.split("=", 1) for override in overrides) for overrides in found]
 
 
 def the_config(run: str) -> dict[str, Any]:
@@ -280,8 +284,10 @@ def the_config(run: str) -> dict[str, Any]:
 def advice(said: str) -> list[str]:
     """The overrides that a refusal offers to keep the past as it was: of keys in its table, or +pin=true."""
     keys = {line.removeprefix("labrl:").split()[0] for line in said.splitlines() if line.strip(" labr:")}
-    words = dict.fromkeys(re.findall(r"\S+=\S+", said))
-    return [word for word in words if word.partition("=")[0] in keys or word == "+pin=true"]
+    overrides = dict.fromkeys(re.findall(r"\S+=\S+", said))
+    return [
+        override for override in overrides if override.partition("=")[0] in keys or override == "+pin=true"
+    ]
 
 
 def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
@@ -298,11 +304,11 @@ def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
         assert main(longer) == 0
         assert statuses(Path("e")) == ["finished", "finished"]
         assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [int(budget)] * 2
-        assert [words["agent.lr.horizon"] for words in words_of(Path("e"))] == ["256", "256"]
+        assert [overrides["agent.lr.horizon"] for overrides in overrides_of(Path("e"))] == ["256", "256"]
     assert main(["-m", "+resume=e", "seed=0,1,2"]) == 0
     assert [
-        (words["seed"], words["env.max_frame"], words["agent.clip_range.horizon"])
-        for words in words_of(Path("e"))
+        (overrides["seed"], overrides["env.max_frame"], overrides["agent.clip_range.horizon"])
+        for overrides in overrides_of(Path("e"))
     ] == [(str(seed), "640", "256") for seed in range(3)]
     info = json.loads((Path("e") / "experiment.json").read_text())
     assert info["command"] == ["labrl", "-m", *LEARNING, *PPO, "seed=0,1"]
@@ -325,14 +331,14 @@ def test_in_a_mixed_grid_a_pin_is_given_to_the_trials_that_have_its_key(
     pins = advice(capsys.readouterr().err)
     own = f"agent.learning_starts={the_config('e/0_dqn_cartpole')['agent']['learning_starts']}"
     assert main(["-m", "+resume=e", "env.max_frame=1152", *pins, own]) == 0
-    dqn, ppo = words_of(Path("e"))
+    dqn, ppo = overrides_of(Path("e"))
     assert statuses(Path("e")) == ["finished", "finished"]
     assert (dqn["agent.lr.horizon"], ppo["agent.lr.horizon"]) == ("1088", "1088")
     assert "agent.clip_range.horizon" in ppo
     assert "agent.clip_range.horizon" not in dqn
     assert "agent.learning_starts" not in ppo
     assert main(["-m", "+resume=e", "seed=0,1"]) == 0  # new trials are composed in the same way
-    assert len(words_of(Path("e"))) == 4
+    assert len(overrides_of(Path("e"))) == 4
     assert main(["-m", "+resume=e", "agent.nonesuch=1"]) == 2
     assert "agent.nonesuch" in capsys.readouterr().err
 
@@ -343,7 +349,7 @@ def test_trials_that_need_different_pins_are_extended_by_one_word(capsys: pytest
     pins = advice(capsys.readouterr().err)
     assert pins == ["+pin=true"]
     assert main(["-m", "+resume=e", "env.max_frame=384", *pins]) == 0
-    assert [words["agent.lr.horizon"] for words in words_of(Path("e"))] == ["128", "256"]
+    assert [overrides["agent.lr.horizon"] for overrides in overrides_of(Path("e"))] == ["128", "256"]
     assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [384, 384]
 
 
@@ -359,10 +365,10 @@ def test_edits_that_name_trials_are_for_these_alone_and_no_trial_is_forgotten(
     (Path("e") / "experiment.json").write_text(json.dumps({**info, "status": "interrupted"}))
     assert main(["-m", "+resume=e", "seed=0", "env.max_frame=384"]) == 0
     assert statuses(Path("e")) == ["finished"] * 3
-    assert [words["env.max_frame"] for words in words_of(Path("e"))] == ["384", "256", "256"]
+    assert [overrides["env.max_frame"] for overrides in overrides_of(Path("e"))] == ["384", "256", "256"]
     assert main(["-m", "+resume=e", "seed=7"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
-    assert [(words["seed"], words["env.max_frame"]) for words in words_of(Path("e"))] == [
+    assert [(overrides["seed"], overrides["env.max_frame"]) for overrides in overrides_of(Path("e"))] == [
         (seed, "512") for seed in "0127"
     ]
     capsys.readouterr()
@@ -376,7 +382,7 @@ def test_edits_that_name_trials_are_for_these_alone_and_no_trial_is_forgotten(
 
 def test_a_key_of_swept_agents_need_not_be_one_of_the_default_agent() -> None:
     assert main(["-m", *LEARNING, "agent=dqn,double_dqn", "agent.learning_starts=192", "seed=0"]) == 0
-    assert [words["agent.learning_starts"] for words in words_of(Path("e"))] == ["192", "192"]
+    assert [overrides["agent.learning_starts"] for overrides in overrides_of(Path("e"))] == ["192", "192"]
 
 
 def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
@@ -446,7 +452,7 @@ def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("overrides", "named"),
     [
         (["+resume=nowhere"], ["nowhere", "experiment.json"]),
         (["+resume=latest"], ["runs", "labrl -m +resume="]),
@@ -472,17 +478,17 @@ def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(
     ids=lambda value: value[-1] if isinstance(value, list) else None,
 )
 def test_wrong_input_is_refused_before_any_trial(
-    words: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
+    overrides: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if any("e" in word.split("=")[-1].split("/")[:1] for word in words):
+    if any("e" in override.split("=")[-1].split("/")[:1] for override in overrides):
         assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=e"]) == 0
-    if "+resume=alone" in words:
+    if "+resume=alone" in overrides:
         assert main([*QUICK, "hydra.run.dir=alone"]) == 0
     before = sorted(Path().rglob("*"))
     capsys.readouterr()
-    assert main(["-m", *words]) == WRONG_INPUT
+    assert main(["-m", *overrides]) == WRONG_INPUT
     told = capsys.readouterr()
-    assert [word for word in named if word not in told.err] == [], told.err
+    assert [part for part in named if part not in told.err] == [], told.err
     assert "Traceback" not in told.err + told.out
     assert sorted(Path().rglob("*")) == before
 
@@ -500,12 +506,16 @@ def test_mistakes_of_a_trial_keep_their_key_and_code() -> None:
     machine = Machine(cores=2, gpus=[])
     with pytest.raises(InputError) as refused:
         plan_grid(
-            [*QUICK, "env.max_frame=256,0", "seed=0"], lambda words: compose(words, with_hydra=True), machine
+            [*QUICK, "env.max_frame=256,0", "seed=0"],
+            lambda overrides: compose(overrides, with_hydra=True),
+            machine,
         )
     assert (refused.value.code, refused.value.key) == ("range", "env.max_frame")
     with pytest.raises(InputError) as refused:
         plan_grid(
-            [*QUICK, "seed=0,1", "meta.max_trial=1"], lambda words: compose(words, with_hydra=True), machine
+            [*QUICK, "seed=0,1", "meta.max_trial=1"],
+            lambda overrides: compose(overrides, with_hydra=True),
+            machine,
         )
     assert (refused.value.code, refused.value.key) == ("contradiction", "meta.max_trial")
 

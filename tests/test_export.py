@@ -55,8 +55,8 @@ def run_of(name: str, folder: Path) -> Path:
     path = folder / name
     if not path.exists():
         frames = 100 if name in ("rainbow", "inputs") else 400
-        words = [f"env.max_frame={frames}", f"hydra.run.dir={path}"]
-        assert labrl.train([*RUNS[name], *words]).exit_code == 0
+        overrides = [f"env.max_frame={frames}", f"hydra.run.dir={path}"]
+        assert labrl.train([*RUNS[name], *overrides]).exit_code == 0
     return path
 
 
@@ -172,9 +172,9 @@ def test_six_lines_of_the_page_play_it_without_labrl(folder: Path, tmp_path: Pat
 def test_commands_of_the_page_are_the_options(folder: Path, tmp_path: Path) -> None:
     commands = re.findall(r"^    labrl-export (.*)$", PAGE, re.MULTILINE)
     assert len(commands) == 2
-    for words in commands:
-        given = [str(run_of("ppo", folder)) if word == "runs/mine" else word for word in words.split()]
-        given = [str(tmp_path / word) if word.endswith(".pt2") else word for word in given]
+    for overrides in commands:
+        given = [str(run_of("ppo", folder)) if one == "runs/mine" else one for one in overrides.split()]
+        given = [str(tmp_path / override) if override.endswith(".pt2") else override for override in given]
         assert export_policy(given) == 0
     assert (tmp_path / "policy.json").exists()
 
@@ -195,9 +195,9 @@ def test_what_cannot_be_exported_is_refused(
         "session=4": [str(ppo), "--session", "4"],
         "--out": [str(ppo), "--checkpoint", "latest", "--format", "torch", "--out", "/proc/none/policy.pt2"],
     }
-    for told, words in wrong.items():
+    for told, overrides in wrong.items():
         capsys.readouterr()
-        assert export_policy(words) == 2, words
+        assert export_policy(overrides) == 2, overrides
         error = capsys.readouterr().err
         assert told in error
         assert "Traceback" not in error

@@ -19,7 +19,7 @@ from exact_cases import (
     Moment,
     broken_off,
     differences,
-    folder_word,
+    folder_override,
     newest_checkpoint,
     recorded_differences,
     rows,
@@ -64,9 +64,9 @@ def store(run: Path | str) -> CheckpointStore:
     return CheckpointStore(Path(run) / "session_0" / "checkpoints", keep_last=2)
 
 
-def refusal(*words: str) -> InputError:
+def refusal(*overrides: str) -> InputError:
     with pytest.raises(InputError) as refused:
-        labrl.train(list(words))
+        labrl.train(list(overrides))
     return refused.value
 
 
@@ -74,10 +74,10 @@ def until(run: Path | str, frame: int, table: str = "train") -> list[dict[str, s
     return [row for row in rows(Path(run) / f"session_0/{table}.csv") if int(row["frame"]) <= frame]
 
 
-@pytest.mark.parametrize("words", [PPO, DQN, [*DQN, *FILES]], ids=["ppo", "dqn", "dqn in files"])
-def test_without_edits_it_equals_the_unbroken_run(words: list[str]) -> None:
-    words = [*words, "meta.tensorboard=true"]
-    assert main([*words, KEEP, "hydra.run.dir=unbroken"]) == 0
+@pytest.mark.parametrize("overrides", [PPO, DQN, [*DQN, *FILES]], ids=["ppo", "dqn", "dqn in files"])
+def test_without_edits_it_equals_the_unbroken_run(overrides: list[str]) -> None:
+    overrides = [*overrides, "meta.tensorboard=true"]
+    assert main([*overrides, KEEP, "hydra.run.dir=unbroken"]) == 0
     assert main([*fork("unbroken"), "hydra.run.dir=forked"]) == 0
     assert differences(Path("unbroken"), Path("forked")) == []
     assert recorded_differences(Path("unbroken"), Path("forked")) == []
@@ -87,7 +87,9 @@ def test_without_edits_it_equals_the_unbroken_run(words: list[str]) -> None:
 
 def test_killed_and_resumed_it_is_exact_too(trunk: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    code, said = broken_off(folder, [*fork(trunk), folder_word(folder)], signal.SIGKILL, Moment(1200, 0.02))
+    code, said = broken_off(
+        folder, [*fork(trunk), folder_override(folder)], signal.SIGKILL, Moment(1200, 0.02)
+    )
     assert code == -signal.SIGKILL, said
     assert AT < newest_checkpoint(folder) < 2400
     assert main([f"+resume={folder}"]) == 0
@@ -145,8 +147,8 @@ def test_a_replay_buffer_in_files_is_that_of_the_checkpoint_or_the_fork_is_refus
 
 
 def test_every_session_has_its_own_past() -> None:
-    words = [*PPO, KEEP, "meta.max_session=2"]
-    assert main([*words, "hydra.run.dir=two"]) == 0
+    overrides = [*PPO, KEEP, "meta.max_session=2"]
+    assert main([*overrides, "hydra.run.dir=two"]) == 0
     assert main([*fork("two"), "hydra.run.dir=forked"]) == 0
     assert differences(Path("two"), Path("forked")) == []
     assert main([*fork("two"), "meta.max_session=1", "hydra.run.dir=one"]) == 0
@@ -155,8 +157,8 @@ def test_every_session_has_its_own_past() -> None:
 
 
 def test_a_run_that_goes_on_can_be_forked(tmp_path: Path) -> None:
-    words = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=going"]
-    process = subprocess.Popen([sys.executable, "-m", "labrl", *words], start_new_session=True)
+    overrides = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=going"]
+    process = subprocess.Popen([sys.executable, "-m", "labrl", *overrides], start_new_session=True)
     try:
         while newest_checkpoint(tmp_path / "going") < 2000 and process.poll() is None:
             time.sleep(0.01)
@@ -170,8 +172,8 @@ def test_a_run_that_goes_on_can_be_forked(tmp_path: Path) -> None:
 
 def test_ranks_of_torchrun_fork_too(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labrl"]
-    words = [*PPO, "meta.num_cpus=2", "meta.keep_every=400", "env.max_frame=800"]
-    for one in ([*words, "hydra.run.dir=run"], [*fork(tmp_path / "run", 400), "hydra.run.dir=forked"]):
+    overrides = [*PPO, "meta.num_cpus=2", "meta.keep_every=400", "env.max_frame=800"]
+    for one in ([*overrides, "hydra.run.dir=run"], [*fork(tmp_path / "run", 400), "hydra.run.dir=forked"]):
         ended = subprocess.run([*torchrun, *one], capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0, ended.stderr
     assert differences(Path("run"), Path("forked")) == []
@@ -246,10 +248,10 @@ def test_what_cannot_be_forked_is_refused_with_its_key(trunk: Path, tmp_path: Pa
             "agent.network.torso.mlp.hidden",
         ),
     ]
-    for words, code, key in cases:
-        refused = refusal(*words, "hydra.run.dir=refused")
-        assert (refused.code, refused.key) == (code, key), words
-        assert not Path("refused").exists(), words
+    for overrides, code, key in cases:
+        refused = refusal(*overrides, "hydra.run.dir=refused")
+        assert (refused.code, refused.key) == (code, key), overrides
+        assert not Path("refused").exists(), overrides
     assert main(["-m", *fork(trunk), "hydra/sweeper=optuna", "search=ppo"]) == 2
     assert main([*PPO, "env.max_frame=128", "meta.log_frequency=1e6", "hydra.run.dir=young"]) == 0
     for checkpoint in Path("young/session_0/checkpoints").iterdir():

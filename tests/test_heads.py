@@ -76,7 +76,7 @@ def test_streams_of_action_values_have_the_activation_that_is_asked_for(normed: 
 
 
 @pytest.mark.parametrize(
-    ("agent", "words"),
+    ("agent", "overrides"),
     [
         ("ppo", ["policy_head=[8]", "value_head=[16,8]"]),
         ("a2c", ["policy_head=[8]", "value_head=[8]", "shared=false"]),
@@ -86,9 +86,9 @@ def test_streams_of_action_values_have_the_activation_that_is_asked_for(normed: 
         ("rainbow", ["head=[8]", "head_activation=Tanh", "head_layer_norm=true"]),
     ],
 )
-def test_agents_learn_with_them(agent: str, words: list[str], tmp_path: Path) -> None:
+def test_agents_learn_with_them(agent: str, overrides: list[str], tmp_path: Path) -> None:
     own = ["agent.value_lr=1e-3"] if agent == "a2c" else []
-    given = [f"agent.network.{word}" for word in words]
+    given = [f"agent.network.{override}" for override in overrides]
     result = train([f"agent={agent}", "env=cartpole", "meta=dev", *own, *given, f"hydra.run.dir={tmp_path}"])
     assert result.sessions[0].opt_step > 0
     assert re.search(r"weight +8 x \d+", (tmp_path / "session_0/networks.txt").read_text())

@@ -196,19 +196,30 @@ def test_bits_are_flipped_right_with_hindsight_and_not_without(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["sac", "td3", "ddpg"])
 def test_a_point_is_moved_to_where_it_is_wanted(agent: str, tmp_path: Path) -> None:
-    words = ["env=gymnasium", "env.id=null", "env.name=reach", "+env.make._target_=goal_env.Reach", *QUIET]
-    words += [f"agent={agent}", "agent/memory=hindsight", "agent.batch_size=64", "agent.learning_starts=200"]
-    words += ["agent.updates_per_frame=0.5", "agent.lr=1e-3", "agent.gamma=0.95", "env.num_envs=4"]
-    words += ["env.max_frame=2500", "meta.rigorous_eval=4", "meta.eval_episodes=8", "meta.num_cpus=1"]
-    words += ["agent.temperature=0.02"] if agent == "sac" else []
-    folder = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    overrides = [
+        "env=gymnasium",
+        "env.id=null",
+        "env.name=reach",
+        "+env.make._target_=goal_env.Reach",
+        *QUIET,
+    ]
+    overrides += [
+        f"agent={agent}",
+        "agent/memory=hindsight",
+        "agent.batch_size=64",
+        "agent.learning_starts=200",
+    ]
+    overrides += ["agent.updates_per_frame=0.5", "agent.lr=1e-3", "agent.gamma=0.95", "env.num_envs=4"]
+    overrides += ["env.max_frame=2500", "meta.rigorous_eval=4", "meta.eval_episodes=8", "meta.num_cpus=1"]
+    overrides += ["agent.temperature=0.02"] if agent == "sac" else []
+    folder = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > -7  # of -20; chance: -17
 
 
 def test_a_run_with_hindsight_goes_on_exactly(tmp_path: Path) -> None:
-    words = ["agent=dqn", *BITS, *QUIET, *SMALL["labrl.agents.dqn.DQN"], "agent/memory=hindsight"]
-    words += ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
-    assert changed_futures(tmp_path, words) == []
+    overrides = ["agent=dqn", *BITS, *QUIET, *SMALL["labrl.agents.dqn.DQN"], "agent/memory=hindsight"]
+    overrides += ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
+    assert changed_futures(tmp_path, overrides) == []
 
 
 MUTE = ["env=gymnasium", "env.id=null", "env.name=mute", "+env.make._target_=goal_env.Mute"]
@@ -221,12 +232,12 @@ REFUSED: list[tuple[list[str], Code, str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "key", "named"), REFUSED)
+@pytest.mark.parametrize(("overrides", "code", "key", "named"), REFUSED)
 def test_hindsight_is_refused_where_it_has_no_meaning(
-    words: list[str], code: Code, key: str, named: list[str]
+    overrides: list[str], code: Code, key: str, named: list[str]
 ) -> None:
     with refused(code, key, *named):
-        check(resolve(compose(["agent=dqn", *words, "agent/memory=hindsight"])))
+        check(resolve(compose(["agent=dqn", *overrides, "agent/memory=hindsight"])))
 
 
 def test_gymnasium_robotics_gives_rewards_of_batches() -> None:

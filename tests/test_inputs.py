@@ -53,7 +53,7 @@ def lamp(**settings: Any) -> Component:
     return dataclass_of(Component, gymnasium_node(name="lamp", make=make, **more), "env")
 
 
-def words(agent: str, **settings: Any) -> list[str]:
+def overrides(agent: str, **settings: Any) -> list[str]:
     own = [f"+env.make.{name}={value}" for name, value in settings.items()]
     budget = ["env.max_frame=128", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
     target = str(compose([f"agent={agent}"]).agent["_target_"])
@@ -129,9 +129,9 @@ def test_a_number_that_is_not_finite_is_found_in_any_input() -> None:
 
 
 def test_it_is_watched_whatever_it_was_to_show_in_training() -> None:
-    words = ["env=gymnasium", "env.id=null", "env.name=lamp", "preset=none"]
+    overrides = ["env=gymnasium", "env.id=null", "env.name=lamp", "preset=none"]
     lamp = "+env.make={_target_: inputs_env.Lamp, style: tuple, render_mode: human}"
-    watched = WatchedGymnasium(resolve(compose([*words, lamp])).env.config)
+    watched = WatchedGymnasium(resolve(compose([*overrides, lamp])).env.config)
     watched.reset(np.ones(1, np.bool_), np.array([3]))
     assert watched.picture().shape == (36, 36, 3)
     watched.close()
@@ -217,13 +217,13 @@ class Pole(gym.ObservationWrapper):
 def test_vectors_are_learned_from_as_if_the_environment_had_joined_them(
     agent: str, target: str, tmp_path: Path
 ) -> None:
-    words = [f"agent={agent}", *SMALL[f"labrl.agents.{target}"]]
+    overrides = [f"agent={agent}", *SMALL[f"labrl.agents.{target}"]]
     if agent != "ppo":
-        words.append("agent.exploration.epsilon=0.1")  # so that the network acts, not chance alone
+        overrides.append("agent.exploration.epsilon=0.1")  # so that the network acts, not chance alone
     found = []
     for flat in (True, False):
         made = ["env=gymnasium", "env.id=null", "env.name=pole", "+env.make._target_=test_inputs.Pole"]
-        made += [f"+env.make.flat={flat}", "env.max_frame=300", "env.num_envs=4", *QUIET, *words]
+        made += [f"+env.make.flat={flat}", "env.max_frame=300", "env.num_envs=4", *QUIET, *overrides]
         result = labrl.train([*made, f"hydra.run.dir={tmp_path / str(flat)}"])
         session = result.folder / "session_0"
         found.append((rows(session / "train.csv"), weights(session)))
@@ -290,7 +290,7 @@ SOME = [
 def test_agents_that_see_several_inputs_go_on_exactly(
     agent: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    given = [*words(agent, **settings), "meta.rigorous_eval=1"]
+    given = [*overrides(agent, **settings), "meta.rigorous_eval=1"]
     if agent == "rainbow":
         given += ["agent.value.v_min=-2", "agent.value.v_max=2"]
     given.append("+transforms/observation@transforms.seen=normalize")
@@ -304,7 +304,7 @@ def test_masks_come_beside_several_inputs(agent: str, tmp_path: Path) -> None:
     assert set(env.observation_space.spaces) == {"picture", "mark"}  # type: ignore[attr-defined]
     env.close()
     result = labrl.train(
-        [*words(agent, style="masked"), f"hydra.run.dir={tmp_path / 'run'}"]
+        [*overrides(agent, style="masked"), f"hydra.run.dir={tmp_path / 'run'}"]
     )  # what is not valid would be an error
     assert result.exit_code == 0
 
@@ -313,7 +313,7 @@ def test_what_was_learned_and_recorded_is_shown_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert main([*words("ppo"), "meta.rigorous_eval=1", f"hydra.run.dir={run}"]) == 0
+    assert main([*overrides("ppo"), "meta.rigorous_eval=1", f"hydra.run.dir={run}"]) == 0
     assert (
         "policy_torso.0.images.picture_torso.0.first.weight"
         in (run / "session_0" / "networks.txt").read_text()

@@ -16,7 +16,7 @@ TINY += ["meta.progress=false", "wandb=disabled"]
 
 
 @pytest.mark.parametrize(
-    ("word", "name"),
+    ("override", "name"),
     [
         ("env.name=odd_${.num_envs}", "odd_8"),
         ("env.name=odd_${env.num_envs}", "odd_8"),
@@ -24,10 +24,10 @@ TINY += ["meta.progress=false", "wandb=disabled"]
     ],
 )
 def test_a_run_whose_environment_is_named_by_an_interpolation_can_be_resumed(
-    word: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    override: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*TINY, word]) == DONE
+    assert main([*TINY, override]) == DONE
     (folder,) = Path("runs").iterdir()
     assert f"_{name}_" in folder.name
     assert yaml.safe_load((folder / "config.yaml").read_text())["env"]["name"] == name
@@ -35,19 +35,19 @@ def test_a_run_whose_environment_is_named_by_an_interpolation_can_be_resumed(
 
 
 @pytest.mark.parametrize(
-    "word", ["env.name=odd_${.nope}", "env.name=${.name}", "env.max_episode_steps=${.nope}"]
+    "override", ["env.name=odd_${.nope}", "env.name=${.name}", "env.max_episode_steps=${.nope}"]
 )
 def test_an_interpolation_that_leads_nowhere_leaves_no_folder(
-    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*TINY, word]) == WRONG_INPUT
+    assert main([*TINY, override]) == WRONG_INPUT
     assert "Traceback" not in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize(
-    ("word", "key"),
+    ("override", "key"),
     [
         ("agent.lr=${.nope}", "agent.lr"),
         ("agent.lr=${nope}", "agent.lr"),
@@ -58,7 +58,7 @@ def test_an_interpolation_that_leads_nowhere_leaves_no_folder(
         ("agent.lr=${oc.env:LABRL_HAS_NO_SUCH_VARIABLE}", "agent.lr"),
     ],
 )
-def test_an_interpolation_that_leads_nowhere_is_refused_by_its_key(word: str, key: str) -> None:
+def test_an_interpolation_that_leads_nowhere_is_refused_by_its_key(override: str, key: str) -> None:
     with pytest.raises(InputError) as caught:
-        resolve(compose([word]))
+        resolve(compose([override]))
     assert caught.value.key == key

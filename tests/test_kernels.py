@@ -180,8 +180,8 @@ def test_critics_give_the_gradient_of_their_inputs_and_the_first_one_alone(count
 
 
 def test_what_is_more_than_known_layers_has_no_kernel_and_the_reason_names_it() -> None:
-    def of(words: str = "", **changes: Any) -> ActorCritic:
-        config = options("agent.network", words, **changes)
+    def of(overrides: str = "", **changes: Any) -> ActorCritic:
+        config = options("agent.network", overrides, **changes)
         return ActorCritic(config, Spaces(box(3), TWO, 4), num_outputs=2, log_std_init=None)
 
     class Own(ActorCritic):

@@ -80,10 +80,10 @@ class Regulator:
 @pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg"])
 def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
     """The best Gaussian policy has, with quadratic values, the mean of the best deterministic one."""
-    words = [*LEARNING, FALLING, f"agent.gamma={Regulator.DISCOUNT}"]
-    words += ["agent.temperature=0.1"] if agent in ("sac", "crossq", "tqc") else ["agent.noise.std=0.3"]
-    words += ["agent.policy_delay=1"] if agent == "crossq" else ["agent.target.tau=0.05"]
-    player, clock, _ = build(config_of(agent, *words), ACTION, Regulator.SPACE, num_envs=8)
+    overrides = [*LEARNING, FALLING, f"agent.gamma={Regulator.DISCOUNT}"]
+    overrides += ["agent.temperature=0.1"] if agent in ("sac", "crossq", "tqc") else ["agent.noise.std=0.3"]
+    overrides += ["agent.policy_delay=1"] if agent == "crossq" else ["agent.target.tau=0.05"]
+    player, clock, _ = build(config_of(agent, *overrides), ACTION, Regulator.SPACE, num_envs=8)
     play(player, clock, Regulator(8), 450)
     x = np.linspace(-0.8, 0.8, 9, dtype=np.float32)[:, None]
     action = player.evaluation_action(Observation(x), np.random.default_rng(0))
@@ -92,8 +92,8 @@ def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
 
 def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entropy() -> None:
     """The density of actions u in (-1, 1) is exp(-4 (u - 0.3)^2 / 0.08), deviation 0.1 around 0.3."""
-    words = [*LEARNING, FALLING, "agent.temperature=0.08", "agent.target.tau=0.05"]
-    player, clock, _ = build(config_of("sac", *words), ACTION, Bandit.SPACE, num_envs=8)
+    overrides = [*LEARNING, FALLING, "agent.temperature=0.08", "agent.target.tau=0.05"]
+    player, clock, _ = build(config_of("sac", *overrides), ACTION, Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 450)
     look = np.ones((4000, 1), np.float32)
     actions = player.act(Observation(look)) / 2
@@ -104,9 +104,9 @@ def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entrop
 @pytest.mark.parametrize("agent", ["sac", "crossq"])
 def test_a_fixed_temperature_gives_the_best_probabilities_of_choices(agent: str) -> None:
     """The probabilities of choices that pay 0, 1 and 2 are proportional to exp(r / temperature)."""
-    words = [*LEARNING, FALLING, "agent.temperature=0.8", "agent.target_entropy=null"]
-    words += ["agent.target.tau=0.05"] if agent == "sac" else ["agent.policy_delay=1"]
-    player, clock, _ = build(config_of(agent, *words), gym.spaces.Discrete(3), Bandit.SPACE, num_envs=8)
+    overrides = [*LEARNING, FALLING, "agent.temperature=0.8", "agent.target_entropy=null"]
+    overrides += ["agent.target.tau=0.05"] if agent == "sac" else ["agent.policy_delay=1"]
+    player, clock, _ = build(config_of(agent, *overrides), gym.spaces.Discrete(3), Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 550)
     drawn = player.act(Observation(np.ones((4000, 1), np.float32)))
     best = np.exp(np.arange(3) / 0.8)
@@ -116,8 +116,8 @@ def test_a_fixed_temperature_gives_the_best_probabilities_of_choices(agent: str)
 @pytest.mark.parametrize("kind", ["box", "choice"])
 def test_the_temperature_brings_the_entropy_to_its_target(kind: str) -> None:
     action, target = (ACTION, -1.0) if kind == "box" else (gym.spaces.Discrete(3), 0.5)
-    words = [*LEARNING, FALLING, f"agent.target_entropy={target}", "agent.target.tau=0.05"]
-    player, clock, _ = build(config_of("sac", *words), action, Bandit.SPACE, num_envs=8)
+    overrides = [*LEARNING, FALLING, f"agent.target_entropy={target}", "agent.target.tau=0.05"]
+    player, clock, _ = build(config_of("sac", *overrides), action, Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 500)
     assert player.metrics()["entropy"] == pytest.approx(target, abs=0.15)
     assert 0 < player.metrics()["temperature"] != 1

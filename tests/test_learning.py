@@ -42,21 +42,26 @@ class Match(gym.Env):
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 def test_ppo_learns_a_game_with_a_known_best_return(continuous: bool, shared: bool, tmp_path: Path) -> None:
-    words = [
+    overrides = [
         "env=gymnasium",
         "env.id=null",
         "env.name=match",
         "+env.make._target_=test_learning.Match",
         "env.num_envs=4",
     ]
-    words += [f"+env.make.continuous={continuous}", "env.max_frame=8000", "agent.horizon=64", "agent.lr=3e-3"]
-    words += [
+    overrides += [
+        f"+env.make.continuous={continuous}",
+        "env.max_frame=8000",
+        "agent.horizon=64",
+        "agent.lr=3e-3",
+    ]
+    overrides += [
         f"agent.network.shared={shared}",
         "agent.batch_size=64",
         "seed=1",
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
-    result = labrl.train([*QUIET, *words], config_dir=Path(__file__).parent)
+    result = labrl.train([*QUIET, *overrides], config_dir=Path(__file__).parent)
     assert result.return_mean is not None
     assert result.return_mean > 9
 

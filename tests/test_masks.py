@@ -54,7 +54,7 @@ def doors(**settings: Any) -> Component:
     return dataclass_of(Component, gymnasium_node(name="doors", make=make, **more), "env")
 
 
-def words(agent: str, folder: Path, **settings: Any) -> list[str]:
+def overrides(agent: str, folder: Path, **settings: Any) -> list[str]:
     """A run of `agent` on Doors."""
     made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
     made += [f"+env.make.{name}={value}" for name, value in settings.items()]
@@ -253,21 +253,21 @@ class Wrong(Doors):
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
     """Checked in training and evaluation; the environment fails at an invalid action."""
-    given = words(agent, tmp_path / "run", style="dict" if agent in ("a2c", "dqn") else "info")
+    given = overrides(agent, tmp_path / "run", style="dict" if agent in ("a2c", "dqn") else "info")
     result = run(*given, "meta.rigorous_eval=2", "meta.eval_frequency=200")
     assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "random"])
 def test_each_of_several_choices_is_valid(agent: str, tmp_path: Path) -> None:
-    assert run(*words(agent, tmp_path / "run", several=True)).exit_code == 0
+    assert run(*overrides(agent, tmp_path / "run", several=True)).exit_code == 0
 
 
 @pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn"])
 def test_a_resumed_run_has_the_same_masks_and_future(agent: str, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run(*words(agent, whole)).exit_code == 0
-    assert run(*words(agent, broken), "env.max_frame=230").exit_code == 0
+    assert run(*overrides(agent, whole)).exit_code == 0
+    assert run(*overrides(agent, broken), "env.max_frame=230").exit_code == 0
     assert run(f"+resume={broken}", "env.max_frame=400").exit_code == 0
     assert rows(whole / "session_0/train.csv")[-1] == rows(broken / "session_0/train.csv")[-1]
     assert unequal(state(whole / "session_0"), state(broken / "session_0")) == []
@@ -379,6 +379,6 @@ def test_an_agent_that_takes_no_masks_is_refused_before_anything_is_built(agent:
 def test_the_list_of_agents_without_masks_is_true() -> None:
     choosers = {agent for agent, kinds in ACTS_IN.items() if "Discrete" in kinds}
     atoms = ["agent.value.v_min=-1", "agent.value.v_max=1"]
-    words = {"c51": atoms, "rainbow": atoms}
-    without = {a for a in choosers if not config_of(a, *words.get(a, [])).agent.load().TRAITS.masks}
+    overrides = {"c51": atoms, "rainbow": atoms}
+    without = {a for a in choosers if not config_of(a, *overrides.get(a, [])).agent.load().TRAITS.masks}
     assert without == set(MASKLESS)

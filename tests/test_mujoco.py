@@ -65,10 +65,10 @@ def test_a_resumed_run_is_equal_to_the_bit(agent: str, tmp_path: Path) -> None:
         "ppo": ["agent.horizon=32", "agent.batch_size=32", "env.num_envs=2"],
         "sac": ["agent.learning_starts=60", "agent.batch_size=8", "agent.memory.capacity=512"],
     }[agent]
-    words = [f"agent={agent}", "env=hopper", "agent.lr=1e-3", "meta.log_frequency=50", *small, *QUIET]
+    overrides = [f"agent={agent}", "env=hopper", "agent.lr=1e-3", "meta.log_frequency=50", *small, *QUIET]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     for folder, budget in ((whole, 300), (broken, 170)):
-        done = labrl.train([*words, f"env.max_frame={budget}", f"hydra.run.dir={folder}"])
+        done = labrl.train([*overrides, f"env.max_frame={budget}", f"hydra.run.dir={folder}"])
         assert done.exit_code == 0
     assert labrl.train([f"+resume={broken}", "env.max_frame=300"]).exit_code == 0
     assert rows(whole / "session_0/train.csv")[-1] == rows(broken / "session_0/train.csv")[-1]

@@ -26,8 +26,8 @@ def test_a_run_tells_its_networks_in_its_folder_and_on_the_console(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["agent.horizon=16", "agent.batch_size=64", "env.num_envs=8", "env.max_frame=128", "seed=1"]
-    assert main([*words, "meta.progress=false", "meta.tensorboard=false", "hydra.run.dir=one"]) == 0
+    overrides = ["agent.horizon=16", "agent.batch_size=64", "env.num_envs=8", "env.max_frame=128", "seed=1"]
+    assert main([*overrides, "meta.progress=false", "meta.tensorboard=false", "hydra.run.dir=one"]) == 0
     number = count_of(Path("one/session_0/networks.txt").read_text())
     assert f"parameters: actor_critic {number}" in capsys.readouterr().out
     result = labrl.train(["agent=random", "env.max_frame=8", "seed=1", "hydra.run.dir=two"])

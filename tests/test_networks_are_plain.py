@@ -52,10 +52,10 @@ ALL: dict[str, Callable[[], tuple[Any, dict[str, Any], gym.Space[Any]]]] = {}
 
 
 def add_torso(name: str) -> None:
-    words, changes, space = TORSOS[name]
+    overrides, changes, space = TORSOS[name]
 
     def make() -> tuple[Any, dict[str, Any], gym.Space[Any]]:
-        torso = build_torso(component(TORSO, words, **changes), space)
+        torso = build_torso(component(TORSO, overrides, **changes), space)
         return torso, {"state": None, "lengths": None} if torso.state_size else {}, space
 
     ALL[name] = make

@@ -137,8 +137,10 @@ def test_a_saved_run_gives_the_transitions_that_its_memory_held(collected: Path,
 
 @pytest.mark.parametrize("storage", ["ram", "mmap"])
 def test_masks_of_valid_actions_come_along(storage: str, tmp_path: Path) -> None:
-    words = [word for word in DQN if word != "env=cartpole"] + DOORS
-    source = labrl.train([*words, f"agent.memory.storage={storage}", f"hydra.run.dir={tmp_path / 'source'}"])
+    overrides = [override for override in DQN if override != "env=cartpole"] + DOORS
+    source = labrl.train(
+        [*overrides, f"agent.memory.storage={storage}", f"hydra.run.dir={tmp_path / 'source'}"]
+    )
     space, actions = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(4, start=2)
     wanted = Wanted(space, actions, gym.spaces.Discrete(4), 0.9, 1, 4)
     config, generator = source_config(source.folder), np.random.default_rng(0)
@@ -150,7 +152,7 @@ def test_masks_of_valid_actions_come_along(storage: str, tmp_path: Path) -> None
     assert 0.4 < sample.mask.mean() < 0.7
     assert sample.next_mask[sample.discount > 0].any(axis=1).all()
     more = ["agent/offline=run", f"agent.offline.folder={source.folder}", "meta.rigorous_eval=1"]
-    assert labrl.train([*words, *more, f"hydra.run.dir={tmp_path / 'hybrid'}"]).exit_code == 0
+    assert labrl.train([*overrides, *more, f"hydra.run.dir={tmp_path / 'hybrid'}"]).exit_code == 0
     unmasked = OfflineRun(config, wanted=wanted._replace(num_masked=0), generator=generator)
     assert unmasked.mixed(uniform(space, 1), 9, 0, 0, joined=False).mask is None
 
@@ -159,9 +161,9 @@ DOORS = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=m
 
 
 def test_without_collecting_frames_pass_and_nothing_is_played(collected: Path, tmp_path: Path) -> None:
-    words = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
-    words += ["meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
-    folder = labrl.train([*DQN, *words]).folder
+    overrides = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
+    overrides += ["meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
+    folder = labrl.train([*DQN, *overrides]).folder
     last = rows(folder / "session_0" / "train.csv")[-1]
     assert (last["frame"], last["env_frames"], last["episode"]) == ("320", "0", "0")
     assert int(last["opt_step"]) == 320 // 4  # 0.25 for each frame, from the first on
@@ -170,8 +172,8 @@ def test_without_collecting_frames_pass_and_nothing_is_played(collected: Path, t
 
 
 def test_collecting_stops_where_it_should_and_learning_goes_on(tmp_path: Path) -> None:
-    words = ["agent.collect_until=128", "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
-    folder = labrl.train([*DQN, *words]).folder
+    overrides = ["agent.collect_until=128", "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
+    folder = labrl.train([*DQN, *overrides]).folder
     table = {int(row["frame"]): row for row in rows(folder / "session_0" / "train.csv")}
     assert [int(table[frame]["env_frames"]) for frame in (64, 128, 192, 320)] == [64, 128, 128, 128]
     assert int(table[320]["opt_step"]) - int(table[192]["opt_step"]) == 32
@@ -230,11 +232,11 @@ REFUSED: list[tuple[list[str], str, Code | None, list[str]]] = [
 
 
 def test_sequences_have_no_other_source(collected: Path) -> None:
-    words = [word for word in DQN if word != "agent=dqn"]
-    words += ["agent=recurrent_dqn", "agent/offline=run", f"agent.offline.folder={collected}"]
-    words += ["agent.memory.capacity=1000", "agent.batch_size=16"]
+    overrides = [override for override in DQN if override != "agent=dqn"]
+    overrides += ["agent=recurrent_dqn", "agent/offline=run", f"agent.offline.folder={collected}"]
+    overrides += ["agent.memory.capacity=1000", "agent.batch_size=16"]
     with refused("contradiction", "agent.offline", "agent/offline=none", "agent=dqn"):
-        check(resolve(compose(words)))
+        check(resolve(compose(overrides)))
 
 
 @pytest.mark.parametrize(("more", "key", "code", "named"), REFUSED)
@@ -242,22 +244,22 @@ def test_contradictions_are_refused(
     more: list[str], key: str, code: Code | None, named: list[str], collected: Path
 ) -> None:
     with refused(code, key, *named):
-        check(resolve(compose([*DQN, *(word.format(folder=collected) for word in more)])))
+        check(resolve(compose([*DQN, *(override.format(folder=collected) for override in more)])))
 
 
 def test_another_environments_run_is_refused(collected: Path, tmp_path: Path) -> None:
-    words = [word for word in DQN if word != "env=cartpole"]
-    words += ["env=acrobot", "agent/offline=run", f"agent.offline.folder={collected}"]
+    overrides = [override for override in DQN if override != "env=cartpole"]
+    overrides += ["env=acrobot", "agent/offline=run", f"agent.offline.folder={collected}"]
     with refused("contradiction", "agent.offline.folder", str(collected)):
-        session_in(tmp_path / "run", resolve(compose(words)))
+        session_in(tmp_path / "run", resolve(compose(overrides)))
 
 
 def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_path: Path) -> None:
     """Actions in a box are kept between -1 and 1, so that nothing in a memory tells its bounds."""
-    words = [word for word in DQN if word not in ("env=cartpole", "agent=dqn")]
+    overrides = [override for override in DQN if override not in ("env=cartpole", "agent=dqn")]
     more = ["agent/offline=run", f"agent.offline.folder={collected}"]
     with refused("contradiction", "agent.offline", "cartpole", "Discrete(2)", "Discrete(3)"):
-        check(resolve(compose([*words, "agent=dqn", "env=mountain_car", *more])))
+        check(resolve(compose([*overrides, "agent=dqn", "env=mountain_car", *more])))
     source = tmp_path / "source"
     shutil.copytree(collected, source)
     for name, fits in (("mountain_car_continuous", False), ("pendulum", True)):
@@ -266,7 +268,7 @@ def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_pat
         other = yaml.safe_dump({**text, "env": OmegaConf.to_container(env)})
         (source / "config.yaml").write_text(other)
         config = resolve(
-            compose([*words, "agent=sac", "env=pendulum", *more[:1], f"agent.offline.folder={source}"])
+            compose([*overrides, "agent=sac", "env=pendulum", *more[:1], f"agent.offline.folder={source}"])
         )
         both = "Box(-1.0, 1.0, (1,), float32)", "Box(-2.0, 2.0"
         with nullcontext() if fits else refused("contradiction", "agent.offline", *both):
@@ -277,8 +279,8 @@ def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_pat
 def test_actions_of_another_kind_are_refused(storage: str, collected: Path, tmp_path: Path) -> None:
     source = collected
     if storage == "mmap":
-        words = ["agent.memory.storage=mmap", f"hydra.run.dir={tmp_path / 'source'}"]
-        source = labrl.train([*DQN, *words]).folder
+        overrides = ["agent.memory.storage=mmap", f"hydra.run.dir={tmp_path / 'source'}"]
+        source = labrl.train([*DQN, *overrides]).folder
     box, config = gym.make("CartPole-v1").observation_space, source_config(source)
     same_bytes = gym.spaces.Box(-1, 1, (2,), np.float32)
     one = gym.spaces.Discrete(1)
@@ -294,9 +296,9 @@ def test_actions_of_another_kind_are_refused(storage: str, collected: Path, tmp_
 def test_a_run_that_remembers_nothing_is_refused(collected: Path, tmp_path: Path) -> None:
     more = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
     nothing = labrl.train([*DQN, *more, "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]).folder
-    words = [*DQN, "agent/offline=run", f"agent.offline.folder={nothing}"]
+    overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={nothing}"]
     with refused("not-found", "agent.offline.folder", str(nothing)):
-        session_in(tmp_path / "next", resolve(compose(words)))
+        session_in(tmp_path / "next", resolve(compose(overrides)))
 
 
 def test_actions_are_kept_as_agents_make_them() -> None:
@@ -377,7 +379,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_played_has_to_look_like_what_was_stored(collected: Path) -> None:
-    words = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
-    check(resolve(compose(words)))
+    overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
+    check(resolve(compose(overrides)))
     with refused("contradiction", "transforms.reward", "SignReward", "null"):
-        check(resolve(compose([*words, "transforms/reward=sign"])))
+        check(resolve(compose([*overrides, "transforms/reward=sign"])))

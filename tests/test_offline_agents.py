@@ -35,14 +35,14 @@ PENDULUM += ["meta.eval_frequency=92", "meta.rigorous_eval=1"]
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of SAC on Pendulum."""
-    words = [*PENDULUM, "agent=sac", *SMALL["labrl.agents.sac.SAC"], "agent.memory.capacity=1000"]
-    return labrl.train([*words, f"hydra.run.dir={tmp_path_factory.mktemp('from') / 'run'}"]).folder
+    overrides = [*PENDULUM, "agent=sac", *SMALL["labrl.agents.sac.SAC"], "agent.memory.capacity=1000"]
+    return labrl.train([*overrides, f"hydra.run.dir={tmp_path_factory.mktemp('from') / 'run'}"]).folder
 
 
 def offline(agent: str, source: Path) -> list[str]:
-    """The words of a small run that learns from `source` alone."""
-    words = [f"agent={agent}", *PENDULUM, "agent.batch_size=8", "agent.updates_per_frame=0.25"]
-    return [*words, "agent/offline=run", f"agent.offline.folder={source}", "agent.collect_until=0"]
+    """The overrides of a small run that learns from `source` alone."""
+    overrides = [f"agent={agent}", *PENDULUM, "agent.batch_size=8", "agent.updates_per_frame=0.25"]
+    return [*overrides, "agent/offline=run", f"agent.offline.folder={source}", "agent.collect_until=0"]
 
 
 def test_losses_of_iql_by_hand() -> None:
@@ -146,8 +146,8 @@ def test_iql_comes_to_the_expectile_and_to_the_weighted_probabilities(inverse_te
     """V is the m with tau p (1 - m) = (1 - tau) (1 - p) m, and pi(1) : pi(0) = p exp(beta) : (1 - p)."""
     share, expectile = 0.25, 0.8
     falling = "agent.lr={kind: linear, start: 1e-2, end: 1e-4, horizon: 600}"
-    words = [f"agent.inverse_temperature={inverse_temperature}", f"agent.expectile={expectile}", falling]
-    agent, clock, _ = build(config_of("iql", *words, "agent.target.tau=0.1"), gym.spaces.Discrete(2))
+    overrides = [f"agent.inverse_temperature={inverse_temperature}", f"agent.expectile={expectile}", falling]
+    agent, clock, _ = build(config_of("iql", *overrides, "agent.target.tau=0.1"), gym.spaces.Discrete(2))
     batch = of_two_actions(share)
     for _ in range(600):
         agent.update(batch)
@@ -186,10 +186,10 @@ def test_observations_are_normalized_by_the_data(collected: Path, tmp_path: Path
 
 
 def test_a_copy_that_evaluates_beside_training_normalizes_too(collected: Path, tmp_path: Path) -> None:
-    words = offline("td3_bc", collected)
+    overrides = offline("td3_bc", collected)
     scores = []
     for name, beside in (("beside", "true"), ("inside", "false")):
-        run = labrl.train([*words, f"meta.async_eval={beside}", f"hydra.run.dir={tmp_path / name}"])
+        run = labrl.train([*overrides, f"meta.async_eval={beside}", f"hydra.run.dir={tmp_path / name}"])
         lines = (run.folder / "session_0" / "eval.csv").read_text().splitlines()
         column = lines[0].split(",").index("return_mean")
         scores.append([line.split(",")[column] for line in lines[1:]])
@@ -197,10 +197,10 @@ def test_a_copy_that_evaluates_beside_training_normalizes_too(collected: Path, t
 
 
 def test_only_arrays_of_numbers_are_normalized() -> None:
-    words = ["agent=td3_bc", "env=pendulum", "preset=none"]
+    overrides = ["agent=td3_bc", "env=pendulum", "preset=none"]
     image = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     for more, allowed in (("true", False), ("false", True)):
-        config = resolve(compose([*words, f"agent.normalize_observations={more}"])).agent
+        config = resolve(compose([*overrides, f"agent.normalize_observations={more}"])).agent
         if allowed:
             config.load().check(config.config, Spaces(image, BOX, 1))
             continue

@@ -94,13 +94,13 @@ def test_any_of_torch_is_had_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("steps", [3, 12])
 def test_a_restored_agent_has_the_same_future(steps: int) -> None:
-    words = (
+    overrides = (
         "agent/optimizer=torch",
         "agent.optimizer.name=NAdam",
         "agent.value_lr=1e-3",
         "agent.network.shared=false",
     )
-    assert_same_future(lambda: build("a2c", *words), noise(), steps)
+    assert_same_future(lambda: build("a2c", *overrides), noise(), steps)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_restored_agent_has_the_same_future(steps: int) -> None:
 def test_what_torch_does_not_know_is_refused_by_name(
     name: str | None, given: str | None, key: str, named: list[str]
 ) -> None:
-    words = [f"agent.optimizer.name={name}"] if name else []
-    words += [f"+agent.optimizer.options.{given}"] if given else []
+    overrides = [f"agent.optimizer.name={name}"] if name else []
+    overrides += [f"+agent.optimizer.options.{given}"] if given else []
     with refused(None, key, *named):
-        resolve(compose(["agent=a2c", "agent/optimizer=torch", *words]))
+        resolve(compose(["agent=a2c", "agent/optimizer=torch", *overrides]))

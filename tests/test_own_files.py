@@ -29,9 +29,9 @@ def own(folder: Path, group: str, content: bytes, name: str = "mine") -> Path:
     return folder
 
 
-def refused(words: list[str], folder: Path) -> InputError:
+def refused(overrides: list[str], folder: Path) -> InputError:
     with pytest.raises(InputError) as caught:
-        resolve(compose(words, folder))
+        resolve(compose(overrides, folder))
     return caught.value
 
 
@@ -53,8 +53,8 @@ def test_a_file_on_which_another_builds_is_checked_too(tmp_path: Path) -> None:
     folder = own(tmp_path, "env", b"a: [\n", "base")
     own(folder, "env", b"defaults:\n  - base\n  - _self_\n")
     own(folder, "experiment", b"# @package _global_\ndefaults:\n  - override /env: mine\n", "recipe")
-    for word in ("env=mine", "experiment=recipe"):
-        error = refused([word], folder)
+    for override in ("env=mine", "experiment=recipe"):
+        error = refused([override], folder)
         assert (error.code, error.key) == ("syntax", str(folder / "env" / "base.yaml"))
         assert "line 2" in str(error)
 

@@ -80,7 +80,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["env.import_module=breaks_on_import", "ZeroDivisionError"],
     ),
 }
-"""Words of the command line, and what the message names: the key, the part, and what the part said."""
+"""Overrides of the command line, and what the message names: the key, the part, and what the part said."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,8 +89,8 @@ def test_a_part_that_breaks_is_told_by_its_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "breaks_on_import.py").write_text("1 / 0\n")
-    words, named = CASES[case]
-    code = main([*words, "preset=none", "meta.max_session=1", "meta.progress=false", "wandb=disabled"])
+    overrides, named = CASES[case]
+    code = main([*overrides, "preset=none", "meta.max_session=1", "meta.progress=false", "wandb=disabled"])
     said = capsys.readouterr().err
     assert code in (FAILED, WRONG_INPUT), said
     assert [word for word in named if word not in said] == [], said
@@ -113,14 +113,14 @@ def test_each_part_knows_its_key() -> None:
 
 
 def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
-    words = [*DQN, "agent.memory.storage=mmap", "agent.memory.capacity=1e13", "meta.max_session=1"]
+    overrides = [*DQN, "agent.memory.storage=mmap", "agent.memory.capacity=1e13", "meta.max_session=1"]
     with refused("resources", "agent.memory.capacity"):
-        labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
+    ("override", "meant"),
     [
         ("agent.memory=prioritized", "agent/memory=prioritized"),
         ("agent.network=mlp", "agent/network=mlp"),
@@ -128,16 +128,16 @@ def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
         ("agent.memory=nonsense", None),
     ],
 )
-def test_an_option_that_was_set_as_a_key_is_recognized(word: str, meant: str | None) -> None:
+def test_an_option_that_was_set_as_a_key_is_recognized(override: str, meant: str | None) -> None:
     with pytest.raises(InputError) as error:
-        resolve(compose(["agent=dqn", "env=cartpole", word]))
-    assert ((meant or word.replace(".", "/", 1)) in str(error.value)) == (meant is not None)
+        resolve(compose(["agent=dqn", "env=cartpole", override]))
+    assert ((meant or override.replace(".", "/", 1)) in str(error.value)) == (meant is not None)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa"])
 def test_a_rollout_without_room_is_refused(agent: str, tmp_path: Path) -> None:
-    words = [f"agent={agent}", "env=cartpole", "preset=none", "agent.horizon=1e12", "env.max_frame=1e14"]
+    overrides = [f"agent={agent}", "env=cartpole", "preset=none", "agent.horizon=1e12", "env.max_frame=1e14"]
     with refused("resources", "agent.horizon") as error:
-        labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert "env.num_envs" in str(error.value)
     assert not (tmp_path / "run").exists()

@@ -189,11 +189,11 @@ def test_layers_by_which_a_run_would_not_repeat_are_refused(
 def test_a_forward_pass_that_leaves_something_behind_is_refused(
     habit: str, code: Code, named: list[str]
 ) -> None:
-    words = [
+    overrides = [
         "~agent.network.torso",
         f"+agent.network.torso={{_target_: test_own_torso.Habitual, habit: {habit}}}",
     ]
-    config = resolve(compose(["preset=none", *words]))
+    config = resolve(compose(["preset=none", *overrides]))
     env = Spaces(SEEN, gym.spaces.Discrete(2), 1)
     compute = Compute(torch.device("cpu"), torch.float32, 1)
     build = partial(config.agent.build, spaces=env, clock=Clock(1), streams=Streams(0), compute=compute)

@@ -28,15 +28,20 @@ def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) 
     folder.mkdir(parents=True)
     with pytest.raises(OSError, match="path too long"), socket.socket(socket.AF_UNIX) as own:
         own.bind(str(folder))
-    words = ["agent=dqn", "env.num_envs=2", "env.max_frame=300", "agent.learning_starts=100", "seed=1"]
-    words += [
+    overrides = ["agent=dqn", "env.num_envs=2", "env.max_frame=300", "agent.learning_starts=100", "seed=1"]
+    overrides += [
         "env.vectorization=async",
         "meta/async_unroll=on",
         "meta.rigorous_eval=1",
         "meta.async_eval=true",
     ]
-    words += ["meta.report=false", "meta.videos=false", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
-    command = [sys.executable, "-m", "labrl", *words]
+    overrides += [
+        "meta.report=false",
+        "meta.videos=false",
+        "wandb=disabled",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    command = [sys.executable, "-m", "labrl", *overrides]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(folder)}, check=True)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
     assert not list(folder.glob("pymp-*"))
@@ -52,14 +57,14 @@ def test_a_refusal_leaves_no_folder_and_takes_none_away(
 ) -> None:
     """A refused run left an empty runs/ behind, and deleted an empty folder of the user."""
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(line)
+    overrides = shlex.split(line)
     if folder:
-        words.append(f"hydra.{'sweep' if '-m' in words else 'run'}.dir={folder}")
-    assert labrl.cli.main(words) == 2
+        overrides.append(f"hydra.{'sweep' if '-m' in overrides else 'run'}.dir={folder}")
+    assert labrl.cli.main(overrides) == 2
     assert not list(tmp_path.iterdir())
     for mine in ("runs", "a/b/c"):
         (tmp_path / mine).mkdir(parents=True)
-    assert labrl.cli.main(words) == 2
+    assert labrl.cli.main(overrides) == 2
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"runs", "a", "a/b", "a/b/c"}
 
 
@@ -97,7 +102,7 @@ def test_workers_are_refused_where_nothing_can_be_shared(
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", no_room)
-    words = [
+    overrides = [
         "agent=random",
         "env.num_envs=2",
         "env.max_frame=100",
@@ -105,7 +110,7 @@ def test_workers_are_refused_where_nothing_can_be_shared(
         "wandb=disabled",
     ]
     with pytest.raises(LabrlError) as refused:
-        labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert refused.value.key == "env.vectorization"
     assert "/dev/shm" in str(refused.value)
     assert not (tmp_path / "run").exists()

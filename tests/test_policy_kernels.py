@@ -296,12 +296,12 @@ class Still:
 
 
 def test_a_run_notes_in_its_log_what_has_no_kernel_and_computes_with_what_it_was_told(tmp_path: Path) -> None:
-    words = [
+    overrides = [
         "agent=a2c", "env=cartpole", "preset=none", "env.max_frame=64", "agent/network=mlp", "wandb=disabled",
         "agent.network.torso.activation=Mish", "meta=dev",
     ]  # fmt: skip
     for kernels, expected in (("auto", True), ("torch", False)):
         folder = tmp_path / kernels
-        labrl.train([*words, f"hydra.run.dir={folder}", f"meta.kernels={kernels}"], raise_on_failure=True)
+        labrl.train([*overrides, f"hydra.run.dir={folder}", f"meta.kernels={kernels}"], raise_on_failure=True)
         log = folder / "session_0" / "session.log"
         assert (log.exists() and "Mish" in log.read_text()) == expected

@@ -23,8 +23,13 @@ SMALL = ("agent.network.torso.mlp.hidden=[32]", "agent.batch_size=8", "agent.hor
 
 
 def test_targets_are_lambda_returns_of_the_best_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["agent.trace_decay=0.7", "agent.gamma=0.9", "agent.exploration.epsilon=0.5", "agent.epochs=1"]
-    agent, clock, _ = build("pqn", *SMALL, *words, num_envs=1)
+    overrides = [
+        "agent.trace_decay=0.7",
+        "agent.gamma=0.9",
+        "agent.exploration.epsilon=0.5",
+        "agent.epochs=1",
+    ]
+    agent, clock, _ = build("pqn", *SMALL, *overrides, num_envs=1)
     world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.modules()["q_network"])
     taken: list[int] = []
     act = agent.act
@@ -59,9 +64,9 @@ def test_targets_are_lambda_returns_of_the_best_values(monkeypatch: pytest.Monke
 
 def test_it_finds_the_best_values_without_a_target_network() -> None:
     decaying = "agent.lr={kind: linear, start: 3e-3, end: 1e-5, horizon: 8000}"
-    words = ("agent.exploration.epsilon=1.0", "agent.gamma=0.8", "agent.trace_decay=0", decaying)
+    overrides = ("agent.exploration.epsilon=1.0", "agent.gamma=0.8", "agent.trace_decay=0", decaying)
     two = gym.spaces.Discrete(2)
-    agent, clock, _ = build("pqn", *SMALL, *words, observation=Chain.SPACE, action=two, num_envs=8)
+    agent, clock, _ = build("pqn", *SMALL, *overrides, observation=Chain.SPACE, action=two, num_envs=8)
     play(agent, clock, Chain(8), 1000)
     with torch.no_grad():
         found = agent.modules()["q_network"](torch.eye(Chain.STATES)).outputs.squeeze(2).numpy()
@@ -91,9 +96,9 @@ def test_what_it_cannot_learn_is_refused() -> None:
     PQN.check(config, Spaces(VECTOR, DISCRETE, 1))
     env = SimpleNamespace(num_envs=4, max_frame=1000)
     PQN.check_config(config, env)
-    for words in ("agent.network.noisy=0.5", "agent/exploration=noise"):
+    for overrides in ("agent.network.noisy=0.5", "agent/exploration=noise"):
         with refused("unsupported", "agent.network.noisy", "agent.network.noisy=null"):
-            PQN.check_config(config_of("pqn", words, *SMALL).agent.config, env)
+            PQN.check_config(config_of("pqn", overrides, *SMALL).agent.config, env)
     with refused("contradiction", "agent.batch_size", "agent.batch_size=8"):
         PQN.check_config(config_of("pqn", *SMALL[::2], "agent.batch_size=9").agent.config, env)
     with refused("contradiction", "env.max_frame", "env.max_frame=32"):

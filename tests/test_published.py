@@ -67,9 +67,11 @@ def test_the_table_has_every_cell_and_falling_short_in_bold(tmp_path: Path) -> N
 
 
 def test_recipes_have_the_published_setting() -> None:
-    composed = {words: to_plain(compose([words])) for words in {cell.words[0] for cell in cells()}}
+    composed = {
+        overrides: to_plain(compose([overrides])) for overrides in {cell.overrides[0] for cell in cells()}
+    }
     for cell in cells():
-        plain = composed[cell.words[0]]
+        plain = composed[cell.overrides[0]]
         assert (plain["env"]["name"], plain["env"]["num_envs"]) == (cell.env, cell.num_envs)
         assert plain["env"]["max_frame"] == cell.frames
         assert (plain["meta"]["log_frequency"], plain["meta"]["max_session"]) == (cell.log_frequency, 4)
@@ -87,7 +89,7 @@ def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     cell = next(cell for cell in cells() if cell.name == "cartpole_ddqn_per")
     folder = tmp_path / "runs" / cell.name
-    assert results.command(cell.words, folder) == [
+    assert results.command(cell.overrides, folder) == [
         "experiment=slm_lab/cartpole",
         "agent=double_dqn",
         "agent/memory=prioritized",
@@ -95,13 +97,13 @@ def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
         f"hydra.run.dir={folder}",
     ]
     run_with(folder, [240.0] * 4)
-    assert results.command(cell.words, folder) == [f"+resume={folder}"]
+    assert results.command(cell.overrides, folder) == [f"+resume={folder}"]
     asked: list[list[str]] = []
-    monkeypatch.setattr(results, "_train", lambda words, seconds: asked.append(words) or 0)
-    words = ["cartpole_ddqn_per", "cartpole_ppo", "--root", str(tmp_path / "runs")]
-    assert results.main(words) == 0
+    monkeypatch.setattr(results, "_train", lambda overrides, seconds: asked.append(overrides) or 0)
+    overrides = ["cartpole_ddqn_per", "cartpole_ppo", "--root", str(tmp_path / "runs")]
+    assert results.main(overrides) == 0
     assert [run[:2] for run in asked] == [["experiment=slm_lab/cartpole", "agent=ppo"]]
-    assert results.main([*words, "--minutes", "0"]) == 0
+    assert results.main([*overrides, "--minutes", "0"]) == 0
     assert len(asked) == 1
     page = (tmp_path / "results.md").read_text()
     assert "1 other setting" in page or "not run" in page
@@ -161,8 +163,8 @@ def test_what_was_measured_stays_on_the_page_without_its_run(
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "dqn", "rainbow"])
 def test_atari_recipes_differ_in_the_protocol_alone(agent: str) -> None:
-    words = [f"agent={agent}", "env=breakout"]
-    v4, v5 = (to_plain(compose([f"experiment=atari/{name}", *words])) for name in ("v4", "v5"))
+    overrides = [f"agent={agent}", "env=breakout"]
+    v4, v5 = (to_plain(compose([f"experiment=atari/{name}", *overrides])) for name in ("v4", "v5"))
     assert (v4["env"].pop("sticky_actions"), v5["env"].pop("sticky_actions")) == (0.0, 0.25)
     assert v4 == v5
     assert v5["env"]["max_frame"] == 1e7

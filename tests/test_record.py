@@ -19,9 +19,9 @@ from labrl.trial.playback import check
 CARTPOLE = [*QUIET, "agent=random", "env=cartpole", "env.num_envs=3", "meta.eval_frequency=300"]
 
 
-def run(folder: Path, *words: str) -> Path:
+def run(folder: Path, *overrides: str) -> Path:
     """Returns the folder of the first session's episodes."""
-    assert labrl.train([*words, f"hydra.run.dir={folder}"]).exit_code == 0
+    assert labrl.train([*overrides, f"hydra.run.dir={folder}"]).exit_code == 0
     return folder / "session_0" / "episodes"
 
 
@@ -67,9 +67,9 @@ def test_a_replay_that_comes_out_otherwise_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("evaluation", [[], ["meta.rigorous_eval=3"]])
 def test_a_resumed_run_records_what_an_unbroken_one_does(tmp_path: Path, evaluation: list[str]) -> None:
-    words = [*CARTPOLE, *evaluation, "meta.log_frequency=150", "meta.record_episodes=each"]
-    unbroken = run(tmp_path / "unbroken", *words, "env.max_frame=1500")
-    resumed = run(tmp_path / "resumed", *words, "env.max_frame=900")
+    overrides = [*CARTPOLE, *evaluation, "meta.log_frequency=150", "meta.record_episodes=each"]
+    unbroken = run(tmp_path / "unbroken", *overrides, "env.max_frame=1500")
+    resumed = run(tmp_path / "resumed", *overrides, "env.max_frame=900")
     labrl.train([f"+resume={tmp_path / 'resumed'}", "env.max_frame=1500"])
     names = ["best", "last", "300", "600", "900", "1200", "1500"]
     assert recorded_names(unbroken) == recorded_names(resumed) == names
@@ -78,8 +78,8 @@ def test_a_resumed_run_records_what_an_unbroken_one_does(tmp_path: Path, evaluat
 
 
 def test_a_resume_takes_back_what_was_recorded_after_its_checkpoint(tmp_path: Path) -> None:
-    words = [*CARTPOLE, "meta.record_episodes=each", "env.max_frame=600"]
-    episodes = run(tmp_path / "run", *words)
+    overrides = [*CARTPOLE, "meta.record_episodes=each", "env.max_frame=600"]
+    episodes = run(tmp_path / "run", *overrides)
     write_episode(episodes, "700", read_episode(episodes / "last.npz"))
     best = read_episode(episodes / "best.npz")
     write_episode(episodes, "best", RecordedEpisode(**{**best.plain(), "episode_return": 1e9}))
@@ -100,10 +100,10 @@ def test_with_an_evaluation_of_its_own_its_episodes_are_recorded(tmp_path: Path)
 
 
 def test_recording_can_be_left_out_and_changes_nothing_of_the_run(tmp_path: Path) -> None:
-    words = [*CARTPOLE, "env.max_frame=600"]
-    episodes = run(tmp_path / "without", *words, "meta.record_episodes=none")
+    overrides = [*CARTPOLE, "env.max_frame=600"]
+    episodes = run(tmp_path / "without", *overrides, "meta.record_episodes=none")
     assert not episodes.exists()
-    run(tmp_path / "with", *words)
+    run(tmp_path / "with", *overrides)
     tables = [(tmp_path / name / "session_0" / "eval.csv").read_text() for name in ("with", "without")]
     rows = [[{**row, "wall": ""} for row in csv.DictReader(table.splitlines())] for table in tables]
     assert rows[0] == rows[1]

@@ -47,9 +47,9 @@ def walked(network: Any, world: Recorded, env: int, first: int, count: int, stat
 def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
     network: str, double: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [f"agent/network={network}", f"agent.double={double}", "agent.max_grad_norm=null"]
-    words += [*TINY, *MEMORY, *WHEN, "agent.gamma=0.9", "agent.target.every=1000000"]
-    agent, clock, _ = build("recurrent_dqn", *words)
+    overrides = [f"agent/network={network}", f"agent.double={double}", "agent.max_grad_norm=null"]
+    overrides += [*TINY, *MEMORY, *WHEN, "agent.gamma=0.9", "agent.target.every=1000000"]
+    agent, clock, _ = build("recurrent_dqn", *overrides)
     learning, copied = agent.modules().values()
     generator = torch.manual_seed(0)
     with torch.no_grad():  # so that both networks differ
@@ -114,8 +114,8 @@ def test_ranks_have_whole_sequences() -> None:
 
 @pytest.mark.parametrize("steps", [5, 30])
 def test_a_restored_agent_has_the_same_future(steps: int) -> None:
-    words = ("agent/network=lstm", "agent.learning_starts=40", "agent.memory.capacity=160")
-    make = (*TINY, *MEMORY[:2], *WHEN[1:], *words)
+    overrides = ("agent/network=lstm", "agent.learning_starts=40", "agent.memory.capacity=160")
+    make = (*TINY, *MEMORY[:2], *WHEN[1:], *overrides)
     assert_same_future(lambda: build("recurrent_dqn", *make), noise(), steps)
 
 
@@ -145,9 +145,9 @@ def test_evaluation_carries_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 def test_a_learner_that_adopts_what_a_copy_did_keeps_the_copy_s_states(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words, made = (*TINY, *MEMORY, *WHEN), memories(monkeypatch)
-    actor, clock, _ = build("recurrent_dqn", *words)
-    learner, _, _ = build("recurrent_dqn", *words)
+    overrides, made = (*TINY, *MEMORY, *WHEN), memories(monkeypatch)
+    actor, clock, _ = build("recurrent_dqn", *overrides)
+    learner, _, _ = build("recurrent_dqn", *overrides)
     world = noise()
     for _ in range(14):
         seen = world.observation
@@ -182,14 +182,14 @@ def test_parts_of_the_family_go_with_it(part: tuple[str, ...]) -> None:
 
 
 def test_the_cue_of_the_first_step_is_remembered_to_the_last() -> None:
-    words = (
+    overrides = (
         *("agent.learning_starts=500", "agent.lr=3e-3", "agent.updates_per_frame=0.1"),
         *("agent.memory.sequence_length=16", "agent.memory.burn_in=8", "agent.batch_size=128"),
         *("agent.target.every=200", "agent.exploration.epsilon=0.2"),
         *("agent.network.torso.torso.mlp.hidden=[16]", "agent.network.torso.hidden_size=16"),
     )
     corridor = {"observation": Corridor.SPACE, "action": Corridor.ACTIONS, "num_envs": 16}
-    agent, clock, _ = build("recurrent_dqn", *words, **corridor)  # type: ignore[arg-type]
+    agent, clock, _ = build("recurrent_dqn", *overrides, **corridor)  # type: ignore[arg-type]
     play(agent, clock, Corridor(16), 160)
     assert remembered(agent) > 0.95
 

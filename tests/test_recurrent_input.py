@@ -127,12 +127,12 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "key", "code", "named"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("overrides", "key", "code", "named"), CASES.values(), ids=CASES)
 def test_it_is_refused_with_the_way_out(
-    words: list[str], key: str, code: Code | None, named: list[str]
+    overrides: list[str], key: str, code: Code | None, named: list[str]
 ) -> None:
     with refused(code, key, *named):
-        check(resolve(compose(words)))
+        check(resolve(compose(overrides)))
 
 
 ALLOWED = {
@@ -152,6 +152,6 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("words", ALLOWED.values(), ids=ALLOWED)
-def test_on_policy_agents_take_networks_with_and_without_a_memory(words: list[str]) -> None:
-    check(resolve(compose(words)))
+@pytest.mark.parametrize("overrides", ALLOWED.values(), ids=ALLOWED)
+def test_on_policy_agents_take_networks_with_and_without_a_memory(overrides: list[str]) -> None:
+    check(resolve(compose(overrides)))

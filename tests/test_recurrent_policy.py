@@ -72,7 +72,7 @@ PPO_CASE, A2C_CASE = (
 
 
 @pytest.mark.parametrize(
-    ("agent_name", "words", "length", "lam", "network", "shared"),
+    ("agent_name", "overrides", "length", "lam", "network", "shared"),
     [
         (*PPO_CASE, "gru", False),
         (*PPO_CASE, "lstm", True),
@@ -82,13 +82,13 @@ PPO_CASE, A2C_CASE = (
     ids=["ppo-gru", "ppo-lstm-shared", "a2c-gru-shared", "a2c-lstm"],
 )
 def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
-    agent_name: str, words: tuple[str, ...], length: int, lam: float, network: str, shared: bool
+    agent_name: str, overrides: tuple[str, ...], length: int, lam: float, network: str, shared: bool
 ) -> None:
     options = [f"agent/network={network}", f"agent.network.shared={shared}", "agent.entropy_coef=0.02"]
-    agent, clock, _ = build(agent_name, *options, *TINY, *words, "agent.max_grad_norm=null")
+    agent, clock, _ = build(agent_name, *options, *TINY, *overrides, "agent.max_grad_norm=null")
     world = Recorded(noise())
     assert play(agent, clock, world, 12) == 1
-    before, _, _ = build(agent_name, *options, *TINY, *words)
+    before, _, _ = build(agent_name, *options, *TINY, *overrides)
     network, expected = network_of(before), reference(network_of(before), world, length, 0.99, lam)
     policy = torch.distributions.Categorical(logits=expected["parameters"])
     log_prob = policy.log_prob(torch.from_numpy(np.stack(world.actions)))
@@ -122,8 +122,8 @@ def test_the_state_goes_on_from_rollout_to_rollout(monkeypatch: pytest.MonkeyPat
 def test_truncation_bootstraps_from_the_true_final_observation_and_what_was_remembered_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = ("agent.horizon=2", "agent.sequence_length=2", "agent.batch_size=8", "agent.gae_lambda=0")
-    agent, _, _ = build("recurrent_ppo", *TINY, *words, "agent.gamma=0.5")
+    overrides = ("agent.horizon=2", "agent.sequence_length=2", "agent.batch_size=8", "agent.gae_lambda=0")
+    agent, _, _ = build("recurrent_ppo", *TINY, *overrides, "agent.gamma=0.5")
     batches = rollouts(monkeypatch)
     first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
     truncated, no = np.array([True, False, False, False]), np.zeros(4, np.bool_)
@@ -192,26 +192,26 @@ def test_evaluation_carries_a_state_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "words", "steps"),
+    ("agent", "overrides", "steps"),
     [("recurrent_ppo", PPO, 3), ("recurrent_ppo", PPO, 17), ("recurrent_a2c", A2C, 12)],
     ids=["ppo-3", "ppo-17", "a2c-12"],
 )
-def test_a_restored_agent_has_the_same_future(agent: str, words: tuple[str, ...], steps: int) -> None:
-    assert_same_future(lambda: build(agent, "agent/network=lstm", *TINY, *words), noise(), steps)
+def test_a_restored_agent_has_the_same_future(agent: str, overrides: tuple[str, ...], steps: int) -> None:
+    assert_same_future(lambda: build(agent, "agent/network=lstm", *TINY, *overrides), noise(), steps)
 
 
 @pytest.mark.parametrize(
-    ("agent", "network", "words"),
+    ("agent", "network", "overrides"),
     [("ppo", "gru", PPO), ("a2c", "lstm", (*A2C, "agent.gae_lambda=0.8"))],
     ids=["ppo", "a2c"],
 )
 def test_the_plain_agent_with_a_recurrent_network_is_the_recurrent_one(
-    agent: str, network: str, words: tuple[str, ...]
+    agent: str, network: str, overrides: tuple[str, ...]
 ) -> None:
     learned = []
     for name in (agent, f"recurrent_{agent}"):
         same = ("agent/optimizer=adam", "agent.lr=1e-3", f"agent/network={network}")
-        made, clock, _ = build(name, *same, *TINY, *words)
+        made, clock, _ = build(name, *same, *TINY, *overrides)
         assert play(made, clock, noise(), 24) == 2
         learned.append(weights_of(network_of(made)))
     assert torch.equal(*learned)
@@ -220,13 +220,13 @@ def test_the_plain_agent_with_a_recurrent_network_is_the_recurrent_one(
 def test_without_a_sequence_length_gradients_reach_back_through_the_whole_rollout() -> None:
     learned = []
     for length in ("null", "12", "4"):
-        words = (
+        overrides = (
             "agent.horizon=12",
             f"agent.sequence_length={length}",
             "agent.batch_size=48",
             "agent.epochs=1",
         )
-        agent, clock, _ = build("recurrent_ppo", *TINY, *words)
+        agent, clock, _ = build("recurrent_ppo", *TINY, *overrides)
         assert play(agent, clock, noise(), 12) == 1
         learned.append(weights_of(network_of(agent)))
     assert torch.equal(learned[0], learned[1])
@@ -245,8 +245,8 @@ def test_recurrent_a2c_with_a_plain_network_is_a2c() -> None:
 
 @pytest.mark.parametrize("agent", ["recurrent_ppo", "recurrent_a2c"])
 def test_continuous_actions_are_learned_too(agent: str) -> None:
-    words = PPO if agent == "recurrent_ppo" else A2C
-    player, clock, _ = build(agent, *TINY, *words, action=BOX)
+    overrides = PPO if agent == "recurrent_ppo" else A2C
+    player, clock, _ = build(agent, *TINY, *overrides, action=BOX)
     world = noise()
     plain = world.step
     world.step = lambda action: plain(np.asarray(action)[:, 0])  # type: ignore[method-assign]
@@ -257,9 +257,9 @@ def test_continuous_actions_are_learned_too(agent: str) -> None:
 def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
     gradients = []
     for threads in (1, 3, 9):
-        words = ("agent.horizon=8", "agent.sequence_length=4", "agent.batch_size=32", "agent.epochs=1")
+        overrides = ("agent.horizon=8", "agent.sequence_length=4", "agent.batch_size=32", "agent.epochs=1")
         small = (TINY[1], "agent.network.torso.torso.cnn.features=8", "agent.max_grad_norm=null")
-        agent, clock, _ = build("recurrent_ppo", *small, *words, observation=IMAGE, compute=fp32(threads))
+        agent, clock, _ = build("recurrent_ppo", *small, *overrides, observation=IMAGE, compute=fp32(threads))
         world = type(noise())(IMAGE, 4)
         assert play(agent, clock, world, 8) == 1
         gradients.append(gradient_of(network_of(agent)))
@@ -277,7 +277,7 @@ QUICK = ("agent.horizon=32", "agent.batch_size=128", "agent.lr=3e-3")
 
 
 @pytest.mark.parametrize(
-    ("agent", "words", "steps"),
+    ("agent", "overrides", "steps"),
     [
         ("recurrent_ppo", QUICK, 200),
         pytest.param("recurrent_ppo", (*QUICK, "agent/network=lstm"), 300, marks=pytest.mark.slow),
@@ -288,23 +288,25 @@ QUICK = ("agent.horizon=32", "agent.batch_size=128", "agent.lr=3e-3")
     ids=["ppo", "ppo with lstm", "a2c"],
 )
 def test_the_cue_of_the_first_step_is_remembered_to_the_last(
-    agent: str, words: tuple[str, ...], steps: int
+    agent: str, overrides: tuple[str, ...], steps: int
 ) -> None:
     corridor = {"observation": Corridor.SPACE, "action": Corridor.ACTIONS, "num_envs": 16}
-    player, clock, _ = build(agent, *words, *SMALL, **corridor)  # type: ignore[arg-type]
+    player, clock, _ = build(agent, *overrides, *SMALL, **corridor)  # type: ignore[arg-type]
     play(player, clock, Corridor(16), steps)
     assert remembered(player) > 0.95
 
 
 @pytest.mark.slow
 def test_who_remembers_nothing_is_right_half_of_the_time() -> None:
-    words = (
+    overrides = (
         "agent.horizon=32",
         "agent.batch_size=128",
         "agent.lr=3e-3",
         "agent.network.torso.mlp.hidden=[16]",
     )
-    agent, clock, _ = build("ppo", *words, observation=Corridor.SPACE, action=Corridor.ACTIONS, num_envs=16)
+    agent, clock, _ = build(
+        "ppo", *overrides, observation=Corridor.SPACE, action=Corridor.ACTIONS, num_envs=16
+    )
     world = Corridor(16)
     play(agent, clock, world, 400)
     assert np.mean(world.paid) == pytest.approx(0.5, abs=0.06)

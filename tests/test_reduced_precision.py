@@ -442,8 +442,8 @@ def test_nothing_is_kept_of_too_much_or_beside_weights_that_others_write(
 IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
 
-def a2c(*words: str) -> tuple[A2C, Any, Any]:
-    return build("a2c", *words, observation=IMAGES, action=gym.spaces.Discrete(3), compute=BF16)
+def a2c(*overrides: str) -> tuple[A2C, Any, Any]:
+    return build("a2c", *overrides, observation=IMAGES, action=gym.spaces.Discrete(3), compute=BF16)
 
 
 def images() -> Noise:
@@ -487,15 +487,15 @@ def test_a_resume_within_a_rollout_is_exact(steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [("a2c", "agent.horizon=null", "agent.episodes=2"), ("recurrent_a2c", "agent.horizon=5")],
     ids=["episodes", "memory"],
 )
 def test_rollouts_whose_rows_lie_otherwise_are_computed_again(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed_of(Pictures())
     uses = uses_of(monkeypatch)
-    agent, clock, _ = build(*words, observation=IMAGES, compute=BF16)
+    agent, clock, _ = build(*overrides, observation=IMAGES, compute=BF16)
     assert play(agent, clock, images(), 12) > 0
     assert not uses

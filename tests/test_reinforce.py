@@ -46,9 +46,9 @@ class Bandit:
 def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(
     baseline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [*BASELINES[baseline], "agent.normalize_advantage=false", "agent.gamma=0.9"]
-    words += ["agent.max_grad_norm=null", "agent.entropy_coef=0.01", "agent.network.shared=false"]
-    agent, clock, _ = build("reinforce", *words, "agent.episodes=5", num_envs=1)
+    overrides = [*BASELINES[baseline], "agent.normalize_advantage=false", "agent.gamma=0.9"]
+    overrides += ["agent.max_grad_norm=null", "agent.entropy_coef=0.01", "agent.network.shared=false"]
+    agent, clock, _ = build("reinforce", *overrides, "agent.episodes=5", num_envs=1)
     world, batches, network = Recorded(noise(1)), rollouts(monkeypatch), copy.deepcopy(network_of(agent))
     while not play(agent, clock, world, 1):
         pass
@@ -93,9 +93,9 @@ def test_an_episode_under_way_is_learned_from_when_it_has_ended(monkeypatch: pyt
 
 def test_it_finds_the_best_arm() -> None:
     for baseline in ("none", "mean", "value"):
-        words = [f"agent.baseline={baseline}", "agent.lr=0.02", "agent.episodes=16"]
+        overrides = [f"agent.baseline={baseline}", "agent.lr=0.02", "agent.episodes=16"]
         agent, clock, _ = build(
-            "reinforce", *words, observation=ONE, action=gym.spaces.Discrete(4), num_envs=8
+            "reinforce", *overrides, observation=ONE, action=gym.spaces.Discrete(4), num_envs=8
         )
         play(agent, clock, Bandit(lambda arm: float(arm == 2), 8), 100)
         with torch.no_grad():
@@ -111,12 +111,12 @@ def test_it_finds_the_best_arm() -> None:
 def test_several_choices_at_once_are_learned_each(
     agent_name: str, action: gym.Space, best: np.ndarray
 ) -> None:
-    words = {
+    overrides = {
         "reinforce": ["agent.lr=0.02", "agent.episodes=16"],
         "a2c": ["agent.lr=0.01", "agent/optimizer=adam", "agent.horizon=8"],
         "ppo": ["agent.lr=0.01", "agent.horizon=8", "agent.batch_size=32"],
     }[agent_name]
-    agent, clock, _ = build(agent_name, *words, observation=ONE, action=action, num_envs=8)
+    agent, clock, _ = build(agent_name, *overrides, observation=ONE, action=action, num_envs=8)
     play(agent, clock, Bandit(lambda tried: float((tried == best).mean()), 8), 200)
     chosen = agent.greedy_action(Observation(np.ones((1, 1), np.float32)))
     assert action.contains(chosen[0])
@@ -127,14 +127,14 @@ def test_several_choices_at_once_are_learned_each(
 @pytest.mark.parametrize("agent_name", ["reinforce", "a2c", "ppo"])
 def test_continuous_actions_are_learned_within_any_bounds(agent_name: str, bounds: str) -> None:
     space = gym.spaces.Box(np.array([0], np.float32), np.array([10], np.float32))
-    words = {
+    overrides = {
         "reinforce": ["agent.lr=0.02", "agent.episodes=16"],
         "a2c": ["agent.lr=0.01", "agent/optimizer=adam", "agent.horizon=8", "agent.normalize_advantage=true"],
         "ppo": ["agent.lr=0.01", "agent.horizon=8", "agent.batch_size=32"],
     }[agent_name]
-    words += ["agent.log_std_init=-1"]
+    overrides += ["agent.log_std_init=-1"]
     agent, clock, _ = build(
-        agent_name, *words, f"agent.action_bounds={bounds}", observation=ONE, action=space, num_envs=8
+        agent_name, *overrides, f"agent.action_bounds={bounds}", observation=ONE, action=space, num_envs=8
     )
     play(agent, clock, Bandit(lambda a: -abs(float(a[0]) - 2.5), 8), 240)
     chosen = agent.greedy_action(Observation(np.ones((1, 1), np.float32)))
@@ -152,26 +152,26 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("labrl.memory.rollout.memory_available", lambda: 1000)
-    words = [
+    overrides = [
         "agent=reinforce",
         "env=cartpole",
         "env.num_envs=16",
         "env.max_frame=8000",
         "meta.progress=false",
     ]
-    words += [
+    overrides += [
         "agent.episodes=500",
         "meta.tensorboard=false",
         "meta.report=false",
         f"hydra.run.dir={tmp_path}/run",
     ]
-    assert main(words) == 1
+    assert main(overrides) == 1
     said = capsys.readouterr()
     assert "env.num_envs" in said.out + said.err
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "agent.network.value_head=[8]",
         "agent.network.shared=true",
@@ -180,24 +180,24 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
     ],
 )
 @pytest.mark.parametrize("baseline", ["mean", "none"])
-def test_options_of_values_that_nobody_learns_are_refused(word: str, baseline: str) -> None:
-    words = ["agent=reinforce", "env=cartpole", "preset=none", f"agent.baseline={baseline}"]
-    config = resolve(compose([*words, word]))
-    with refused("contradiction", word.partition("=")[0], f"agent.baseline={baseline}", "baseline=value"):
+def test_options_of_values_that_nobody_learns_are_refused(override: str, baseline: str) -> None:
+    overrides = ["agent=reinforce", "env=cartpole", "preset=none", f"agent.baseline={baseline}"]
+    config = resolve(compose([*overrides, override]))
+    with refused("contradiction", override.partition("=")[0], f"agent.baseline={baseline}", "baseline=value"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
 def test_learned_values_need_a_weight() -> None:
-    words = ["agent=reinforce", "env=cartpole", "preset=none", "agent.baseline=value"]
-    config = resolve(compose(words))
+    overrides = ["agent=reinforce", "env=cartpole", "preset=none", "agent.baseline=value"]
+    config = resolve(compose(overrides))
     with refused("contradiction", "agent.value_coef", "agent.baseline=value", "agent.value_coef=0.5"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
 def test_a_run_without_an_update_says_so(tmp_path: Path) -> None:
-    words = ["agent=reinforce", "env=cartpole", "preset=none", "agent.episodes=1000", "env.max_frame=200"]
-    words += ["meta=dev", "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
-    run = labrl.train(words)
+    overrides = ["agent=reinforce", "env=cartpole", "preset=none", "agent.episodes=1000", "env.max_frame=200"]
+    overrides += ["meta=dev", "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
+    run = labrl.train(overrides)
     assert run.exit_code == 0
     log = (run.folder / "session_0" / "session.log").read_text()
     assert run.sessions[0].opt_step == 0

@@ -135,8 +135,8 @@ def test_an_update_of_sac_is_the_papers(action: gym.Space) -> None:
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
 def test_an_update_of_td3_and_ddpg_is_the_papers(name: str) -> None:
     """The first updates, in which TD3 leaves policy and targets alone every other time."""
-    words = (f"agent.lr={LR}", f"agent.target.tau={TAU}")
-    agent, _, streams = build(config_of(name, *words))
+    overrides = (f"agent.lr={LR}", f"agent.target.tau={TAU}")
+    agent, _, streams = build(config_of(name, *overrides))
     disturb(agent)
     nets = copy.deepcopy(agent.modules())
     policy, critics = nets["policy"], nets["critics"]
@@ -225,15 +225,15 @@ def test_crossqs_policy_learns_by_values_that_the_minibatch_does_not_change() ->
 
 @pytest.mark.parametrize(("name", "action"), KINDS)
 def test_a_restored_agent_goes_on_to_the_bit(name: str, action: gym.Space) -> None:
-    words = ("agent/memory=prioritized", "agent.n_step=2")
-    agent, clock, streams = build(config_of(name, *words), action)
+    overrides = ("agent/memory=prioritized", "agent.n_step=2")
+    agent, clock, streams = build(config_of(name, *overrides), action)
     world = World(VECTOR, 4)
     play(agent, clock, world, 25)
     state, drawn = copy.deepcopy(agent.state_dict()), copy.deepcopy(streams.state_dict())
     frame, same_world = clock.frame, copy.deepcopy(world)
     assert play(agent, clock, world, 10) == 40
 
-    restored, clock, streams = build(config_of(name, *words), action)
+    restored, clock, streams = build(config_of(name, *overrides), action)
     restored.load_state_dict(state)
     streams.load_state_dict(drawn)
     clock.tick(frame)
@@ -285,9 +285,9 @@ def test_two_workers_find_the_gradient_of_one_on_images(name: str, action: gym.S
     gradients: list[list[Tensor]] = []
     IMAGE.seed(0)
     looks = np.stack([IMAGE.sample() for _ in range(32)])
-    words = [*SMALL_CNN, *(["agent.policy_delay=1"] if name == "td3" else [])]
+    overrides = [*SMALL_CNN, *(["agent.policy_delay=1"] if name == "td3" else [])]
     for num_threads in (1, 2):
-        agent, _, _ = build(config_of(name, *words), action, IMAGE, num_threads=num_threads)
+        agent, _, _ = build(config_of(name, *overrides), action, IMAGE, num_threads=num_threads)
         nets = agent.modules()
         seen = torch.from_numpy(nets["policy"].layout(looks))
         batch = replace(made_up(action), observation=seen[:16], next_observation=seen[16:])
@@ -304,8 +304,8 @@ def test_two_workers_find_the_gradient_of_one_on_images(name: str, action: gym.S
 def test_two_threads_inside_large_products_repeat_to_the_bit_and_leave_the_number_of_threads() -> None:
     large = ("agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=256")
     before, weights = torch.get_num_threads(), []
-    for words, inside in ((large, 2), (large, 2), ((), before)):
-        agent, clock, _ = build(config_of("sac", *words), num_threads=2)
+    for overrides, inside in ((large, 2), (large, 2), ((), before)):
+        agent, clock, _ = build(config_of("sac", *overrides), num_threads=2)
         critics = agent.modules()["critics"]
         seen: set[int] = set()
         handle = critics.register_forward_hook(lambda *_, seen=seen: seen.add(torch.get_num_threads()))
@@ -328,11 +328,11 @@ def test_two_threads_on_halves_find_the_gradient_of_one_and_repeat_to_the_bit(
 
     The loss of TD3+BC needs the whole minibatch, which then stays on one thread.
     """
-    words = ["agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=512"]
-    words += ["agent.policy_delay=1"] if name.startswith("td3") else []
+    overrides = ["agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=512"]
+    overrides += ["agent.policy_delay=1"] if name.startswith("td3") else []
     gradients: list[list[Tensor]] = []
     for num_threads in (1, 2, 2):
-        agent, _, _ = build(config_of(name, *words), action, num_threads=num_threads)
+        agent, _, _ = build(config_of(name, *overrides), action, num_threads=num_threads)
         disturb(agent)
         errors = agent.update(made_up(action, 511))
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
@@ -423,8 +423,8 @@ def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
 
 def test_schedules_follow_the_clock() -> None:
     falling = "{kind: linear, start: 1.0, end: 0.0, horizon: 100}"
-    words = ("~agent.lr", f"+agent.lr={falling}", "~agent.temperature", f"+agent.temperature={falling}")
-    agent, clock, _ = build(config_of("sac", *words, "agent.critic_lr=0.5"))
+    overrides = ("~agent.lr", f"+agent.lr={falling}", "~agent.temperature", f"+agent.temperature={falling}")
+    agent, clock, _ = build(config_of("sac", *overrides, "agent.critic_lr=0.5"))
     clock.tick(25)
     metrics = agent.metrics()
     assert (metrics["lr"], metrics["temperature"], metrics["critic_lr"]) == (0.75, 0.75, 0.5)

@@ -17,8 +17,8 @@ BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 CHOICE = gym.spaces.Discrete(4)
 
 
-def check(agent: str, action: gym.Space, *words: str, observation: gym.Space = VECTOR) -> None:
-    config = resolve(compose([f"agent={agent}", "env=pendulum", "preset=none", *words])).agent
+def check(agent: str, action: gym.Space, *overrides: str, observation: gym.Space = VECTOR) -> None:
+    config = resolve(compose([f"agent={agent}", "env=pendulum", "preset=none", *overrides])).agent
     config.load().check(config.config, Spaces(observation, action, 1))
 
 
@@ -95,7 +95,7 @@ def test_a_critic_that_cannot_read_the_observations_is_refused_by_its_own_key() 
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "code", "named"),
+    ("overrides", "key", "code", "named"),
     [
         (["agent=td3", "agent.policy_delay=0"], "agent.policy_delay", "range", ["1"]),
         (["agent=td3", "agent.target_noise=-1"], "agent.target_noise", "range", ["0"]),
@@ -116,7 +116,7 @@ def test_a_critic_that_cannot_read_the_observations_is_refused_by_its_own_key() 
     ],
 )
 def test_wrong_values_name_what_is_allowed(
-    words: list[str], key: str, code: Code | None, named: list[str]
+    overrides: list[str], key: str, code: Code | None, named: list[str]
 ) -> None:
     with refused(code, key, *named):
-        resolve(compose(["env=pendulum", "preset=none", *words]))
+        resolve(compose(["env=pendulum", "preset=none", *overrides]))

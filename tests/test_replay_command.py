@@ -57,8 +57,8 @@ def test_best_last_and_any_other_are_shown_and_checked(
 
 
 def test_an_atari_game_is_shown_in_colours(tmp_path: Path) -> None:
-    words = [*small("random", "pong"), "env.max_frame=100"]
-    run = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    overrides = [*small("random", "pong"), "env.max_frame=100"]
+    run = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     assert replay([str(run), "episode=last"]) == DONE
     video = run / "session_0" / "videos" / "last.mp4"
     assert lengths(video) == (41, 420, 320)
@@ -69,12 +69,12 @@ def test_an_atari_game_is_shown_in_colours(tmp_path: Path) -> None:
 
 @pytest.mark.uses_videos
 def test_a_trial_ends_with_videos_of_its_best_session_unless_told_not_to(tmp_path: Path) -> None:
-    words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
-    result = labrl.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
+    result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     made = result.folder / "session_0" / "videos"
     assert sorted(path.name for path in made.iterdir()) == ["best.mp4", "last.mp4"]
     assert lengths(made / "best.mp4")[0] > 1
-    labrl.train([*words, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
+    labrl.train([*overrides, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
     assert not (tmp_path / "without" / "session_0" / "videos").exists()
 
 
@@ -82,14 +82,14 @@ def test_a_trial_ends_with_videos_of_its_best_session_unless_told_not_to(tmp_pat
 def test_a_trial_whose_environment_cannot_be_drawn_ends_well_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
+    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     import gymnasium
 
-    def broken(*words: object) -> None:
+    def broken(*overrides: object) -> None:
         raise RuntimeError("no drawing here")
 
     monkeypatch.setattr(gymnasium.envs.classic_control.CartPoleEnv, "render", broken)
-    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     said = capsys.readouterr().out
     assert "env.id=CartPole-v1" in said
     assert list((tmp_path / "run" / "session_0" / "videos").iterdir()) == []
@@ -153,8 +153,10 @@ def test_an_episode_is_checked_with_and_without_pictures(
         else f"{{_target_: pictures_env.Drawn, kind: {kind}}}"
     )
     own = ["env=gymnasium", "env.id=null", "env.name=toy", f"env.make={make}"]
-    words = [word for word in CARTPOLE if not word.startswith(("meta.videos", "env=", "env.max_frame"))]
-    run = labrl.train([*words, *own, "env.max_frame=300", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    overrides = [
+        override for override in CARTPOLE if not override.startswith(("meta.videos", "env=", "env.max_frame"))
+    ]
+    run = labrl.train([*overrides, *own, "env.max_frame=300", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     session = run / "session_0"
     pictures = kind == "changing"
     assert (session / "videos" / "best.mp4").exists() is pictures
@@ -176,8 +178,8 @@ def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(playback, "render_videos", interrupted)
-    words = [word for word in CARTPOLE if not word.startswith("meta.videos")]
-    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
+    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
+    assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
     said = "".join(capsys.readouterr())
     assert f"labrl-report {tmp_path / 'run'}" in said
     assert "+resume" not in said
@@ -207,9 +209,9 @@ def test_a_video_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def answer(*words: str) -> set[str]:
-        assert replay(list(words)) == WRONG_INPUT
-        return {word.strip(" ,.:;?()") for word in capsys.readouterr().err.split()}
+    def answer(*overrides: str) -> set[str]:
+        assert replay(list(overrides)) == WRONG_INPUT
+        return {override.strip(" ,.:;?()") for override in capsys.readouterr().err.split()}
 
     run = labrl.train([*CARTPOLE, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     capsys.readouterr()
@@ -251,8 +253,8 @@ class Lamp(gym.Env):
 def test_an_environment_of_ones_own_is_found_as_when_it_was_played(tmp_path: Path) -> None:
     (tmp_path / "lamp.py").write_text(OWN)
     made = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=lamp.Lamp"]
-    words = [*QUIET, "agent=random", *made, "env.num_envs=1", "env.max_frame=40", "hydra.run.dir=run"]
-    programs = [f"from labrl.cli import main; sys.exit(main({words}))"]
+    overrides = [*QUIET, "agent=random", *made, "env.num_envs=1", "env.max_frame=40", "hydra.run.dir=run"]
+    programs = [f"from labrl.cli import main; sys.exit(main({overrides}))"]
     programs.append("from labrl.cli import replay; sys.exit(replay(['run']))")
     for program in programs:
         # without the working folder on Python's path, as the installed commands have it

@@ -47,7 +47,7 @@ def test_the_first_difference_is_named(first: Path, capsys: pytest.CaptureFixtur
     assert main(["+rerun=runs/first", "hydra.run.dir=second"]) == 1
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if "session_0/train.csv" in line]
-    assert all(word in line for word in ("384", "return_mean", "12.5"))
+    assert all(override in line for override in ("384", "return_mean", "12.5"))
     assert not json.loads(Path("second/run.json").read_text())["equal"]
 
 

@@ -107,21 +107,21 @@ def future(folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def unbroken_future(words: tuple[str, ...]) -> dict[str, Any]:
-    """Return the future of an unbroken run of `words`; several tests compare with the same."""
+def unbroken_future(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return the future of an unbroken run of `overrides`; several tests compare with the same."""
     with tempfile.TemporaryDirectory() as folder:
-        session_in(Path(folder) / "run", resolve(compose(list(words)))).run()
+        session_in(Path(folder) / "run", resolve(compose(list(overrides)))).run()
         return future(Path(folder) / "run")
 
 
 def changed_futures(
-    folder: Path, words: list[str], frame: int = STOP, forget: str | None = None
+    folder: Path, overrides: list[str], frame: int = STOP, forget: str | None = None
 ) -> list[str]:
-    """Return what differs between the unbroken run of `words` and one that was interrupted at `frame`."""
-    config = resolve(compose(words))
+    """Return what differs between the unbroken run of `overrides` and one that was interrupted at `frame`."""
+    config = resolve(compose(overrides))
     broken_off(folder / "run", config, frame)
     gone_on(folder / "run", config, forget)
-    return unequal(unbroken_future(tuple(words)), future(folder / "run"))
+    return unequal(unbroken_future(tuple(overrides)), future(folder / "run"))
 
 
 def modules(package: ModuleType) -> Iterator[ModuleType]:
@@ -145,12 +145,12 @@ ALIKE = {"c51", "ddpg", "double_dqn", "dueling_dqn", "qr_dqn", "rainbow_lite", "
     "agent", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in AGENTS]
 )
 def test_every_agent_goes_on_exactly(agent: str, tmp_path: Path) -> None:
-    words = [*small(agent, "cartpole"), *SHORT]
+    overrides = [*small(agent, "cartpole"), *SHORT]
     try:
-        check(resolve(compose(words)))
+        check(resolve(compose(overrides)))
     except InputError:  # continuous actions only
-        words = [*small(agent, "pendulum"), *SHORT]
-    assert changed_futures(tmp_path, words) == []
+        overrides = [*small(agent, "pendulum"), *SHORT]
+    assert changed_futures(tmp_path, overrides) == []
 
 
 def chosen(agent: str) -> set[str]:
@@ -189,9 +189,9 @@ def fitting(option: str) -> tuple[list[str], int]:
         tasks += [("lamp", ["env.max_frame=96"], 50), ("bits", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
-                words = [*small(agent, task), *budget, option, *WITH.get(option, [])]
-                check(resolve(compose(words)))
-                return words, frame
+                overrides = [*small(agent, task), *budget, option, *WITH.get(option, [])]
+                check(resolve(compose(overrides)))
+                return overrides, frame
             except InputError:
                 continue
     raise AssertionError(f"no agent takes {option}")
@@ -201,13 +201,13 @@ def fitting(option: str) -> tuple[list[str], int]:
 def test_an_optimizer_by_its_name_goes_on_exactly_off_policy_too(
     agent: str, task: str, tmp_path: Path
 ) -> None:
-    words = [*small(agent, task), *SHORT, "agent/optimizer=torch", "agent.optimizer.name=NAdam"]
-    assert changed_futures(tmp_path, words) == []
+    overrides = [*small(agent, task), *SHORT, "agent/optimizer=torch", "agent.optimizer.name=NAdam"]
+    assert changed_futures(tmp_path, overrides) == []
 
 
 def test_a_memory_in_files_goes_on_exactly(tmp_path: Path) -> None:
-    words = [*small("rainbow", "cartpole"), *SHORT, "agent.memory.storage=mmap"]
-    assert changed_futures(tmp_path, words) == []
+    overrides = [*small("rainbow", "cartpole"), *SHORT, "agent.memory.storage=mmap"]
+    assert changed_futures(tmp_path, overrides) == []
 
 
 def test_every_agents_class_has_an_option_that_is_tested() -> None:
@@ -250,8 +250,8 @@ def test_every_transform_goes_on_exactly(option: str, tmp_path: Path) -> None:
 
 def test_every_callback_takes_part_in_what_is_tested(tmp_path: Path) -> None:
     """One that is not among the defaults needs a test of its own beside this one."""
-    words = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
-    session = session_in(tmp_path / "run", resolve(compose(words)))
+    overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
+    session = session_in(tmp_path / "run", resolve(compose(overrides)))
     session.close()
     taking_part = {type(callback) for callback in session.callbacks}
     known = {found for found in classes(labrl.session.callbacks) if issubclass(found, Callback)}
@@ -263,24 +263,24 @@ def test_every_callback_takes_part_in_what_is_tested(tmp_path: Path) -> None:
 
 
 def test_callbacks_go_on_exactly(tmp_path: Path) -> None:
-    words = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
-    assert changed_futures(tmp_path, words, frame=276) == []
+    overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
+    assert changed_futures(tmp_path, overrides, frame=276) == []
 
 
 @pytest.mark.parametrize("frame", [92, 128, 184, 320])
 def test_broken_off_where_rows_are_written_too(frame: int, tmp_path: Path) -> None:
-    words = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
-    assert changed_futures(tmp_path, words, frame) == []
+    overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
+    assert changed_futures(tmp_path, overrides, frame) == []
 
 
 @pytest.mark.parametrize("part", ["clock", "streams", "episodes", "env", "transforms", "agent", "Evaluate:0"])
 def test_a_part_that_forgets_its_state_is_found_out(part: str, tmp_path: Path) -> None:
     normalize = "+transforms/observation@transforms.seen=normalize"
-    words = [*small("ppo", "cartpole"), *SHORT, normalize]
+    overrides = [*small("ppo", "cartpole"), *SHORT, normalize]
     # Where the best evaluation comes before the stop, there is something to forget.
-    seed = next(seed for seed in range(99) if unbroken_future((*words, f"seed={seed}"))["best"] < STOP)
+    seed = next(seed for seed in range(99) if unbroken_future((*overrides, f"seed={seed}"))["best"] < STOP)
     try:
-        assert changed_futures(tmp_path, [*words, f"seed={seed}"], forget=part)
+        assert changed_futures(tmp_path, [*overrides, f"seed={seed}"], forget=part)
     except AssertionError:
         raise
     except Exception:

@@ -13,7 +13,7 @@ from exact_cases import (
     Moment,
     broken_off,
     differences,
-    folder_word,
+    folder_override,
     newest_checkpoint,
     pins,
     recorded_differences,
@@ -48,8 +48,8 @@ def board(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_killed_at_any_moment_it_loses_nothing_but_time(unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "killed"
-    words = [*PPO, TENSORBOARD, folder_word(folder)]
-    code, said = broken_off(folder, words, signal.SIGKILL, Moment(800, seconds=0.03))
+    overrides = [*PPO, TENSORBOARD, folder_override(folder)]
+    code, said = broken_off(folder, overrides, signal.SIGKILL, Moment(800, seconds=0.03))
     assert code == -signal.SIGKILL, said
     assert 0 < newest_checkpoint(folder) < 2400
     assert main(["+resume=latest"]) == 0
@@ -61,8 +61,8 @@ def test_told_to_stop_it_says_the_command_that_goes_on_exactly(
     unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a folder's name"
-    words = [*PPO, folder_word(folder)]
-    code, said = broken_off(folder, words, signal.SIGTERM, Moment(400, seconds=0.02))
+    overrides = [*PPO, folder_override(folder)]
+    code, said = broken_off(folder, overrides, signal.SIGTERM, Moment(400, seconds=0.02))
     assert code == 143, said
     (command,) = re.findall(r"labrl \+resume=.*|labrl '\+resume=.*", said)
     assert main(shlex.split(command)[1:]) == 0
@@ -82,11 +82,11 @@ def test_extended_it_equals_the_run_that_had_the_larger_budget_from_the_beginnin
 
 def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
     """The score at frame 2,000, the first end, is above those at multiples of 900 with this seed."""
-    words = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]
-    words += ["meta.rigorous_eval=1", "meta.eval_frequency=900", "meta.record_episodes=each"]
-    words = [word for word in words if word != "seed=5"] + ["seed=0"]
+    overrides = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]
+    overrides += ["meta.rigorous_eval=1", "meta.eval_frequency=900", "meta.record_episodes=each"]
+    overrides = [override for override in overrides if override != "seed=5"] + ["seed=0"]
     short, long = tmp_path / "short", tmp_path / "long"
-    assert main([*words, "env.max_frame=2000", "hydra.run.dir=short"]) == 0
+    assert main([*overrides, "env.max_frame=2000", "hydra.run.dir=short"]) == 0
     checkpoints = CheckpointStore(short / "session_0" / "checkpoints", 1)
     assert checkpoints.best_frame() == 2000, "it would be none, did it not score"
     video = short / "session_0" / "videos" / "2000.mp4"
@@ -94,7 +94,7 @@ def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path:
     video.write_bytes(b"of an episode that will be taken back")
     assert main(["+resume=short", "env.max_frame=2500"]) == 0
     assert main(["+resume=short", "env.max_frame=2900"]) == 0
-    assert main([*words, "env.max_frame=2900", "hydra.run.dir=long"]) == 0
+    assert main([*overrides, "env.max_frame=2900", "hydra.run.dir=long"]) == 0
     assert differences(short, long) == []
     assert recorded_differences(short, long) == []
     assert not video.exists()
@@ -108,22 +108,26 @@ def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path:
 
 def test_an_edited_configuration_is_what_the_run_goes_on_with(tmp_path: Path) -> None:
     """The way of SLM Lab. Schedules that follow the budget stay as the file has them."""
-    words = [word for word in PPO if word not in pins(PPO)]
-    words = [word for word in words if "horizon=" not in word or word == "agent.horizon=16"]
-    assert main([*words, "env.max_frame=256", "hydra.run.dir=short"]) == 0
+    overrides = [override for override in PPO if override not in pins(PPO)]
+    overrides = [
+        override for override in overrides if "horizon=" not in override or override == "agent.horizon=16"
+    ]
+    assert main([*overrides, "env.max_frame=256", "hydra.run.dir=short"]) == 0
     config = tmp_path / "short" / "config.yaml"
     config.write_text(config.read_text().replace("max_frame: 256", "max_frame: 512"))
     assert main(["+resume=short"]) == 0
-    pinned = pins([*words, "env.max_frame=256"])
-    assert main([*words, "env.max_frame=512", *pinned, "hydra.run.dir=long"]) == 0
+    pinned = pins([*overrides, "env.max_frame=256"])
+    assert main([*overrides, "env.max_frame=512", *pinned, "hydra.run.dir=long"]) == 0
     assert differences(Path("short"), Path("long")) == []
 
 
 def test_a_budget_that_schedules_follow_is_refused_with_the_words_that_pin_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word for word in PPO if word not in pins(PPO)]
-    quick = [word for word in words if "horizon=" not in word or word == "agent.horizon=16"]
+    overrides = [override for override in PPO if override not in pins(PPO)]
+    quick = [
+        override for override in overrides if "horizon=" not in override or override == "agent.horizon=16"
+    ]
     assert main([*quick, "env.max_frame=256", "hydra.run.dir=short"]) == 0
     before = {path: path.read_bytes() for path in Path("short").rglob("*") if path.is_file()}
     assert main(["+resume=short", "env.max_frame=512"]) == 2
@@ -191,8 +195,8 @@ def test_files_made_for_frequent_checkpoints_have_them_as_often_when_rows_become
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Else memory would overwrite what the newest checkpoint counts on, and a kill would end the run."""
-    words = [*small("dqn", "cartpole"), "agent.memory.storage=mmap", "meta.log_frequency=40"]
-    assert main([*words, "env.max_frame=320", "hydra.run.dir=run"]) == 0
+    overrides = [*small("dqn", "cartpole"), "agent.memory.storage=mmap", "meta.log_frequency=40"]
+    assert main([*overrides, "env.max_frame=320", "hydra.run.dir=run"]) == 0
     edits = ["env.max_frame=800", "meta.log_frequency=400", "meta.eval_frequency=400"]
     assert main(["+resume=run", *edits]) == 0
     assert "40 frames" in capsys.readouterr().err
@@ -219,9 +223,11 @@ def test_an_environment_that_does_not_repeat_is_told_of_and_goes_on_with_fresh_e
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dice.py").write_text(DICE)
-    words = [*PPO, "preset=ppo_cartpole", "env=gymnasium", "env.id=null", "env.name=dice"]
-    words += ["env.make={_target_: dice.Dice}"]
-    assert main([*words, "env.fresh_env_per_episode=false", "env.max_frame=600", "hydra.run.dir=run"]) == 0
+    overrides = [*PPO, "preset=ppo_cartpole", "env=gymnasium", "env.id=null", "env.name=dice"]
+    overrides += ["env.make={_target_: dice.Dice}"]
+    assert (
+        main([*overrides, "env.fresh_env_per_episode=false", "env.max_frame=600", "hydra.run.dir=run"]) == 0
+    )
     assert main(["+resume=run", "env.max_frame=1200"]) == 0
     told = capsys.readouterr().err
     assert "dice" in told, "a warning that names the environment"

@@ -27,9 +27,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def played(words: list[str], folders: pytest.TempPathFactory) -> Path:
+def played(overrides: list[str], folders: pytest.TempPathFactory) -> Path:
     folder = folders.mktemp("finished") / "one"
-    assert main([*words, f"hydra.run.dir={folder}"]) == 0
+    assert main([*overrides, f"hydra.run.dir={folder}"]) == 0
     return folder
 
 
@@ -62,7 +62,7 @@ def test_an_end_that_was_not_recorded_is_found_out(status: RunStatus, finished: 
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("overrides", "named"),
     [
         ([], ["runs/one", "64"]),
         (["meta.log_frequency=8"], ["env.max_frame=", "64"]),
@@ -87,10 +87,10 @@ def test_an_end_that_was_not_recorded_is_found_out(status: RunStatus, finished: 
     ids=str,
 )
 def test_refused_and_left_as_it_is(
-    words: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(Path())
-    assert main(["+resume=runs/one", *words]) == WRONG_INPUT
+    assert main(["+resume=runs/one", *overrides]) == WRONG_INPUT
     said = capsys.readouterr().err
     assert [word for word in named if word not in said] == []
     assert "Traceback" not in said
@@ -98,7 +98,7 @@ def test_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("overrides", "named"),
     [
         (["+resume=runs/two"], ["runs/two", "runs/one"]),
         (["+resume=elsewhere/one"], ["elsewhere/one", "runs/one"]),
@@ -115,9 +115,9 @@ def test_refused_and_left_as_it_is(
     ids=str,
 )
 def test_what_names_no_run_is_answered_with_what_to_name(
-    words: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == WRONG_INPUT
+    assert main(overrides) == WRONG_INPUT
     said = capsys.readouterr().err
     assert [word for word in named if word not in said] == []
 
@@ -134,25 +134,25 @@ def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.Ca
     Path("runs/killed before it began").mkdir()
     RunFolder.create("runs/killed before it began")
     RunFolder.create("runs/damaged").path.joinpath("run.json").write_text("{")
-    for words, said in {
+    for overrides, said in {
         "": "labrl -m +resume=runs/a",  # an experiment has a command of its own
         "env=cartpole": "runs/c",
         "agent=random env=pendulum": "runs/b",
         "meta=default preset=auto:random:cartpole": "runs/c",
     }.items():
         capsys.readouterr()
-        assert main(["+resume=latest", *words.split()]) == 2
+        assert main(["+resume=latest", *overrides.split()]) == 2
         assert said in capsys.readouterr().err
 
 
 def test_forced_it_goes_on_and_says_so_in_the_run_folder(finished: Path) -> None:
-    words = ["env.max_frame=128", "env.max_episode_steps=9", "+force=true", "meta.log_frequency=16"]
-    assert main(["+resume=runs/one", *words]) == 0
+    overrides = ["env.max_frame=128", "env.max_episode_steps=9", "+force=true", "meta.log_frequency=16"]
+    assert main(["+resume=runs/one", *overrides]) == 0
     info = json.loads(Path("runs/one/run.json").read_text())
     (entry,) = info["resumes"]
     assert entry["forced"]
     assert entry["frames"] == {"0": 64}
-    assert entry["edits"] == [word for word in words if word != "+force=true"]
+    assert entry["edits"] == [override for override in overrides if override != "+force=true"]
     assert {"key": "env.max_episode_steps", "then": None, "now": 9} in entry["changed"]
     assert {"key": "env.max_frame", "then": 64, "now": 128} in entry["changed"]
     assert info["status"] == "finished"
@@ -169,8 +169,8 @@ LEARNED = ["agent=dqn", "env=cartpole", "env.max_frame=300", "agent.learning_sta
 
 @pytest.fixture(scope="module")
 def learned_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = [*LEARNED, *QUIET, "meta.max_session=1", "meta.report=false", "meta.videos=false", "seed=1"]
-    return played(words, tmp_path_factory)
+    overrides = [*LEARNED, *QUIET, "meta.max_session=1", "meta.report=false", "meta.videos=false", "seed=1"]
+    return played(overrides, tmp_path_factory)
 
 
 @pytest.fixture
@@ -179,15 +179,15 @@ def learned(learned_once: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [["agent.network.torso.mlp.hidden=[32,32]"], ["agent/memory=prioritized"], ["agent/value=quantile"]],
 )
 def test_force_cannot_make_a_state_fit_what_is_built(
-    words: list[str], learned: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The folder once kept the edit: neither +resume nor +enjoy could load anything of the run any more."""
     before = content(learned)
-    assert main(["+resume=runs/one", "env.max_frame=400", *words, "+force=true"]) == 2
+    assert main(["+resume=runs/one", "env.max_frame=400", *overrides, "+force=true"]) == 2
     told = capsys.readouterr().err
     assert str(Path("runs/one/session_0/checkpoints").absolute()) in told
     assert "Traceback" not in told
@@ -251,8 +251,8 @@ def test_a_users_own_groups_are_found_again(tmp_path: Path) -> None:
     (tmp_path / "mine" / "meta" / "calm.yaml").write_text(
         "defaults: [default, _self_]\nprogress: false\ntensorboard: false\n"
     )
-    words = ["--config-dir", "mine", "agent=random", "meta=calm", "env.max_frame=64", "hydra.run.dir=one"]
-    assert main(words) == 0
+    overrides = ["--config-dir", "mine", "agent=random", "meta=calm", "env.max_frame=64", "hydra.run.dir=one"]
+    assert main(overrides) == 0
     assert main(["+resume=one", "env.max_frame=128"]) == 0
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 128
 
@@ -345,8 +345,8 @@ def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
         "            os.kill(os.getpid(), self.number)\n"
     )
     stop = f"+callbacks.stop={{_target_: stops.Stop, number: {int(number)}}}"
-    words = [*QUICK, stop, "hydra.run.dir=one"]
-    assert main(words) == (130 if number == signal.SIGINT else 143)
+    overrides = [*QUICK, stop, "hydra.run.dir=one"]
+    assert main(overrides) == (130 if number == signal.SIGINT else 143)
     said = capsys.readouterr().out
     assert Path("one/session_0/checkpoints/frame_000000000024").is_dir()
     (command,) = re.findall(r"labrl \+resume=.*", said)
@@ -414,8 +414,8 @@ def test_a_run_is_repeated_as_it_was_and_enjoyed_as_its_configuration_stands(
 ) -> None:
     path = edited(finished, "max_episode_steps: null", "max_episode_steps: 3")
     capsys.readouterr()
-    for words in (["+rerun=runs/one"], ["+enjoy=runs/one", "episodes=1", "videos=0"]):
-        assert main(words) == 0
+    for overrides in (["+rerun=runs/one"], ["+enjoy=runs/one", "episodes=1", "videos=0"]):
+        assert main(overrides) == 0
         out = capsys.readouterr().out
         assert str(path) in out
         assert "env.max_episode_steps" in out

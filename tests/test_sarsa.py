@@ -39,8 +39,8 @@ def values_of_policy(left: float) -> NDArray:
 def test_targets_are_lambda_returns_with_the_actions_that_were_taken(
     expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.gamma=0.9", f"agent.expected={expected}"]
-    agent, clock, _ = build("sarsa", *words, SMALL, "agent.exploration.epsilon=0.5", num_envs=1)
+    overrides = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.gamma=0.9", f"agent.expected={expected}"]
+    agent, clock, _ = build("sarsa", *overrides, SMALL, "agent.exploration.epsilon=0.5", num_envs=1)
     world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.modules()["q_network"])
     taken: list[int] = []
     act = agent.act
@@ -80,13 +80,13 @@ def test_targets_are_lambda_returns_with_the_actions_that_were_taken(
 
 
 @pytest.mark.parametrize(
-    "words", [("agent.expected=true", "agent.trace_decay=0"), ("agent.trace_decay=0.9",)], ids=str
+    "overrides", [("agent.expected=true", "agent.trace_decay=0"), ("agent.trace_decay=0.9",)], ids=str
 )
-def test_values_become_those_of_the_policy_that_acts(words: tuple[str, ...]) -> None:
+def test_values_become_those_of_the_policy_that_acts(overrides: tuple[str, ...]) -> None:
     """The values of the random policy are known in closed form, and far from the best ones."""
     decaying = "agent.lr={kind: linear, start: 1e-2, end: 1e-4, horizon: 7000}"
-    words = (
-        *words,
+    overrides = (
+        *overrides,
         "agent.exploration.epsilon=1.0",
         "agent.gamma=0.8",
         "agent.horizon=8",
@@ -94,7 +94,7 @@ def test_values_become_those_of_the_policy_that_acts(words: tuple[str, ...]) -> 
         SMALL,
     )
     two = gym.spaces.Discrete(2)
-    agent, clock, _ = build("sarsa", *words, observation=Chain.SPACE, action=two, num_envs=8)
+    agent, clock, _ = build("sarsa", *overrides, observation=Chain.SPACE, action=two, num_envs=8)
     play(agent, clock, Chain(8), 1000)
     with torch.no_grad():
         found = agent.modules()["q_network"](torch.eye(Chain.STATES)).outputs.squeeze(2).numpy()

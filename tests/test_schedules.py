@@ -161,9 +161,9 @@ COSINE_LR = {"kind": "cosine", "start": 1e-3, "end": 0, "horizon": 1e5, "warmup"
 PIECES = "{kind: piecewise, points: [[0, 1e-3], [1000, 0]]}"
 
 
-def composed(*words: str, config_dir: Path | None = None) -> Any:
-    """Return what `labrl <words>` records as agent.lr. The budget is 100000 frames."""
-    plain = to_plain(compose(["env.max_frame=100000", *words], config_dir))
+def composed(*overrides: str, config_dir: Path | None = None) -> Any:
+    """Return what `labrl <overrides>` records as agent.lr. The budget is 100000 frames."""
+    plain = to_plain(compose(["env.max_frame=100000", *overrides], config_dir))
     resolve(plain)
     return plain["agent"]["lr"]
 
@@ -186,9 +186,9 @@ def test_a_typed_schedule_replaces_one_of_a_preset_and_of_a_file(tmp_path: Path)
     for name, lr in {"pieces": PIECES, "short": "linear:1e-3:0", "partial": "{start: 5e-4}"}.items():
         file = tmp_path / "experiment" / f"{name}.yaml"
         file.write_text(f"# @package _global_\nagent:\n  lr: {lr}\n")
-    words = ("env=pendulum", "experiment=pieces")
-    assert set(composed(*words, config_dir=tmp_path)) == {"kind", "points"}
-    assert composed(*words, f"agent.lr={FULL}", config_dir=tmp_path) == COSINE_LR
+    overrides = ("env=pendulum", "experiment=pieces")
+    assert set(composed(*overrides, config_dir=tmp_path)) == {"kind", "points"}
+    assert composed(*overrides, f"agent.lr={FULL}", config_dir=tmp_path) == COSINE_LR
     short = composed("env=pendulum", "experiment=short", "agent.lr.end=1e-4", config_dir=tmp_path)
     assert short == {"kind": "linear", "start": 1e-3, "end": 1e-4, "horizon": 100000, "warmup": 0}
     partial = composed("env=pendulum", "experiment=partial", config_dir=tmp_path)
@@ -225,7 +225,7 @@ def test_one_entry_of_a_schedule_can_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "key"),
+    ("overrides", "code", "key"),
     [
         (["agent.lr=linear:1e-3"], "type", "agent.lr"),
         (["agent.lr=lineer:1e-3:0"], "type", "agent.lr"),
@@ -238,9 +238,9 @@ def test_one_entry_of_a_schedule_can_be_changed() -> None:
         (["env=pendulum", "agent.lr={kind: step, values: [1]}"], "unknown-key", "agent.lr.values"),
     ],
 )
-def test_a_wrong_schedule_is_refused_with_its_key(words: list[str], code: str, key: str) -> None:
+def test_a_wrong_schedule_is_refused_with_its_key(overrides: list[str], code: str, key: str) -> None:
     with pytest.raises(InputError) as error:
-        composed(*words)
+        composed(*overrides)
     assert (error.value.code, error.value.key) == (code, key)
 
 

@@ -26,7 +26,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("overrides", "says"),
     [
         (["agent.lrr=interval(0.1, 1)"], ["agent.lrr", "agent.lr?"]),
         (["agent.lr=interval(-1.0, 1.0)"], ["agent.lr=interval(-1.0, 1.0)"]),
@@ -89,11 +89,11 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_input_is_refused_by_its_key(
-    words: list[str], says: list[str], capsys: pytest.CaptureFixture[str]
+    overrides: list[str], says: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*SEARCH, *words]) == WRONG_INPUT
+    assert main([*SEARCH, *overrides]) == WRONG_INPUT
     told = capsys.readouterr().err
-    assert not [word for word in says if word not in told], told
+    assert not [part for part in says if part not in told], told
     assert not list(Path("runs").glob("*"))
 
 
@@ -110,28 +110,28 @@ def test_a_database_that_does_not_answer_is_told_without_the_password(
 ) -> None:
     pytest.importorskip("psycopg")
     url = "postgresql://labrl:secret@127.0.0.1:1/labrl"
-    words = [LR, f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=x"]
-    assert main([*SEARCH, *words]) == WRONG_INPUT
+    overrides = [LR, f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=x"]
+    assert main([*SEARCH, *overrides]) == WRONG_INPUT
     told = capsys.readouterr().err
     assert "hydra.sweeper.storage=postgresql://labrl:***@127.0.0.1:1/labrl" in told
     assert "secret" not in told
 
 
 def test_what_contradicts_another_sample_only_is_not_refused() -> None:
-    words = [
+    overrides = [
         "agent.lr=choice(1e-3, {kind: linear, start: 1e-3, end: 0, horizon: 1e4})",
         "agent.network.torso.mlp.hidden=choice([64, 64], [32])",
         "agent.horizon=choice(32, 100)",  # 800 steps are no whole minibatches of 256
         "agent.gae_lambda=choice(0.9, ${agent.gamma})",
     ]
-    check_space(Recipe(Space.of({}, {}, words), {"agent": "ppo", "env": "cartpole"}, []))
+    check_space(Recipe(Space.of({}, {}, overrides), {"agent": "ppo", "env": "cartpole"}, []))
 
 
 @pytest.mark.parametrize("typed", ["meta.report=true", "++meta.report=true", "meta.videos=true"])
 def test_trials_report_nothing_of_their_own_unless_it_is_typed(typed: str) -> None:
     recipe = Recipe(Space.of({}, {}, [LR, "env=cartpole", typed]), {"agent": "ppo", "env": "cartpole"}, [])
-    for words, key in (([], None), ([typed], typed.lstrip("+").partition("=")[0])):
-        meta = to_plain(compose([*recipe.configuration({"agent.lr": 1e-3}), *unwatched(words)]))["meta"]
+    for overrides, key in (([], None), ([typed], typed.lstrip("+").partition("=")[0])):
+        meta = to_plain(compose([*recipe.configuration({"agent.lr": 1e-3}), *unwatched(overrides)]))["meta"]
         kept = {name: meta[name] for name in ("progress", "report", "videos")}
         asked = {} if key is None else {key.partition(".")[2]: True}
         assert kept == {"progress": False, "report": False, "videos": False, **asked}
@@ -155,8 +155,8 @@ def test_a_ready_space_brings_its_agent_with_its_presets_and_its_number_of_trial
 
 def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_samplers() -> None:
     for sampler in ("tpe", "gp", "cmaes", "random", "grid", "qmc", "nsgaii"):
-        words = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "meta.max_trial=7"]
-        node = compose(words, with_hydra=True).hydra.sweeper
+        overrides = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "meta.max_trial=7"]
+        node = compose(overrides, with_hydra=True).hydra.sweeper
         assert node._target_.startswith("labrl.")
         assert node.n_trials == 7
     assert compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.n_trials == 20
@@ -164,14 +164,14 @@ def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_sampler
 
 @pytest.mark.parametrize("more", [[], ["experiment=slm_lab/acrobot"]])
 def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Path, more: list[str]) -> None:
-    words = [
+    overrides = [
         "env=acrobot",
         "agent/network=mlp",
         "+env.kwargs.new='a, b'",
         "transforms.reward=null",
         "env.num_envs=4",
     ]
-    space = Space.of({}, {}, [*words, *more, LR, "agent.network.torso.hidden=choice([64,64],[32])"])
+    space = Space.of({}, {}, [*overrides, *more, LR, "agent.network.torso.hidden=choice([64,64],[32])"])
     choices = {"agent": "ppo", "env": "acrobot", "agent/network": "mlp", "experiment": "slm_lab/acrobot"}
     recipe = Recipe(space, choices, [])
     params = {"agent.lr": 2.5e-4, "agent.network.torso.hidden": "[32]"}
@@ -188,11 +188,13 @@ COMMANDS = re.findall(r"^    (labrl -m hydra/sweeper=optuna .*)$", PAGE, re.MULT
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_page_compose_and_have_something_to_search(command: str) -> None:
-    words = [word for word in shlex.split(command.partition(" #")[0])[2:] if word]
-    searching = [word for word in words if re.search(r"=(tag|interval|choice|range)\(", word)]
-    cfg = compose([word for word in words if word not in searching], with_hydra=True)
+    overrides = [override for override in shlex.split(command.partition(" #")[0])[2:] if override]
+    searching = [override for override in overrides if re.search(r"=(tag|interval|choice|range)\(", override)]
+    cfg = compose([override for override in overrides if override not in searching], with_hydra=True)
     config = resolve(cfg)
-    found = Space.of(config.search.space, {}, [word for word in words if not word.startswith("hydra")])
+    found = Space.of(
+        config.search.space, {}, [override for override in overrides if not override.startswith("hydra")]
+    )
     assert found.distributions
     assert cfg.hydra.sweeper.n_trials >= 20
     recipe = Recipe(found, dict(cfg.hydra.runtime.choices), [])
@@ -221,8 +223,8 @@ def test_a_space_that_brings_more_than_its_agent_is_refused_with_what_trials_wou
         "meta: {max_trial: 2}\n"
         "search: {space: {agent.lr: 'tag(log, interval(1e-4, 1e-2))'}}\n"
     )
-    words = ["-m", "--config-dir", "my", "hydra/sweeper=optuna", "env=cartpole", "search=mine"]
-    assert main(words) == WRONG_INPUT
+    overrides = ["-m", "--config-dir", "my", "hydra/sweeper=optuna", "env=cartpole", "search=mine"]
+    assert main(overrides) == WRONG_INPUT
     told = capsys.readouterr().err
     assert "search=mine" in told
     assert "agent.lr.horizon=30000.0 env.max_frame=30000.0" in told

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 from commands import Command, start_labrl
-from search_cases import WORDS
+from search_cases import OVERRIDES
 
 from labrl.cli import main
 
-COMMAND = ["-m", "hydra/sweeper=optuna", *WORDS]
+COMMAND = ["-m", "hydra/sweeper=optuna", *OVERRIDES]
 
 
-def start(home: Path, *words: str) -> Command:
+def start(home: Path, *overrides: str) -> Command:
     """A search in the folder `home`, in a process group of its own."""
-    return start_labrl(*COMMAND, f"hydra.sweep.dir={home}", *words, cwd=home.parent)
+    return start_labrl(*COMMAND, f"hydra.sweep.dir={home}", *overrides, cwd=home.parent)
 
 
 def ended(process: Command) -> str:
@@ -62,14 +62,18 @@ def kill_after(process: Command, home: Path, rows: int, whole_group: bool) -> No
 
 
 def kill_and_compare(folder: Path, kills: int, total: int) -> None:
-    words = (f"meta.max_trial={total}", "hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.n_startup_trials=2")
-    whole = [*COMMAND, *words, f"hydra.sweep.dir={folder / 'whole'}", "hydra/launcher=basic"]
+    overrides = (
+        f"meta.max_trial={total}",
+        "hydra.sweeper.n_jobs=1",
+        "hydra.sweeper.sampler.n_startup_trials=2",
+    )
+    whole = [*COMMAND, *overrides, f"hydra.sweep.dir={folder / 'whole'}", "hydra/launcher=basic"]
     assert main(whole) == 0
     broken = folder / "broken"
     chance = random.Random(kills)
     for _ in range(kills):
-        kill_after(start(broken, *words), broken, chance.randint(1, 6), chance.random() < 0.5)
-    ended(start(broken, *words))
+        kill_after(start(broken, *overrides), broken, chance.randint(1, 6), chance.random() < 0.5)
+    ended(start(broken, *overrides))
     assert len(proposals(broken)) == total
     assert proposals(broken) == proposals(folder / "whole")
 
@@ -85,9 +89,9 @@ def test_a_search_killed_five_times_ends_with_its_total_and_the_same_proposals(t
 
 def two_machines(folder: Path, url: str) -> None:
     """Two commands at once: together the total, and none twice."""
-    words = (f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=shared", "meta.max_trial=4")
+    overrides = (f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=shared", "meta.max_trial=4")
     homes = [folder / name for name in "ab"]
-    for process in [start(home, *words, "hydra.sweeper.n_jobs=1") for home in homes]:
+    for process in [start(home, *overrides, "hydra.sweeper.n_jobs=1") for home in homes]:
         ended(process)
     ran = [path.parent.name for home in homes for path in home.glob("*_ppo_cartpole/run.json")]
     assert sorted(name.partition("_")[0] for name in ran) == ["0", "1", "2", "3"]

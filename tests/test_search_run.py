@@ -15,7 +15,7 @@ import pytest
 import yaml
 from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
-from search_cases import PLAN, WORDS
+from search_cases import OVERRIDES, PLAN
 
 from labrl.analysis.listing import best_trial, standings
 from labrl.cli import main
@@ -37,10 +37,12 @@ from labrl.trial import reporting
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """The folder of a search of six trials, one after the other: the same are pruned; its exit code."""
     home = tmp_path_factory.mktemp("search") / "experiment"
-    words = [word for word in WORDS if not word.startswith(("search.confirm", "meta.report"))]
+    overrides = [
+        override for override in OVERRIDES if not override.startswith(("search.confirm", "meta.report"))
+    ]
     code = main(
         [
-            *("-m", "hydra/sweeper=optuna", *words, f"hydra.sweep.dir={home}", "hydra/launcher=basic"),
+            *("-m", "hydra/sweeper=optuna", *overrides, f"hydra.sweep.dir={home}", "hydra/launcher=basic"),
             *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
             *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
         ]
@@ -89,7 +91,10 @@ def test_every_trial_is_recorded_as_it_can_be_repeated(
         assert config["agent"]["lr"] == trial["params"]["agent.lr"]
         assert f"seed={config['seed']}" in trial["overrides"]
         assert config["search"]["space"] == {}
-    assert len({word for trial in info["trials"] for word in trial["overrides"] if "seed=" in word}) == 6
+    assert (
+        len({override for trial in info["trials"] for override in trial["overrides"] if "seed=" in override})
+        == 6
+    )
 
 
 def test_the_best_is_confirmed_beside_the_default_and_written_as_a_recipe(
@@ -193,8 +198,8 @@ def test_a_search_of_one_trial_says_that_it_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`meta=fast_atari` asks for one."""
-    words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=1"]
-    assert main([*words, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra/launcher=basic"]) == 0
+    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=1"]
+    assert main([*overrides, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra/launcher=basic"]) == 0
     assert "meta.max_trial=1" in capsys.readouterr().out
 
 
@@ -252,8 +257,8 @@ def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
         return report(study, number, folder)
 
     monkeypatch.setattr(Study, "report", failing)
-    words = ["-m", "hydra/sweeper=optuna", *WORDS, "meta.max_trial=2", "hydra/launcher=basic"]
-    assert main([*words, f"hydra.sweep.dir={home}"]) == 1
+    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=2", "hydra/launcher=basic"]
+    assert main([*overrides, f"hydra.sweep.dir={home}"]) == 1
     said = capsys.readouterr().out
     assert "the disk is full" in said
     assert f"labrl -m +resume={home}" in said

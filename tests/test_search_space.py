@@ -12,8 +12,10 @@ from labrl.errors import InputError
 from labrl.experiment.search.space import Space
 
 
-def space(*words: str, ready: dict[str, str] | None = None, params: dict[str, Any] | None = None) -> Space:
-    return Space.of(ready or {}, params or {}, words)
+def space(
+    *overrides: str, ready: dict[str, str] | None = None, params: dict[str, Any] | None = None
+) -> Space:
+    return Space.of(ready or {}, params or {}, overrides)
 
 
 def test_the_syntax_is_that_of_hydras_sweeper() -> None:
@@ -53,7 +55,7 @@ def test_a_trial_gets_the_fixed_words_and_its_values_but_nothing_about_the_searc
         "search/pruner=none",
         "meta.max_trial=3",
     )
-    assert found.words({"x": "a b"}) == ["env=pong", "~y", "+z=1", "x='a b'"] or found.words(
+    assert found.overrides({"x": "a b"}) == ["env=pong", "~y", "+z=1", "x='a b'"] or found.overrides(
         {"x": "a b"}
     ) == [
         "env=pong",
@@ -61,17 +63,17 @@ def test_a_trial_gets_the_fixed_words_and_its_values_but_nothing_about_the_searc
         "+z=1",
         "x=a b",
     ]
-    assert found.words({"x": True})[-1] == "x=true"
+    assert found.overrides({"x": True})[-1] == "x=true"
 
 
 def test_a_new_key_keeps_its_plus() -> None:
-    assert space("+env.kwargs.gravity=interval(1.0, 9.0)").words({"+env.kwargs.gravity": 2.5}) == [
+    assert space("+env.kwargs.gravity=interval(1.0, 9.0)").overrides({"+env.kwargs.gravity": 2.5}) == [
         "+env.kwargs.gravity=2.5"
     ]
 
 
 @pytest.mark.parametrize(
-    ("word", "code", "key"),
+    ("override", "code", "key"),
     [
         ("a=interval(2, 1)", "range", "a"),
         ("a=range(5, 5)", "range", "a"),
@@ -82,11 +84,11 @@ def test_a_new_key_keeps_its_plus() -> None:
         ("a=1", "missing", "search"),
     ],
 )
-def test_a_wrong_space_is_refused_with_its_key(word: str, code: str, key: str) -> None:
+def test_a_wrong_space_is_refused_with_its_key(override: str, code: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
-        space(word)
+        space(override)
     assert (refused.value.code, refused.value.key) == (code, key)
-    assert code == "missing" or word in str(refused.value)
+    assert code == "missing" or override in str(refused.value)
 
 
 def test_a_grid_needs_single_values() -> None:
@@ -104,14 +106,14 @@ def test_equal_spaces_are_equal_as_json_and_others_are_not() -> None:
 def test_a_quoted_choice_reaches_its_trial_as_it_was_written() -> None:
     found = space("agent.updates_per_frame=choice('1/8', '1/4')")
     first, _ = found.distributions["agent.updates_per_frame"].choices  # type: ignore[attr-defined]
-    (word,) = found.words({"agent.updates_per_frame": first})
-    assert OverridesParser.create().parse_override(word).value() == "1/8"
+    (override,) = found.overrides({"agent.updates_per_frame": first})
+    assert OverridesParser.create().parse_override(override).value() == "1/8"
 
 
 def test_lists_and_quoted_text_are_choices_in_a_file_too() -> None:
     found = space(ready={"hidden": "choice([64,64],[32])"}, params={"rate": "choice('1/8','1/4')"})
     assert set(found.distributions) == {"hidden", "rate"}
-    assert found.words({"hidden": "[64,64]"}) == ["hidden=[64,64]"]
+    assert found.overrides({"hidden": "[64,64]"}) == ["hidden=[64,64]"]
 
 
 def test_what_is_taken_away_may_be_added_again() -> None:

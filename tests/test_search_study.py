@@ -256,35 +256,35 @@ def test_a_study_of_the_same_name_with_another_space_is_refused(
 
 
 def test_words_that_only_watch_may_differ_between_machines_and_after_a_resume(tmp_path: Path) -> None:
-    def with_words(*words: str) -> Space:
-        return Space.of({}, {}, ["x=interval(0.0, 1.0)", *words])
+    def with_overrides(*overrides: str) -> Space:
+        return Space.of({}, {}, ["x=interval(0.0, 1.0)", *overrides])
 
-    study(tmp_path, space=with_words("env=pong", "meta.num_gpus=0.5", "wandb=offline"))
-    study(tmp_path, space=with_words("env=pong", "meta.report=true"))
+    study(tmp_path, space=with_overrides("env=pong", "meta.num_gpus=0.5", "wandb=offline"))
+    study(tmp_path, space=with_overrides("env=pong", "meta.report=true"))
     for counts in ("env=acrobot", "meta.eval_frequency=10", "meta.precision=bf16"):
         with pytest.raises(InputError) as refused:
-            study(tmp_path, space=with_words("env=pong", counts))
+            study(tmp_path, space=with_overrides("env=pong", counts))
         assert refused.value.key == "hydra.sweeper.study_name"
         assert counts in str(refused.value)
 
 
 def test_the_same_words_in_another_order_are_the_same_study(tmp_path: Path) -> None:
-    def with_words(*words: str) -> Space:
-        return Space.of({}, {}, ["x=interval(0.0, 1.0)", *words])
+    def with_overrides(*overrides: str) -> Space:
+        return Space.of({}, {}, ["x=interval(0.0, 1.0)", *overrides])
 
     study(
         tmp_path,
-        space=with_words("meta.eval_frequency=400", "env.max_frame=2000", "~agent.lr", "+agent.lr=1"),
+        space=with_overrides("meta.eval_frequency=400", "env.max_frame=2000", "~agent.lr", "+agent.lr=1"),
     )
     study(
         tmp_path,
-        space=with_words("~agent.lr", "+agent.lr=1", "env.max_frame=2000", "meta.eval_frequency=400"),
+        space=with_overrides("~agent.lr", "+agent.lr=1", "env.max_frame=2000", "meta.eval_frequency=400"),
     )
-    last = with_words(
+    last = with_overrides(
         "env.max_frame=1", "meta.eval_frequency=400", "~agent.lr", "+agent.lr=1", "env.max_frame=2000"
     )
     study(tmp_path, space=last)
-    other = with_words(
+    other = with_overrides(
         "env.max_frame=2000", "meta.eval_frequency=400", "~agent.lr", "+agent.lr=1", "env.max_frame=1"
     )
     with pytest.raises(InputError) as refused:

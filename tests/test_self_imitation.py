@@ -19,7 +19,7 @@ from labrl.memory.prioritized import PrioritizedReplay
 from labrl.networks.spaces import Spaces
 from labrl.step import Episode, Step
 
-WORDS = (
+OVERRIDES = (
     "agent.self_imitation.batch_size=8",
     "agent.self_imitation.memory.capacity=200",
     "agent.self_imitation.updates=2",
@@ -42,7 +42,7 @@ def test_what_is_kept_are_whole_episodes_with_their_discounted_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, world = memories(monkeypatch), Recorded(noise())
-    agent, clock, _ = build("sil_a2c", *WORDS, "agent.gamma=0.9", "agent.lr=0")
+    agent, clock, _ = build("sil_a2c", *OVERRIDES, "agent.gamma=0.9", "agent.lr=0")
     play(agent, clock, world, 40)
     (memory,), network = made, network_of(agent)
     sample = memory.sample(400, 0)
@@ -65,7 +65,7 @@ def test_what_is_kept_are_whole_episodes_with_their_discounted_returns(
 
 def test_its_update_is_the_gradient_of_equation_1(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
-    agent, clock, _ = build("sil_a2c", *WORDS, "agent.lr=0", "agent.max_grad_norm=null")
+    agent, clock, _ = build("sil_a2c", *OVERRIDES, "agent.lr=0", "agent.max_grad_norm=null")
     play(agent, clock, noise(), 39)
     (memory,), network, drawn = made, copy.deepcopy(network_of(agent)), []
     draw = memory.sample
@@ -89,7 +89,7 @@ def test_priorities_follow_what_was_underrated(monkeypatch: pytest.MonkeyPatch) 
         update(self, index, error)
 
     monkeypatch.setattr(PrioritizedReplay, "update_priorities", spy)
-    agent, clock, _ = build("sil_ppo", *PPO, *WORDS)
+    agent, clock, _ = build("sil_ppo", *PPO, *OVERRIDES)
     play(agent, clock, noise(), 40)
     assert given
     assert all((error >= 0).all() for error in given)
@@ -125,12 +125,12 @@ class Lock:
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
 def test_a_rare_success_is_repeated_which_the_agent_without_it_forgets(name: str) -> None:
     """The lock opens by chance once in 729 episodes; the best policy opens it in each."""
-    words = ("agent.horizon=16", "agent.lr=3e-3", "agent.gamma=0.95", "agent.entropy_coef=0.01", SMALL)
+    overrides = ("agent.horizon=16", "agent.lr=3e-3", "agent.gamma=0.95", "agent.entropy_coef=0.01", SMALL)
     own = ("agent.batch_size=64", "agent.epochs=1") if name == "ppo" else ("agent/optimizer=adam",)
     imitation = ("agent.self_imitation.batch_size=64", "agent.self_imitation.updates=4")
     opened = []
     for agent, more in [(name, ()), (f"sil_{name}", imitation)]:
-        player, clock, _ = build(agent, *words, *own, *more, observation=Lock.SPACE)
+        player, clock, _ = build(agent, *overrides, *own, *more, observation=Lock.SPACE)
         world = Lock(4)
         play(player, clock, world, 800)
         opened.append(np.mean(world.paid[-100:]))
@@ -146,16 +146,16 @@ def test_a_rare_success_is_repeated_which_the_agent_without_it_forgets(name: str
         ("sil_ppo", *PPO),
         ("reinforce", "agent.baseline=value", "agent.value_coef=0.5", "agent/self_imitation=replay"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda overrides: overrides[0],
 )
 def test_a_restored_agent_has_the_same_future(agent: tuple[str, ...], steps: int) -> None:
-    assert_same_future(lambda: build(*agent, *WORDS), noise(), steps)
+    assert_same_future(lambda: build(*agent, *OVERRIDES), noise(), steps)
 
 
 def test_frames_of_images_are_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
     space = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
-    agent, clock, _ = build("sil_a2c", *WORDS, observation=space, action=DISCRETE)
+    agent, clock, _ = build("sil_a2c", *OVERRIDES, observation=space, action=DISCRETE)
     play(agent, clock, Noise(space, 4), 12)
     sample = made[0].sample(4, 0)
     assert sample.observation.shape == (4, 2, 40, 40)
@@ -187,7 +187,7 @@ class FirstActions(Noise):
 def test_what_was_drawn_is_stored_and_not_what_it_was_rounded_to(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
     rounded = gym.spaces.Box(0, 9, (2,), np.int64)
-    agent, clock, _ = build("sil_ppo", *WORDS, *PPO, action=rounded)
+    agent, clock, _ = build("sil_ppo", *OVERRIDES, *PPO, action=rounded)
     play(agent, clock, FirstActions(VECTOR, 4), 40)
     drawn = made[0].sample(50, 0).action
     assert drawn.dtype == np.float32
@@ -198,6 +198,6 @@ def test_what_was_drawn_is_stored_and_not_what_it_was_rounded_to(monkeypatch: py
 def test_choices_are_stored_as_numbers_that_torch_takes_for_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
     choices = gym.spaces.MultiDiscrete(np.array([2, 3], np.int8), dtype=np.int8)
-    agent, clock, _ = build("sil_ppo", *WORDS, *PPO, action=choices)
+    agent, clock, _ = build("sil_ppo", *OVERRIDES, *PPO, action=choices)
     play(agent, clock, FirstActions(VECTOR, 4), 40)
     assert made[0].sample(50, 0).action.dtype == np.int64

@@ -64,7 +64,7 @@ def test_an_optimizer_of_a_part_follows_shared_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["agent=a2c", "agent.network.shared=false", "agent.value_lr=1e-3"],
         ["agent=sarsa"],
@@ -72,11 +72,11 @@ def test_an_optimizer_of_a_part_follows_shared_weights(tmp_path: Path) -> None:
     ids=["two optimizers", "sarsa"],
 )
 def test_agents_that_learn_from_what_they_just_played_learn_together(
-    words: list[str], tmp_path: Path
+    overrides: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    common = [word for word in TRIAL if not word.startswith("agent.")]
-    assert main([*words, *common, "meta.distributed=shared", f"hydra.run.dir={run}"]) == 0
+    common = [override for override in TRIAL if not override.startswith("agent.")]
+    assert main([*overrides, *common, "meta.distributed=shared", f"hydra.run.dir={run}"]) == 0
     norms = [row["weight_norm"] for row in read_rows(run / "session_0" / "train.csv")]
     assert norms[0] != norms[-1]
 
@@ -113,8 +113,8 @@ def test_sessions_that_come_back_have_the_weights_of_the_one_that_came_furthest(
 @pytest.mark.parametrize("mode", ["shared", "synced"])
 def test_a_session_that_was_killed_does_not_bring_its_old_weights_back(mode: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [*TRIAL, "env.max_frame=1536", "agent.lr=0.0", f"meta.distributed={mode}", "meta.keep_last=3"]
-    assert main([*words, f"hydra.run.dir={run}"]) == 0
+    overrides = [*TRIAL, "env.max_frame=1536", "agent.lr=0.0", f"meta.distributed={mode}", "meta.keep_last=3"]
+    assert main([*overrides, f"hydra.run.dir={run}"]) == 0
     late = run / "session_0" / "checkpoints" / "frame_000000001536"
     _fill(late, 0.25)  # session 0 has finished with these
     killed = run / "session_1"
@@ -157,7 +157,7 @@ def test_a_trial_ends_with_the_same_weights_in_all_sessions_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("overrides", "named"),
     [
         (["meta.max_session=1"], "meta.max_session=2"),
         (["agent=dqn", "meta.max_session=2"], "meta.distributed"),
@@ -166,10 +166,10 @@ def test_a_trial_ends_with_the_same_weights_in_all_sessions_and_goes_on(
     ],
 )
 def test_what_cannot_be_trained_together_is_refused(
-    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert main(["meta.distributed=shared", *words, f"hydra.run.dir={run}"]) == 2
+    assert main(["meta.distributed=shared", *overrides, f"hydra.run.dir={run}"]) == 2
     assert named in capsys.readouterr().err
     assert not run.exists()
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_trained_together_is_refused(
 @pytest.mark.parametrize("mode", ["shared", "synced"])
 def test_two_sessions_learn_cartpole_together(mode: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [f"meta.distributed={mode}", "meta.max_session=2", "meta.progress=false", "seed=1"]
-    assert main([*words, f"hydra.run.dir={run}"]) == 0
+    overrides = [f"meta.distributed={mode}", "meta.max_session=2", "meta.progress=false", "seed=1"]
+    assert main([*overrides, f"hydra.run.dir={run}"]) == 0
     info = json.loads((run / "run.json").read_text())
     assert all(session["return_mean"] > 400 for session in info["sessions"]), info["sessions"]

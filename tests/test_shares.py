@@ -106,7 +106,7 @@ def test_what_the_machine_has_is_not_refused(meta: dict[str, float]) -> None:
     machine.check(Need.of(meta, 4, machine.cores))
 
 
-@pytest.mark.parametrize("word", ["meta.num_cpus=10000", "meta.num_gpus=99"])
+@pytest.mark.parametrize("override", ["meta.num_cpus=10000", "meta.num_gpus=99"])
 @pytest.mark.parametrize(
     "command",
     [
@@ -120,15 +120,15 @@ def test_what_the_machine_has_is_not_refused(meta: dict[str, float]) -> None:
 )
 def test_no_command_begins_what_this_machine_cannot_carry(
     command: list[str],
-    word: str,
+    override: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*command, "wandb=disabled", word]) == 2
+    assert main([*command, "wandb=disabled", override]) == 2
     told = capsys.readouterr().err
-    assert word.partition("=")[0] in told
+    assert override.partition("=")[0] in told
     assert "Traceback" not in told
     assert not list(tmp_path.glob("runs/*"))
 
@@ -137,9 +137,15 @@ def test_a_trial_may_ask_for_the_machine_though_its_share_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NUM_CPUS, "1")
-    words = ["agent=random", "env.max_frame=100", "meta.report=false", "meta.videos=false", "wandb=disabled"]
-    words += [f"meta.num_cpus={machine_cpus()}", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert labrl.train(words).exit_code == 0
+    overrides = [
+        "agent=random",
+        "env.max_frame=100",
+        "meta.report=false",
+        "meta.videos=false",
+        "wandb=disabled",
+    ]
+    overrides += [f"meta.num_cpus={machine_cpus()}", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert labrl.train(overrides).exit_code == 0
 
 
 def test_a_share_is_kept_to_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,17 +26,17 @@ class Pressed:
         if name == {module!r}:
             signal.raise_signal({number})
 sys.meta_path.insert(0, Pressed())
-sys.argv = {words}
+sys.argv = {overrides}
 from {script} import {function}
 sys.exit({function}())
 """
 
 
-def press(number: int, module: str, command: str, *words: str, cwd: Path) -> tuple[int, str, str]:
+def press(number: int, module: str, command: str, *overrides: str, cwd: Path) -> tuple[int, str, str]:
     """Let the signal come when `command` imports `module`. Returns exit code, standard error and output."""
     script, function = SCRIPTS[command].split(":")
     code = PRESSED.format(
-        module=module, number=int(number), script=script, function=function, words=[command, *words]
+        module=module, number=int(number), script=script, function=function, overrides=[command, *overrides]
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
     return done.returncode, done.stderr, done.stdout
@@ -94,8 +94,8 @@ def test_a_signal_before_the_first_frame_leaves_a_run_that_can_be_resumed(tmp_pa
         "            signal.raise_signal(signal.SIGINT)\n"
     )
 
-    def labrl(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "labrl", *words]
+    def labrl(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "labrl", *overrides]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     told = labrl(*RUN, "+callbacks.pressed={_target_: pressed.Pressed}")
@@ -225,9 +225,9 @@ sys.path.insert(0, {tests!r})
 from compositions import remember
 from labrl.config.compose import check_values, compose
 remember()
-for words in json.loads(sys.argv[1]):
-    check_values(compose(words))
-    assert "torch" not in sys.modules, words
+for overrides in json.loads(sys.argv[1]):
+    check_values(compose(overrides))
+    assert "torch" not in sys.modules, overrides
 sgd = ["agent/optimizer=torch", "agent.optimizer.name=SGD", "+agent.optimizer.options.momentum=0.9"]
 check_values(compose(sgd))
 """
@@ -240,13 +240,13 @@ def options(group: str) -> list[str]:
 
 
 def test_every_component_of_labrl_is_known_without_torch(tmp_path: Path) -> None:
-    words = [[f"agent={agent}", "env=pong"] for agent in options("agent")]
+    overrides = [[f"agent={agent}", "env=pong"] for agent in options("agent")]
     memories, explorations = ("uniform", "prioritized"), ("boltzmann", "epsilon_greedy")
     pairs = zip(memories, explorations, strict=True)
-    words += [["agent=dqn", f"agent/memory={one}", f"agent/exploration={other}"] for one, other in pairs]
-    words += [[f"agent/network={network}"] for network in options("agent/network")]
-    words += [["agent=ddpg", "env=pendulum", f"agent/noise={noise}"] for noise in options("agent/noise")]
+    overrides += [["agent=dqn", f"agent/memory={one}", f"agent/exploration={other}"] for one, other in pairs]
+    overrides += [[f"agent/network={network}"] for network in options("agent/network")]
+    overrides += [["agent=ddpg", "env=pendulum", f"agent/noise={noise}"] for noise in options("agent/noise")]
     program = OUTLINED.format(tests=str(Path(__file__).parent))
-    command = [sys.executable, "-c", program, json.dumps(words)]
+    command = [sys.executable, "-c", program, json.dumps(overrides)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

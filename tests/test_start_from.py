@@ -30,8 +30,8 @@ SOURCES = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of runs to start from."""
     path = tmp_path_factory.mktemp("sources")
-    for name, words in SOURCES.items():
-        assert labrl.train([*words, f"hydra.run.dir={path / name}"]).exit_code == 0
+    for name, overrides in SOURCES.items():
+        assert labrl.train([*overrides, f"hydra.run.dir={path / name}"]).exit_code == 0
     return path
 
 
@@ -44,21 +44,21 @@ def weights(run: Path, session: int = 0, checkpoint: str | int = "latest") -> di
     }
 
 
-def frozen(words: list[str]) -> list[str]:
+def frozen(overrides: list[str]) -> list[str]:
     """A run whose weights stay as they were."""
-    return [*words, "agent.lr=0", "env.max_frame=400"]
+    return [*overrides, "agent.lr=0", "env.max_frame=400"]
 
 
-def trained(folder: Path, words: list[str], *more: str) -> Path:
-    result = labrl.train([*words, *more, f"hydra.run.dir={folder}"])
+def trained(folder: Path, overrides: list[str], *more: str) -> Path:
+    result = labrl.train([*overrides, *more, f"hydra.run.dir={folder}"])
     assert result.exit_code == 0
     return folder
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_an_agent_begins_with_the_weights_of_the_run(name: str, runs: Path, tmp_path: Path) -> None:
-    source, words = runs / name, frozen(SOURCES[name])
-    run = trained(tmp_path / "run", words, f"start_from={source}", "start_from.session=0")
+    source, overrides = runs / name, frozen(SOURCES[name])
+    run = trained(tmp_path / "run", overrides, f"start_from={source}", "start_from.session=0")
     before, after = weights(source, 0, "best"), weights(run)
     followers = labrl.load(run, checkpoint="latest").agent.followers()
     for key, tensor in after.items():
@@ -73,8 +73,8 @@ def test_an_agent_begins_with_the_weights_of_the_run(name: str, runs: Path, tmp_
 
 
 def test_statistics_of_observations_are_taken(runs: Path, tmp_path: Path) -> None:
-    words = frozen(SOURCES["sac"])
-    run = trained(tmp_path / "run", words, f"start_from={runs / 'sac'}")
+    overrides = frozen(SOURCES["sac"])
+    run = trained(tmp_path / "run", overrides, f"start_from={runs / 'sac'}")
     before = labrl.load(runs / "sac").transforms.part("observation")[1]["observation"]["count"]
     after = labrl.load(run, checkpoint="latest").transforms.part("observation")[1]["observation"]["count"]
     assert before < after <= before + 420
@@ -89,25 +89,27 @@ def test_statistics_of_observations_are_taken(runs: Path, tmp_path: Path) -> Non
 
 
 def test_each_session_may_begin_with_its_own(runs: Path, tmp_path: Path) -> None:
-    words = frozen(SOURCES["ppo"])
-    run = trained(tmp_path / "run", words, f"start_from={runs / 'ppo'}", "start_from.session=same")
+    overrides = frozen(SOURCES["ppo"])
+    run = trained(tmp_path / "run", overrides, f"start_from={runs / 'ppo'}", "start_from.session=same")
     for session in (0, 1):
         before, after = weights(runs / "ppo", session, "best"), weights(run, session)
         assert all(torch.equal(after[key], before[key]) for key in after)
     with pytest.raises(InputError) as error:
-        labrl.train([*words, "meta.max_session=3", f"start_from={runs / 'ppo'}", "start_from.session=same"])
+        labrl.train(
+            [*overrides, "meta.max_session=3", f"start_from={runs / 'ppo'}", "start_from.session=same"]
+        )
     assert error.value.key == "start_from.session"
 
 
 def test_what_does_not_fit_is_refused_or_begins_anew(runs: Path, tmp_path: Path) -> None:
-    words = [*small("ppo", "cartpole"), "agent.network.policy_head=[8]", f"start_from={runs / 'ppo'}"]
+    overrides = [*small("ppo", "cartpole"), "agent.network.policy_head=[8]", f"start_from={runs / 'ppo'}"]
     with pytest.raises(InputError) as error:
-        labrl.train([*words, f"hydra.run.dir={tmp_path / 'refused'}"])
+        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'refused'}"])
     assert (error.value.code, error.value.key) == ("contradiction", "start_from.run")
     for told in ("policy_head.0.weight", "start_from.partial=true", "8 x 64", "2 x 64"):
         assert told in str(error.value)
     assert not (tmp_path / "refused").exists()
-    run = trained(tmp_path / "run", [*frozen(words), "start_from.partial=true", "start_from.session=0"])
+    run = trained(tmp_path / "run", [*frozen(overrides), "start_from.partial=true", "start_from.session=0"])
     before, after = weights(runs / "ppo", 0, "best"), weights(run)
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
     anew = set(facts["begun_anew"])
@@ -120,8 +122,8 @@ def test_what_does_not_fit_is_refused_or_begins_anew(runs: Path, tmp_path: Path)
 
 
 def test_parts_are_taken_alone(runs: Path, tmp_path: Path) -> None:
-    words = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=1"]
-    run = trained(tmp_path / "run", [*words, "start_from.parts=torso"])
+    overrides = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=1"]
+    run = trained(tmp_path / "run", [*overrides, "start_from.parts=torso"])
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
     assert {name.split(".")[1] for name in facts["taken"]} == {"policy_torso", "value_torso"}
     assert {name.split(".")[1] for name in facts["begun_anew"]} == {"policy_head", "value_head"}
@@ -144,9 +146,9 @@ def test_parts_are_taken_alone(runs: Path, tmp_path: Path) -> None:
 def test_a_resume_is_exact_and_does_not_start_again(name: str, runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / name, source)
-    words = [*SOURCES[name], f"start_from={source}"]
-    whole = trained(tmp_path / "whole", words)
-    parts = trained(tmp_path / "parts", words, "env.max_frame=1000")
+    overrides = [*SOURCES[name], f"start_from={source}"]
+    whole = trained(tmp_path / "whole", overrides)
+    parts = trained(tmp_path / "parts", overrides, "env.max_frame=1000")
     shutil.rmtree(source)
     assert main([f"+resume={parts}", "env.max_frame=2400"]) == 0
     assert differences(parts, whole) == []
@@ -155,9 +157,9 @@ def test_a_resume_is_exact_and_does_not_start_again(name: str, runs: Path, tmp_p
 def test_a_session_that_was_killed_at_once_begins_with_the_same(runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / "ppo", source)
-    words = [*small("ppo", "cartpole"), f"start_from={source}"]
-    whole = trained(tmp_path / "whole", words)
-    parts = trained(tmp_path / "parts", words)
+    overrides = [*small("ppo", "cartpole"), f"start_from={source}"]
+    whole = trained(tmp_path / "whole", overrides)
+    parts = trained(tmp_path / "parts", overrides)
     shutil.rmtree(source)
     # As a kill before the first checkpoint leaves it.
     for path in ("checkpoints", "train.csv", "eval.csv", "result.json", "progress.json", "episodes"):
@@ -175,8 +177,8 @@ def test_a_session_that_was_killed_at_once_begins_with_the_same(runs: Path, tmp_
 
 
 def test_a_session_that_a_resume_adds_begins_with_it_too(runs: Path, tmp_path: Path) -> None:
-    words = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=0"]
-    run = trained(tmp_path / "run", words)
+    overrides = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=0"]
+    run = trained(tmp_path / "run", overrides)
     assert main([f"+resume={run}", "meta.max_session=2"]) == 0
     before = weights(runs / "ppo", 0, "best")
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run, 1).items())
@@ -186,7 +188,7 @@ WRONG: dict[str, tuple[list[str], str, str]] = {
     "no run": (["start_from=nowhere"], "not-found", "nowhere"),
     "no checkpoint": (["start_from.checkpoint=77"], "not-found", "start_from.checkpoint"),
     "no session": (["start_from.session=9"], "not-found", "start_from.session"),
-    "a word": (["start_from.checkpoint=first"], "unknown-option", "start_from.checkpoint"),
+    "an override": (["start_from.checkpoint=first"], "unknown-option", "start_from.checkpoint"),
     "a key": (["start_from.folder=x"], "unknown-key", "start_from.folder"),
     "another agent": (["agent=dqn"], "contradiction", "start_from.run"),
     "no network": (["agent=random"], "unsupported", "start_from.run"),
@@ -196,7 +198,7 @@ WRONG: dict[str, tuple[list[str], str, str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_refused(case: str, runs: Path, tmp_path: Path) -> None:
-    words, code, key = WRONG[case]
+    overrides, code, key = WRONG[case]
     with pytest.raises(InputError) as error:
         labrl.train(
             [
@@ -205,7 +207,7 @@ def test_what_is_wrong_is_refused(case: str, runs: Path, tmp_path: Path) -> None
                 *QUIET,
                 f"start_from={runs / 'ppo'}",
                 f"hydra.run.dir={tmp_path / 'x'}",
-                *words,
+                *overrides,
             ]
         )
     assert error.value.code == code
@@ -233,10 +235,10 @@ def test_commands_of_the_page_are_true(tmp_path: Path, monkeypatch: pytest.Monke
     page = (Path(__file__).parents[1] / "docs" / "how-to" / "start-from-another-run.md").read_text()
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for line in re.findall(r"^    (labrl .*)$", page, re.MULTILINE)]
-    for words in commands:
-        resolve(compose([word for word in words if not word.startswith("hydra.")]))
+    for overrides in commands:
+        resolve(compose([override for override in overrides if not override.startswith("hydra.")]))
     short = [*QUIET[:-2], "wandb=disabled", "env.max_frame=2048"]
-    for words in [*commands[:2], commands[-1]]:
-        assert main([*words, *short]) == 0
+    for overrides in [*commands[:2], commands[-1]]:
+        assert main([*overrides, *short]) == 0
     keys = set(re.findall(r"^\| `start_from\.(\w+)`", page, re.MULTILINE))
     assert keys == set(vars(resolve(compose([])).start_from))

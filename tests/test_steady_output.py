@@ -20,10 +20,10 @@ needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no devi
 
 
 def python(
-    words: list[str], folder: Path, stdout: int, stderr: int = subprocess.PIPE
+    overrides: list[str], folder: Path, stdout: int, stderr: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *overrides],
         cwd=folder,
         text=True,
         timeout=120,
@@ -85,10 +85,10 @@ def test_a_list_of_which_the_head_is_read_has_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("closed", [1, 2])
 def test_training_goes_on_where_output_was_closed_from_the_beginning(closed: int, tmp_path: Path) -> None:
-    words = [*TRAIN, "meta.report=false"]
+    overrides = [*TRAIN, "meta.report=false"]
     command = f'exec "$0" "$@" {closed}>&-'
     ended = subprocess.run(
-        ["sh", "-c", command, sys.executable, *words], cwd=tmp_path, check=False, timeout=120
+        ["sh", "-c", command, sys.executable, *overrides], cwd=tmp_path, check=False, timeout=120
     )
     assert ended.returncode == 0
     assert status(tmp_path) == "finished"

@@ -93,8 +93,8 @@ def test_a_larger_patience_counts_the_evaluations_of_the_past(unbroken: Path) ->
 def test_resumed_with_a_limit_that_holds_still_it_has_nothing_left_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [f"meta.stop_at_return={LOW}", "hydra.run.dir=run"]
-    assert main([*SMALL, *words]) == 0
+    overrides = [f"meta.stop_at_return={LOW}", "hydra.run.dir=run"]
+    assert main([*SMALL, *overrides]) == 0
     reached = result("run")["stop"]["value"]
     for edits in ([], ["meta.stop_at_return=10"], ["env.max_frame=4000"]):
         assert main(["+resume=run", *edits]) == 2
@@ -114,8 +114,8 @@ def test_the_end_of_a_smaller_budget_is_no_evaluation_that_patience_counts() -> 
 
 
 def test_each_session_of_a_trial_stops_by_itself() -> None:
-    words = [*SMALL, "meta.max_session=2", "meta.patience=1", "env.max_frame=2000", "hydra.run.dir=run"]
-    trial = labrl.train(words)
+    overrides = [*SMALL, "meta.max_session=2", "meta.patience=1", "env.max_frame=2000", "hydra.run.dir=run"]
+    trial = labrl.train(overrides)
     assert [session.status for session in trial.sessions] == ["finished", "finished"]
     ends = [(session.frame, session.stop) for session in trial.sessions]
     assert all(stop is not None and stop["key"] == "meta.patience" for frame, stop in ends if frame < 2000)
@@ -178,11 +178,11 @@ def test_in_a_search_a_session_that_ended_early_keeps_its_last_value(tmp_path: P
     assert list(intermediate_values(tmp_path / "other", "best_return", 2)) == list(range(100, 501, 100))
 
 
-@pytest.mark.parametrize("word", ["meta.patience=0", "meta.stop_at_return=high", "meta.patience=1.5"])
-def test_wrong_limits_are_refused_with_their_key(word: str) -> None:
+@pytest.mark.parametrize("override", ["meta.patience=0", "meta.stop_at_return=high", "meta.patience=1.5"])
+def test_wrong_limits_are_refused_with_their_key(override: str) -> None:
     with pytest.raises(InputError) as refused:
-        labrl.train([*SMALL, word])
-    assert refused.value.key == word.partition("=")[0]
+        labrl.train([*SMALL, override])
+    assert refused.value.key == override.partition("=")[0]
 
 
 def test_the_commands_of_the_page_do_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ SPACE = {
 
 
 def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
-    """A finished search of Pendulum's A2C in `path`, whose best trial has the words of `command`."""
+    """A finished search of Pendulum's A2C in `path`, whose best trial has the overrides of `command`."""
     trials = [
         {
             "number": number,
@@ -69,7 +69,7 @@ def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
     info = {
         "kind": "search",
         "status": "finished",
-        "overrides": CELL.words,
+        "overrides": CELL.overrides,
         "search": search,
         "trials": trials,
     }
@@ -78,20 +78,20 @@ def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
     return Experiment(path, info, [], [])
 
 
-def kept(tmp_path: Path, *words: str) -> studies.Study:
-    """A study whose best trial was composed with `words` besides the cell's."""
-    command = " ".join(["labrl", *CELL.words, "meta.num_cpus=1", *words])
+def kept(tmp_path: Path, *overrides: str) -> studies.Study:
+    """A study whose best trial was composed with `overrides` besides the cell's."""
+    command = " ".join(["labrl", *CELL.overrides, "meta.num_cpus=1", *overrides])
     studies.keep(experiment(tmp_path / "elsewhere", command), CELL, tmp_path / "kept")
     (study,) = studies.read(tmp_path / "kept")
     return study
 
 
 def test_every_study_can_be_asked_for_and_every_searched_key_exists() -> None:
-    assert set(studies.words()) == {f"study_{name}" for name in studies.SPACES}
-    for name, words in studies.words().items():
+    assert set(studies.overrides()) == {f"study_{name}" for name in studies.SPACES}
+    for name, overrides in studies.overrides().items():
         cell = studies.searchable()[name]
-        config = compose(cell.words)
-        assert words[:2] == ["-m", "hydra/sweeper=optuna"]
+        config = compose(cell.overrides)
+        assert overrides[:2] == ["-m", "hydra/sweeper=optuna"]
         for key in studies.SPACES[cell.name]:
             node: Any = config
             for part in key.split("/")[:1] if "/" in key else key.split("."):
@@ -127,10 +127,10 @@ def test_what_is_kept_means_something_on_another_machine(tmp_path: Path) -> None
 def test_a_preset_has_the_values_of_its_study_or_keeps_its_own(
     tmp_path: Path, change: str, is_preset: bool
 ) -> None:
-    agent = compose(CELL.words).agent
+    agent = compose(CELL.overrides).agent
     lr, horizon = agent.lr.start, agent.horizon
-    word = change.format(lr=lr * 1.01, other_lr=lr * 1.1, other_horizon=horizon + 1)
-    study = kept(tmp_path, *([word] if word else []))
+    override = change.format(lr=lr * 1.01, other_lr=lr * 1.1, other_horizon=horizon + 1)
+    study = kept(tmp_path, *([override] if override else []))
     assert study.is_preset() == is_preset
     (line,) = (line for line in studies.section([study]).splitlines() if line.startswith("| pendulum"))
     frames = "30,000" if "max_frame" in change else "300,000"
@@ -143,14 +143,14 @@ def test_a_study_is_begun_resumed_and_put_on_the_page(
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     root, name = tmp_path / "runs", "study_pendulum_a2c"
-    words = studies.words()[name]
-    assert results.command(words, root / name) == [*words, f"hydra.sweep.dir={root / name}"]
+    overrides = studies.overrides()[name]
+    assert results.command(overrides, root / name) == [*overrides, f"hydra.sweep.dir={root / name}"]
     results.write_page(root)
     assert "# Studies" not in (tmp_path / "results.md").read_text()
-    experiment(root / name, " ".join(["labrl", *CELL.words]))
-    assert results.command(words, root / name) == ["-m", f"+resume={root / name}"]
+    experiment(root / name, " ".join(["labrl", *CELL.overrides]))
+    assert results.command(overrides, root / name) == ["-m", f"+resume={root / name}"]
     asked: list[Any] = []
-    monkeypatch.setattr(results, "_train", lambda words, seconds: asked.append(words) or 0)
+    monkeypatch.setattr(results, "_train", lambda overrides, seconds: asked.append(overrides) or 0)
     assert results.main([name, "--root", str(root)]) == 0
     assert asked == []
     page = (tmp_path / "results.md").read_text()

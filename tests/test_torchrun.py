@@ -47,14 +47,23 @@ def pair(*program: str) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
-def torchrun(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labrl", *words]
+def torchrun(*overrides: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "labrl",
+        *overrides,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def saved_once(run: Path, *words: str) -> subprocess.Popen[str]:
+def saved_once(run: Path, *overrides: str) -> subprocess.Popen[str]:
     """A training of two ranks in the folder `run` that has written its first checkpoint."""
-    process = torchrun(*words, f"hydra.run.dir={run}")
+    process = torchrun(*overrides, f"hydra.run.dir={run}")
     while process.poll() is None and not newest_checkpoint(run):
         time.sleep(0.05)
     return process
@@ -77,8 +86,8 @@ def test_two_processes_train_one_session_and_leave_one_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    words = [*small("ppo", "cartpole"), "meta.report=false"]
-    told = pair("-m", "labrl", *words, "env.max_frame=1200", f"hydra.run.dir={run}")
+    overrides = [*small("ppo", "cartpole"), "meta.report=false"]
+    told = pair("-m", "labrl", *overrides, "env.max_frame=1200", f"hydra.run.dir={run}")
     assert [code for code, _ in told] == [0, 0], told
     assert told[1][1] == "", "the other rank says nothing"
     info = json.loads((run / "run.json").read_text())
@@ -101,7 +110,7 @@ def test_two_processes_train_one_session_and_leave_one_record(
 
 
 @pytest.mark.parametrize(
-    ("words", "ranks", "key", "remedy"),
+    ("overrides", "ranks", "key", "remedy"),
     [
         (["meta.distributed=shared", "meta.max_session=2"], 2, "meta.distributed", "torchrun"),
         (["meta.max_session=3"], 2, "meta.max_session", "torchrun"),
@@ -116,13 +125,13 @@ def test_two_processes_train_one_session_and_leave_one_record(
     ],
 )
 def test_what_ranks_cannot_share_is_refused(
-    words: list[str], ranks: int, key: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], ranks: int, key: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {**RANK_0, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError) as error:
-        check(resolve(compose(["env=cartpole", *words])))
+        check(resolve(compose(["env=cartpole", *overrides])))
     assert error.value.key == key
     assert remedy in str(error.value)
     with refused("contradiction", "-m"):
@@ -139,10 +148,10 @@ def test_a_process_of_its_own_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa", "pqn", "dqn", "td3", "sac", "tqc"])
 def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp_path: Path) -> None:
     env = "pendulum" if agent == "td3" else "cartpole"
-    words = [*small(agent, env), "meta.report=false", "env.num_envs=4"]
+    overrides = [*small(agent, env), "meta.report=false", "env.num_envs=4"]
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    assert torchrun(*words, f"hydra.run.dir={unbroken}").wait(300) == 0
-    process = saved_once(broken, *words)
+    assert torchrun(*overrides, f"hydra.run.dir={unbroken}").wait(300) == 0
+    process = saved_once(broken, *overrides)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=120)[0]
     assert "torchrun --nproc-per-node 2 -m labrl" in output, output
@@ -155,8 +164,8 @@ def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp
 @pytest.mark.slow
 def test_ranks_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e7"]
-    process = saved_once(run, *words)
+    overrides = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e7"]
+    process = saved_once(run, *overrides)
     process.kill()
     for _ in range(600):
         if json.loads((run / "run.json").read_text())["status"] != "running":
@@ -168,8 +177,8 @@ def test_ranks_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_death_of_a_rank_ends_the_run_with_a_message(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e6"]
-    process = saved_once(run, *words)
+    overrides = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e6"]
+    process = saved_once(run, *overrides)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ranks = {_environment(int(pid)).get("RANK"): int(pid) for pid in children}
     os.kill(ranks["1"], signal.SIGKILL)
@@ -190,7 +199,7 @@ def _environment(pid: int) -> dict[str, str]:
 @pytest.mark.slow
 def test_two_ranks_learn_cartpole(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quiet = [word for word in QUIET if not word.startswith("seed")]
+    quiet = [override for override in QUIET if not override.startswith("seed")]
     process = torchrun("env=cartpole", *quiet, "seed=1", "meta.report=false", f"hydra.run.dir={run}")
     assert process.wait(900) == 0
     (session,) = json.loads((run / "run.json").read_text())["sessions"]

@@ -103,8 +103,8 @@ def test_bytes_are_read_as_shares_of_the_range_of_their_space(
 ) -> None:
     """A byte at its lower bound is 0 and one at its upper bound is 1, whatever these are."""
     space, (ends, seen) = bounded(shape, axis, low, high)
-    cls, words = TORSOS[torso]
-    config = options(TORSO, words)
+    cls, overrides = TORSOS[torso]
+    config = options(TORSO, overrides)
     torch.manual_seed(0)
     network = cls(config, space)
     torch.manual_seed(0)

@@ -233,7 +233,7 @@ def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "code"),
+    ("overrides", "key", "code"),
     [
         (["transforms/reward=clip", "transforms.reward.low=1"], "transforms.reward", None),
         (["transforms/reward=shift"], "transforms.reward.shift", "missing"),
@@ -246,17 +246,17 @@ def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
     ],
 )
 def test_bounds_without_room_and_missing_numbers_are_refused(
-    words: list[str], key: str, code: Code | None
+    overrides: list[str], key: str, code: Code | None
 ) -> None:
     with refused(code, key):
-        resolve(compose(["env=pendulum", "preset=none", *words]))
+        resolve(compose(["env=pendulum", "preset=none", *overrides]))
 
 
 def test_every_transform_has_an_option_and_its_values_stand_there() -> None:
     """Also under a third name, and with the agent's discount factor."""
-    words = ["transforms/observation=normalize", "transforms/reward=clip", "agent.gamma=0.9"]
-    words += ["+transforms/reward@transforms.scaled=normalize"]
-    transforms = resolve(compose(["env=cartpole", "preset=none", *words])).transforms
+    overrides = ["transforms/observation=normalize", "transforms/reward=clip", "agent.gamma=0.9"]
+    overrides += ["+transforms/reward@transforms.scaled=normalize"]
+    transforms = resolve(compose(["env=cartpole", "preset=none", *overrides])).transforms
     kinds = {name: part.target.rpartition(".")[2] for name, part in transforms.items() if part is not None}
     assert kinds == {
         "observation": "NormalizeObservation",
@@ -268,9 +268,9 @@ def test_every_transform_has_an_option_and_its_values_stand_there() -> None:
 
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
 def test_a_memory_beside_statistics_that_move_is_warned_of(agent: str, tmp_path: Path) -> None:
-    words = [f"agent={agent}", "env=cartpole", "env.max_frame=1200", "meta=dev", "meta.max_session=1"]
-    words += ["+transforms/reward@transforms.scaled=normalize"]
-    run = labrl.train([*words, f"hydra.run.dir={tmp_path}"])
+    overrides = [f"agent={agent}", "env=cartpole", "env.max_frame=1200", "meta=dev", "meta.max_session=1"]
+    overrides += ["+transforms/reward@transforms.scaled=normalize"]
+    run = labrl.train([*overrides, f"hydra.run.dir={tmp_path}"])
     assert run.exit_code == 0
     log = tmp_path / "session_0" / "session.log"
     said = log.read_text() if log.exists() else ""

@@ -22,13 +22,13 @@ ENDLESS += ["meta.report=false", "meta.videos=false", PACED]
 
 
 @contextmanager
-def labrl(folder: Path, *words: str, path: Path = Path()) -> Iterator[Command]:
+def labrl(folder: Path, *overrides: str, path: Path = Path()) -> Iterator[Command]:
     """The command in a process group of its own, as a terminal starts it; path: of modules of one's own."""
     for number in SIGNALS:
         if signal.getsignal(number) == signal.SIG_IGN:  # by nohup, or a script's `&`, which labrl heeds
             signal.signal(number, signal.SIG_DFL)
     found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
-    process = start_labrl(f"hydra.run.dir={folder}", *words, env={**os.environ, "PYTHONPATH": found})
+    process = start_labrl(f"hydra.run.dir={folder}", *overrides, env={**os.environ, "PYTHONPATH": found})
     try:
         yield process
     finally:
@@ -185,8 +185,13 @@ def test_a_signal_after_the_end_of_a_session_interrupts_nothing(tmp_path: Path) 
         "        atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
     )
     folder = tmp_path / "run"
-    words = [*ENDLESS, "env.max_frame=64", "meta.max_session=2", "+callbacks.late._target_=late_signal.Late"]
-    with labrl(folder, *words, path=tmp_path) as process:
+    overrides = [
+        *ENDLESS,
+        "env.max_frame=64",
+        "meta.max_session=2",
+        "+callbacks.late._target_=late_signal.Late",
+    ]
+    with labrl(folder, *overrides, path=tmp_path) as process:
         said, _ = process.communicate()
     assert process.returncode == 0, said
     assert "+resume" not in said

@@ -255,8 +255,8 @@ def set_kernels(monkeypatch: pytest.MonkeyPatch, notes: list[str], kernels: bool
     """Let `Compute.choose` switch kernels on or off, and write notes down."""
     choose: Callable[..., Compute] = Compute.choose
 
-    def chosen_so(cls: type[Compute], *words: Any, **named: Any) -> Compute:
-        return dataclasses.replace(choose(*words, **named), kernels=kernels, note=notes.append)
+    def chosen_so(cls: type[Compute], *overrides: Any, **named: Any) -> Compute:
+        return dataclasses.replace(choose(*overrides, **named), kernels=kernels, note=notes.append)
 
     monkeypatch.setattr(Compute, "choose", classmethod(chosen_so))
 
@@ -302,9 +302,9 @@ FAMILY = [
 ]
 
 
-@pytest.mark.parametrize("words", FAMILY, ids=[words[0] for words in FAMILY])
+@pytest.mark.parametrize("overrides", FAMILY, ids=[overrides[0] for overrides in FAMILY])
 def test_weights_of_a_member_of_the_dqn_family_after_100_updates_are_those_of_autograd(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for kernels in (True, False):
@@ -312,7 +312,7 @@ def test_weights_of_a_member_of_the_dqn_family_after_100_updates_are_those_of_au
             notes: list[str] = []
             set_kernels(patch, notes, kernels)
             # Actions are random, so that both learn from the same minibatches.
-            config = dqn_cases.config_of(*words, *EARLY)
+            config = dqn_cases.config_of(*overrides, *EARLY)
             agent, clock, _ = dqn_cases.build(config, cases.VECTOR)
             assert dqn_cases.play(agent, clock, Noise(cases.VECTOR, 4), 115) >= 100
             assert not notes
@@ -322,14 +322,16 @@ def test_weights_of_a_member_of_the_dqn_family_after_100_updates_are_those_of_au
 
 
 @pytest.mark.parametrize(
-    "words", [("sac", "agent.network.torso.mlp.layer_norm=true"), ("crossq",)], ids=["layer_norm", "crossq"]
+    "overrides",
+    [("sac", "agent.network.torso.mlp.layer_norm=true"), ("crossq",)],
+    ids=["layer_norm", "crossq"],
 )
 def test_critics_without_a_kernel_learn_by_autograd_and_the_log_names_both_networks(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
     set_kernels(monkeypatch, notes, kernels=True)
-    agent, _, _ = cases.build(cases.config_of(*words))
+    agent, _, _ = cases.build(cases.config_of(*overrides))
     for i in range(6):
         agent.update(made_up(BOX, seed=i))
     assert sorted(note.split()[0] for note in notes) == ["Critics", "PolicyNetwork"]

@@ -34,11 +34,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 class Trial:
     """A run folder whose only session has played so far."""
 
-    def __init__(self, path: Path, *words: str) -> None:
+    def __init__(self, path: Path, *overrides: str) -> None:
         self.run = RunFolder.create(path)
-        plain = to_plain(compose(["agent=random", "seed=3", *words]))
+        plain = to_plain(compose(["agent=random", "seed=3", *overrides]))
         self.options = plain["wandb"]
-        write_provenance(self.run, plain, Command(overrides=list(words)))
+        write_provenance(self.run, plain, Command(overrides=list(overrides)))
         self.session = self.run.session(0)
 
     def play(self, *frames: int, evaluate: int = 200) -> None:

@@ -120,7 +120,7 @@ def test_every_option_of_the_group_is_its_mode(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "key"),
+    ("override", "key"),
     [
         ("wandb.project=a/b", "wandb.project"),
         ("wandb.tags=['']", "wandb.tags[0]"),
@@ -129,7 +129,7 @@ def test_every_option_of_the_group_is_its_mode(option: str) -> None:
         ("wandb.wait=-1", "wandb.wait"),
     ],
 )
-def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(word: str, key: str) -> None:
+def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(override: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
-        resolve(compose([word]))
+        resolve(compose([override]))
     assert [mistake.key for mistake in refused.value.mistakes] == [key]

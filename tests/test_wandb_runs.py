@@ -36,8 +36,8 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_wandb(tmp_path: Path) -> None:
     run, without = tmp_path / "run", tmp_path / "without"
-    words = [*ENDLESS, *QUIET]
-    process = start_labrl(*words, "wandb=offline", f"hydra.run.dir={run}", output=False)
+    overrides = [*ENDLESS, *QUIET]
+    process = start_labrl(*overrides, "wandb=offline", f"hydra.run.dir={run}", output=False)
     try:
         until = time.monotonic() + 600
         while not (reached := shown_so_far(run)) > 0:
@@ -57,7 +57,7 @@ def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_
     assert found.exit_code == 0
     assert found.config["provenance"]["resumes"] == 1
 
-    assert main([*words, budget, "wandb=disabled", f"hydra.run.dir={without}"]) == 0
+    assert main([*overrides, budget, "wandb=disabled", f"hydra.run.dir={without}"]) == 0
     assert differences(run, without) == []
     assert not list(without.rglob("wandb*"))
 
@@ -80,8 +80,8 @@ def test_without_a_network_the_run_ends_in_time_and_is_kept(
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
     run = tmp_path / "run"
-    words = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
-    assert main(words) == 0
+    overrides = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
+    assert main(overrides) == 0
     said = capfd.readouterr()
     assert said.out.count("wandb.log") == 1, "one line about the loss of the network"
     assert f"wandb sync {run}/session_*/wandb/offline-run-*" in said.out
@@ -94,8 +94,8 @@ def test_a_wait_that_is_over_ends_what_still_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("labrl.dashboards.mirror.GRACE_SECONDS", 0.0)
-    words = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=offline", "wandb.wait=0"]
-    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=offline", "wandb.wait=0"]
+    assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     assert str(tmp_path / "run" / "wandb.log") in capfd.readouterr().out
 
 
@@ -103,8 +103,8 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    words = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
-    assert main(words) == 0
+    overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
+    assert main(overrides) == 0
     with refused("range", "--wait"):
         send(run, {"wait": -1.0}, print)
     assert send_to_wandb([str(run)]) == WRONG_INPUT
@@ -134,8 +134,8 @@ def test_sending_what_is_no_run_is_wrong_input(tmp_path: Path, capfd: pytest.Cap
 def test_auto_without_a_login_says_in_one_line_how_to_switch_it_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*ENDLESS, *QUIET, "env.max_frame=1000", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert main(words) == 0
+    overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(overrides) == 0
     told = [line for line in capfd.readouterr().out.splitlines() if line.startswith("W&B: ")]
     assert len(told) == 1
     assert "wandb login" in told[0]
@@ -153,7 +153,7 @@ def test_online_without_a_login_is_refused_before_anything_is_written(
 
 
 def test_training_never_imports_wandb() -> None:
-    words = ["agent=random", "env.max_frame=64", *QUIET, "wandb=disabled"]
-    code = f"import labrl, sys; labrl.train({words}); sys.exit('wandb' in sys.modules)"
+    overrides = ["agent=random", "env.max_frame=64", *QUIET, "wandb=disabled"]
+    code = f"import labrl, sys; labrl.train({overrides}); sys.exit('wandb' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd="/tmp", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -262,9 +262,9 @@ def test_every_answer_is_a_key_of_some_configuration() -> None:
         "tqc pendulum",
         "iql pendulum",
     ]
-    words = [[f"agent={agent}", f"env={env}"] for agent, env in map(str.split, pairs)]
-    words.append(["agent/network=mlp"])
-    keys = {key for each in words for key in all_keys(compose(each, with_hydra=True))}
+    overrides = [[f"agent={agent}", f"env={env}"] for agent, env in map(str.split, pairs)]
+    overrides.append(["agent/network=mlp"])
+    keys = {key for each in overrides for key in all_keys(compose(each, with_hydra=True))}
     assert {one.key for meant in other_names().values() for one in meant} <= keys
 
 

@@ -126,7 +126,7 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def log_message(self, *words: Any) -> None:
+            def log_message(self, *overrides: Any) -> None:
                 pass
 
             def do_GET(self) -> None:

@@ -69,7 +69,7 @@ def train(
     begin("labrl.train")
     let_threads_sleep()
     name_user_and_home()
-    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+    if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
         raise InputError(
             f"labrl.train takes a list of overrides, such as ['env=pong', 'seed=7'], got {overrides!r}",
             code="usage",
@@ -82,19 +82,19 @@ def train(
     from labrl.trial.torchrun import refuse_torchrun
 
     refuse_torchrun("labrl.train")
-    words = list(overrides)
-    if enjoy_request(words) is not None:
+    overrides = list(overrides)
+    if enjoy_request(overrides) is not None:
         raise InputError(
-            "+enjoy trains nothing: call labrl.cli.main([...]) with the same words",
+            "+enjoy trains nothing: call labrl.cli.main([...]) with the same overrides",
             code="usage",
             key="+enjoy",
         )
-    again = asked_for(words, config_dir)
+    again = asked_for(overrides, config_dir)
     if again is not None:
-        words, config_dir = again.words, config_dir or again.config_dir
-    cfg = compose(words, config_dir, with_hydra=True)
+        overrides, config_dir = again.overrides, config_dir or again.config_dir
+    cfg = compose(overrides, config_dir, with_hydra=True)
     typed = f"labrl.train({json.dumps(list(overrides))})"
-    command = Command.of(words, choices_of(cfg.hydra), config_dir, typed)
+    command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
     result = Composed.of(cfg, cfg.hydra.run.dir, command).run(again)
     # Imported late: help and completion must not wait for torch.
     from labrl.trial.result import TrialError

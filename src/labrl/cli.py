@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """`labrl`: run a trial, or an experiment of several (-m).
 
-    argv: the words after `labrl`; None: those that the process was started with. Returns the exit code,
+    argv: the arguments after `labrl`; None: those that the process was started with. Returns the exit code,
     of several trials the largest.
     """
-    words = sys.argv[1:] if argv is None else argv
-    if "--version" in words:
+    arguments = sys.argv[1:] if argv is None else argv
+    if "--version" in arguments:
         return _ended("labrl", _print_version)
-    if not {"--help", "-h"}.isdisjoint(words):
+    if not {"--help", "-h"}.isdisjoint(arguments):
         return _ended("labrl", _print_help)
     # Imported late: help must not wait for it.
     from labrl.trial.torchrun import Launch, follow, lead
@@ -122,89 +122,89 @@ def _run(arguments: list[str], typed: Typed) -> int:
             code="usage",
             key=os.getcwd(),
         )
-    _check_words(arguments)
+    _check_arguments(arguments)
     if (others := _without_presets_asked(arguments)) is not None:
         return _print_presets(get_args(others))
-    words = get_args(arguments)
-    if words.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
+    args = get_args(arguments)
+    if args.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
         print("\n".join(completed))
         return DONE
-    if words.multirun:
+    if args.multirun:
         refuse_torchrun("-m")
-    asked = enjoy_request(words.overrides, words.multirun)
+    asked = enjoy_request(args.overrides, args.multirun)
     if asked is not None:
         from labrl.trial.enjoy import enjoy
 
         with signals_raise():
             return enjoy(asked)
     again: Again | ExperimentAgain | None
-    if words.multirun:
-        again = ExperimentAgain.asked_for(words.overrides)
+    if args.multirun:
+        again = ExperimentAgain.asked_for(args.overrides)
     else:
-        again = asked_for(words.overrides, words.config_dir)
+        again = asked_for(args.overrides, args.config_dir)
     if again is not None:
-        arguments = [word for word in arguments if word not in words.overrides] + again.words
-        if again.config_dir and not words.config_dir:
+        arguments = [one for one in arguments if one not in args.overrides] + again.overrides
+        if again.config_dir and not args.config_dir:
             arguments = ["--config-dir", again.config_dir, *arguments]
-        words = get_args(arguments)
-    prepare(words.config_dir, words.overrides)
-    own = [word for word in words.overrides if not is_hydras(word)]
-    job = Job(words.config_dir, _full_error(), typed, own, again)
+        args = get_args(arguments)
+    prepare(args.config_dir, args.overrides)
+    own = [override for override in args.overrides if not is_hydras(override)]
+    job = Job(args.config_dir, _full_error(), typed, own, again)
     before_leaving.append(remove_unused_folder)
     with _raising_hydra():
         try:
-            if words.multirun:
+            if args.multirun:
                 known = again.swept if isinstance(again, ExperimentAgain) else set()
-                alone = for_trials_alone(words.overrides, known)
-                arguments = [word for word in arguments if word not in alone]
+                alone = for_trials_alone(args.overrides, known)
+                arguments = [one for one in arguments if one not in alone]
             with _arguments(arguments), kinds_replace(), folders_remembered():
                 hydra.main(config_path=str(config_folder()), config_name="config")(job)()
         except LabrlError:
             raise
         except Exception as error:
             if isinstance(error, HydraException) or not isinstance(error, OSError):
-                raise explain(error, words.overrides, words.config_dir, words.multirun) from error
+                raise explain(error, args.overrides, args.config_dir, args.multirun) from error
             where = f" {os.path.abspath(error.filename)}" if error.filename else ""
             raise InputError(
                 f"the run folder cannot be made ({error.strerror or error}:{where}): "
                 "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m",
                 code="usage",
-                key="hydra.sweep.dir" if words.multirun else "hydra.run.dir",
+                key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
             ) from error
     return job.exit_code
 
 
 def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
     """The arguments beside `--info presets`, which Hydra does not know; None where they do not contain it."""
-    for at, word in enumerate(arguments):
-        count = 1 if word in ("--info=presets", "-i=presets") else 2
-        if count == 1 or (word in ("--info", "-i") and arguments[at + 1 : at + 2] == ["presets"]):
+    for at, argument in enumerate(arguments):
+        count = 1 if argument in ("--info=presets", "-i=presets") else 2
+        if count == 1 or (argument in ("--info", "-i") and arguments[at + 1 : at + 2] == ["presets"]):
             return [*arguments[:at], *arguments[at + count :]]
     return None
 
 
-def _print_presets(words: Namespace) -> int:
+def _print_presets(args: Namespace) -> int:
     """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
     from labrl.config.compose import applied_presets
     from labrl.trial.completion import TAKE_A_RUN
 
-    past = [word.partition("=")[0] for word in words.overrides if word.startswith(TAKE_A_RUN)]
-    for word in [*(["-m"] if words.multirun else []), *past]:
+    past = [one.partition("=")[0] for one in args.overrides if one.startswith(TAKE_A_RUN)]
+    for given in [*(["-m"] if args.multirun else []), *past]:
         raise InputError(
-            f"{word} does not go with --info presets, which shows the presets of one new run: leave it out",
+            f"{given} does not go with --info presets, which shows the presets of one new run: leave it out",
             code="usage",
-            key=word,
+            key=given,
         )
-    print(applied_presets(words.overrides, words.config_dir))
+    print(applied_presets(args.overrides, args.config_dir))
     return DONE
 
 
-def _check_words(arguments: Sequence[str]) -> None:
-    """Raise InputError, which says all that is wrong, where a word is neither a flag nor an override."""
+def _check_arguments(arguments: Sequence[str]) -> None:
+    """Raise InputError, which says all that is wrong, where an argument is neither a flag nor an override."""
     from labrl.config.compose import explain, prepare
-    from labrl.mistakes.words import stray_words
+    from labrl.mistakes.arguments import stray_arguments
 
-    mistakes, overrides = stray_words(arguments)
+    mistakes, overrides = stray_arguments(arguments)
     if mistakes and "--hydra-help" not in arguments:
         prepare()
         raise explain(InputError.of(mistakes), overrides, multirun=True)
@@ -229,7 +229,7 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
         known = environments()
         rows = [row for row in known if part in row[0]]
         if not rows:
-            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs without a word lists all."
+            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs alone lists all."
             raise InputError(
                 f"{part}: no environment has this in its name.{guess}", code="unknown-option", key=part
             )
@@ -266,9 +266,9 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
     )
 
     def command() -> int:
-        words = vars(parser.parse_args(argv))
-        folders = words.pop("folders")
-        changes = {key: value for key, value in words.items() if value is not None}
+        args = vars(parser.parse_args(argv))
+        folders = args.pop("folders")
+        changes = {key: value for key, value in args.items() if value is not None}
         with signals_raise():
             arrived = [send(folder, changes, print) for folder in folders]
         return DONE if all(arrived) else FAILED
@@ -304,24 +304,24 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     )
 
     def command() -> int:
-        words = parser.parse_args(argv)
+        args = parser.parse_args(argv)
         from labrl.analysis.listing import as_plain, as_table, entries
 
-        _check_statuses(words.filters)
-        if not words.root.expanduser().is_dir():
+        _check_statuses(args.filters)
+        if not args.root.expanduser().is_dir():
             raise InputError(
-                f"{words.root}: there is no such folder. Name another with labrl-runs --root <folder>",
+                f"{args.root}: there is no such folder. Name another with labrl-runs --root <folder>",
                 code="not-found",
-                key=str(words.root),
+                key=str(args.root),
             )
-        found = entries(words.root, words.filters)
-        if words.json:
+        found = entries(args.root, args.filters)
+        if args.json:
             print(json.dumps([as_plain(entry) for entry in found], indent=2))
-        if found and not words.json:
+        if found and not args.json:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(as_table(found, width))
         if not found:
-            print(f"labrl: no run in {words.root} matches {' '.join(words.filters)}", file=sys.stderr)
+            print(f"labrl: no run in {args.root} matches {' '.join(args.filters)}", file=sys.stderr)
         return DONE if found else FAILED
 
     return _ended(parser.prog, command)
@@ -336,12 +336,13 @@ def _check_statuses(filters: Sequence[str]) -> None:
 
     # the last is what the listing calls a run that is gone and did not end in any way
     known = (*get_args(RunStatus), "killed")
-    for word in filters:
-        key, _, value = word.partition("=")
+    for condition in filters:
+        key, _, value = condition.partition("=")
         if key == "status" and not any(fnmatch(status, value) for status in known):
             guess = did_you_mean(value, known, prefix="status=")
             raise InputError(
-                f"{word}: there is no such status.{guess} The status of a run is one of {', '.join(known)}.",
+                f"{condition}: there is no such status.{guess} The status of a run is one of "
+                f"{', '.join(known)}.",
                 code="unknown-option",
                 key=key,
             )
@@ -361,16 +362,16 @@ def replay(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", help="run folder, or latest")
     parser.add_argument(
-        "words",
+        "overrides",
         nargs="*",
         default=[],
-        metavar="word",
+        metavar="key=value",
         help="episode=best, episode=last or episode=<frame>; session=<number>; render=human opens a window",
     )
 
     def command() -> int:
         given = parser.parse_args(argv)
-        request = replay_request(given.run, given.words)
+        request = replay_request(given.run, given.overrides)
         from labrl.trial.playback import replay as replay_episode
 
         with signals_raise():
@@ -404,11 +405,11 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     )
 
     def command() -> int:
-        words = parser.parse_args(argv)
+        args = parser.parse_args(argv)
         from labrl.trial.export import export
 
         with signals_raise():
-            done = export(words.run, words.format, words.session, words.checkpoint, words.sampled, words.out)
+            done = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
         checked = done.facts["checked"]
         print(
             f"{os.path.relpath(done.path)}: {done.facts['head']} actions of session {done.facts['session']} "
@@ -440,11 +441,11 @@ def report(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
 
     def command() -> int:
-        words = parser.parse_args(argv)
+        args = parser.parse_args(argv)
         from labrl.trial.reporting import report_on
 
         with signals_raise():
-            report_on(words.places, words.out, words.by, words.format)
+            report_on(args.places, args.out, args.by, args.format)
         return DONE
 
     return _ended(parser.prog, command)
@@ -464,7 +465,7 @@ def _print_version() -> int:
 
 @contextmanager
 def _arguments(argv: Sequence[str] | None) -> Iterator[list[str]]:
-    """The words of the command line; Hydra reads them from `sys.argv`, so others are put there."""
+    """Yield the arguments of the command line; Hydra reads them from `sys.argv`, so others are put there."""
     before = sys.argv
     if argv is not None:
         sys.argv = ["labrl", *argv]

@@ -42,7 +42,7 @@ class Mistake:
 
     code: Code
     key: str | None
-    """The full configuration key, the word of the command line or the file that has to change."""
+    """The full configuration key, the argument of the command line or the file that has to change."""
     message: str
 
 
@@ -57,8 +57,8 @@ class LabrlError(Exception):
     def __init__(self, message: str, *, code: Code | None = None, key: str | None = None) -> None:
         """message: what is wrong, with the key or file, what is allowed, and what to type.
 
-        key: the full configuration key (`agent.lr`), the word of the command line (`+resume`, `--by`) or the
-        path of the file that has to change; None where there is no single one.
+        key: the full configuration key (`agent.lr`), the argument of the command line (`+resume`, `--by`) or
+        the path of the file that has to change; None where there is no single one.
         """
         super().__init__(message)
         self.code: Code = code or self.codes[0]

@@ -21,11 +21,11 @@ def draw_seed() -> int:
 
 def derived_seed(*path: int | str) -> int:
     """An integer in [0, 2**31) that depends on every element of `path` and on nothing else."""
-    words: list[Any] = list(path)
+    entropy: list[Any] = list(path)
     for place, part in enumerate(path):
         if isinstance(part, str):
-            words[place] = zlib.crc32(part.encode())
-    return int(np.random.SeedSequence(words).generate_state(1)[0]) & MAX_SEED
+            entropy[place] = zlib.crc32(part.encode())
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0]) & MAX_SEED
 
 
 def session_seed(seed: int, session: int) -> int:

@@ -177,8 +177,8 @@ def _typed(runs: Sequence[Run]) -> list[str]:
     """The keys of all command lines, in order, without the seed, Hydra's and how runs are run."""
     found: dict[str, None] = {}
     for run in runs:
-        for word in run.provenance.get("overrides") or []:
-            match = re.match(r"[+~]*([\w./]+)(?:@[\w.]+)?=", str(word))
+        for override in run.provenance.get("overrides") or []:
+            match = re.match(r"[+~]*([\w./]+)(?:@[\w.]+)?=", str(override))
             if match and match[1].split(".")[0] not in ("seed", "hydra", "meta", "wandb"):
                 found[match[1]] = None
     return list(found)
@@ -211,31 +211,31 @@ def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Ru
     a filter that can agree with none.
     """
     _check_filters(filters, runs, root)
-    return [run for run in runs if all(_agrees(run, word, root) for word in filters)]
+    return [run for run in runs if all(_agrees(run, condition, root) for condition in filters)]
 
 
 def _check_filters(filters: Sequence[str], runs: Sequence[Run], root: Path) -> None:
     """Raise InputError for a filter that can agree with none of `runs`."""
-    for word in filters:
-        key, equals, _ = word.partition("=")
+    for condition in filters:
+        key, equals, _ = condition.partition("=")
         if not equals:
             folders = [_folder(run, root) for run in runs]
-            if any(word in folder for folder in folders):
+            if any(condition in folder for folder in folders):
                 continue
             values = (f"{key}={value}" for run in runs for key, value in _named(run).items())
-            meant = next((value for value in values if value.endswith(f"={word}")), None)
-            hint = f" Did you mean {meant}?" if meant else did_you_mean(word, folders)
+            meant = next((value for value in values if value.endswith(f"={condition}")), None)
+            hint = f" Did you mean {meant}?" if meant else did_you_mean(condition, folders)
             raise InputError(
-                f"{word}: no run in {root} has this in the name of its folder. A filter is a part of that "
-                f"name, or a pair such as status=finished.{hint}",
+                f"{condition}: no run in {root} has this in the name of its folder. A filter is a part of "
+                f"that name, or a pair such as status=finished.{hint}",
                 code="not-found",
-                key=word,
+                key=condition,
             )
         if key not in FILTERS and all(value_at(run, key) is None for run in runs):
             hint = did_you_mean(key, [*FILTERS, "seed", *_top_keys(runs)])
             raise InputError(
-                f"{word}: no run has the key {key}. The key of a filter is status, agent, env, name or a "
-                f"key of the configuration, such as agent.lr.{hint}",
+                f"{condition}: no run has the key {key}. The key of a filter is status, agent, env, name or "
+                f"a key of the configuration, such as agent.lr.{hint}",
                 code="unknown-key",
                 key=key,
             )
@@ -250,10 +250,10 @@ def _named(run: Run) -> dict[str, str]:
     return {"status": run.status, "agent": run.agent, "env": run.env, "name": run.name}
 
 
-def _agrees(run: Run, word: str, root: Path) -> bool:
-    key, equals, value = word.partition("=")
+def _agrees(run: Run, condition: str, root: Path) -> bool:
+    key, equals, value = condition.partition("=")
     if not equals:
-        return word in _folder(run, root)
+        return condition in _folder(run, root)
     if key in FILTERS:
         return fnmatch(_named(run)[key], value)
     own = value_at(run, key)

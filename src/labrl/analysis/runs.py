@@ -180,10 +180,12 @@ class Run:
     def _typed(self, group: str) -> str | None:
         """Return the option of `group` on the command line, for runs whose provenance is lost."""
         try:
-            words = read_command(self._folder).overrides
+            overrides = read_command(self._folder).overrides
         except LabrlError:
             return None
-        return next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), None)
+        return next(
+            (override.partition("=")[2] for override in overrides if override.startswith(f"{group}=")), None
+        )
 
     @property
     def env(self) -> str:

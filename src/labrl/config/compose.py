@@ -105,7 +105,7 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
         raise InputError(
             f"--config-dir {config_dir}: there is no such folder", code="not-found", key="--config-dir"
         )
-    if any(word.partition("=")[0] == "~preset" for word in overrides):
+    if any(override.partition("=")[0] == "~preset" for override in overrides):
         raise InputError(
             "~preset: it is needed; preset=none leaves all presets out", code="missing", key="preset"
         )

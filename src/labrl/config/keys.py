@@ -141,19 +141,19 @@ def _same(old: Any, new: Any) -> bool:
     return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
 
 
-def word(key: str, value: Any) -> str:
+def override_of(key: str, value: Any) -> str:
     """Return the override that sets `key` to `value`."""
     return f"{key}={written(value)}"
 
 
-def override(key: str, value: Any) -> str:
+def typed_override(key: str, value: Any) -> str:
     """Return the same override as one types it into a shell."""
-    return shlex.quote(word(key, value))
+    return shlex.quote(override_of(key, value))
 
 
-def split_word(word: str) -> tuple[str, str]:
+def split_override(override: str) -> tuple[str, str]:
     """Return key and value of an override, without the signs that add or remove a key."""
-    key, _, value = word.lstrip("+~").partition("=")
+    key, _, value = override.lstrip("+~").partition("=")
     return key, value
 
 
@@ -163,11 +163,11 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
 
 
-def unescaped(word: str) -> str:
-    """Return `word` without the backslashes that Hydra puts before the colons of `agent.lr=linear:3e-4:0`."""
-    key, _, value = word.partition("=")
+def unescaped(override: str) -> str:
+    """Return `override` without the backslashes that Hydra puts before colons (`agent.lr=linear:3e-4:0`)."""
+    key, _, value = override.partition("=")
     plain = value.replace("\\:", ":")
-    return word if written_out(plain) is plain else f"{key}={plain}"
+    return override if written_out(plain) is plain else f"{key}={plain}"
 
 
 def written(value: Any) -> str:

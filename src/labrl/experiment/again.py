@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labrl.config.keys import quoted, split_word
+from labrl.config.keys import quoted, split_override
 from labrl.errors import InputError, LabrlError
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, is_experiment
 from labrl.storage.run_folder import MARKER
@@ -22,7 +22,7 @@ class ExperimentAgain:
     """An experiment that `-m +resume` names, and the command line that composes it again."""
 
     path: Path
-    words: list[str]
+    overrides: list[str]
     """Its overrides, replaced by those typed now where keys are the same."""
     own: list[str]
     """Its previous overrides, without those for Hydra."""
@@ -40,12 +40,12 @@ class ExperimentAgain:
     """The run that its trials fork from."""
 
     @classmethod
-    def asked_for(cls, words: Sequence[str]) -> ExperimentAgain | Fork | None:
-        """Return the experiment, or the run to fork from, that `words` go back to; None if there is none.
+    def asked_for(cls, overrides: Sequence[str]) -> ExperimentAgain | Fork | None:
+        """Return the experiment, or the run to fork from, that `overrides` go back to; None if there is none.
 
         Raises InputError where it does not exist.
         """
-        request = request_of(words, multirun=True)
+        request = request_of(overrides, multirun=True)
         if request is None:
             return None
         if request.kind == "fork":
@@ -58,14 +58,14 @@ class ExperimentAgain:
                 code="usage",
                 key="+pin",
             )
-        own = [str(word) for word in info.get("overrides", [])]
+        own = [str(override) for override in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
-        edits = list({split_word(word)[0]: word for word in request.edits}.values())
+        edits = list({split_override(override)[0]: override for override in request.edits}.values())
         return cls(
             path=folder.path,
-            words=[*replaced(typed, edits), f"hydra.sweep.dir={quoted(str(folder.path))}"],
+            overrides=[*replaced(typed, edits), f"hydra.sweep.dir={quoted(str(folder.path))}"],
             own=own,
-            edits=[word for word in edits if not is_hydras(word)],
+            edits=[override for override in edits if not is_hydras(override)],
             swept=_told_apart_by(info.get("swept"), [trial.overrides for trial in folder.trials()]),
             config_dir=_text(info.get("config_dir")),
             force=request.force,
@@ -74,31 +74,37 @@ class ExperimentAgain:
         )
 
 
-def replaced(words: Sequence[str], edits: Sequence[str]) -> list[str]:
-    """Return `words` and `edits`, of two with the same key only the edit; no folder of an experiment."""
-    keys = {split_word(word)[0] for word in edits} | {"hydra.sweep.dir"}
-    return [*(word for word in words if split_word(word)[0] not in keys), *edits]
+def replaced(overrides: Sequence[str], edits: Sequence[str]) -> list[str]:
+    """Return `overrides` and `edits`, of two with the same key only the edit; no folder of an experiment."""
+    keys = {split_override(override)[0] for override in edits} | {"hydra.sweep.dir"}
+    return [*(override for override in overrides if split_override(override)[0] not in keys), *edits]
 
 
-def swept_keys(words: Iterable[str]) -> set[str]:
-    """Return the keys for which `words` give several values."""
+def swept_keys(overrides: Iterable[str]) -> set[str]:
+    """Return the keys for which `overrides` give several values."""
     # Late: no single run needs the parser.
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create().parse_overrides([word for word in words if not is_hydras(word)])
+    parsed = OverridesParser.create().parse_overrides(
+        [override for override in overrides if not is_hydras(override)]
+    )
     return {one.key_or_group for one in parsed if one.is_sweep_override()}
 
 
-def for_trials_alone(words: Sequence[str], swept: Iterable[str]) -> list[str]:
-    """Return those of `words` whose key lies in a swept group, such as agent.double with agent=dqn,sac.
+def for_trials_alone(overrides: Sequence[str], swept: Iterable[str]) -> list[str]:
+    """Return those of `overrides` whose key lies in a swept group, such as agent.double with agent=dqn,sac.
 
     The experiment as a whole, which Hydra composes too, has none of the group's options. A search has one.
     swept: further keys with several values.
     """
-    if any(word.startswith("hydra/sweeper=") for word in words):
+    if any(override.startswith("hydra/sweeper=") for override in overrides):
         return []
-    groups = tuple(f"{key}{sign}" for key in {*swept, *swept_keys(words)} for sign in "./")
-    return [word for word in words if not is_hydras(word) and split_word(word)[0].startswith(groups)]
+    groups = tuple(f"{key}{sign}" for key in {*swept, *swept_keys(overrides)} for sign in "./")
+    return [
+        override
+        for override in overrides
+        if not is_hydras(override) and split_override(override)[0].startswith(groups)
+    ]
 
 
 def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
@@ -106,8 +112,8 @@ def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
     if isinstance(recorded, list):
         return {"seed", *map(str, recorded)}
     values: dict[str, set[str]] = {}
-    for word in (word for words in trials for word in words):
-        key, value = split_word(word)
+    for override in (override for overrides in trials for override in overrides):
+        key, value = split_override(override)
         values.setdefault(key, set()).add(value)
     return {"seed"} | {key for key, found in values.items() if len(found) > 1}
 

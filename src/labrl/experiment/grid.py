@@ -15,8 +15,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from labrl.config.compose import check_values, resolve, to_plain
-from labrl.config.keys import ABSENT, Change, changes, contradictions, override, split_word, traits, unescaped
-from labrl.config.keys import word as word_of
+from labrl.config.keys import (
+    ABSENT,
+    Change,
+    changes,
+    contradictions,
+    override_of,
+    split_override,
+    traits,
+    typed_override,
+    unescaped,
+)
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
@@ -70,12 +79,12 @@ class _Trial:
             return False
 
 
-def combinations(words: Sequence[str]) -> list[list[str]]:
+def combinations(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each trial, one for each combination of the swept values.
 
     Raises InputError for a range, which has no list of values.
     """
-    parsed = OverridesParser.create().parse_overrides(list(words))
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
     for one in parsed:
         if one.is_sweep_override() and not one.is_discrete_sweep():
             raise InputError(
@@ -87,21 +96,23 @@ def combinations(words: Sequence[str]) -> list[list[str]]:
     (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     # Hydra turns ~key into ~key=null, which takes away a key of that value alone.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
-    return [[taken_away.get(word) or unescaped(word) for word in words] for words in trials]
+    return [
+        [taken_away.get(override) or unescaped(override) for override in overrides] for overrides in trials
+    ]
 
 
-def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
+def plan_grid(overrides: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
     """Number the trials of a new experiment.
 
     machine: the one that runs them, None where others do. Raises InputError for what cannot be composed, for
     a wrong value, for more trials than `meta.max_trial`, for two that are the same or have one folder, and
     for more cores or GPUs than there are.
     """
-    own = combinations(words)
+    own = combinations(overrides)
     trials: list[_Trial] = []
     for number, one in enumerate(own):
         trials.append(_new(number, one, compose(one)))
-        _check_count(trials[-1], words, len(own))
+        _check_count(trials[-1], overrides, len(own))
         if not trials[1:]:  # what is wrong with all of them is known before the others are composed
             _check_values(trials[0], own)
     _check_twice(trials)
@@ -111,23 +122,25 @@ def plan_grid(words: Sequence[str], compose: Compose, machine: Machine | None) -
 def plan_again(
     again: ExperimentAgain,
     before: ExperimentFolder,
-    words: Sequence[str],
+    overrides: Sequence[str],
     compose: Compose,
     machine: Machine | None,
 ) -> Plan:
     """Find the remaining trials of an experiment, and add new ones.
 
     Edits apply to all trials, or, where they set keys that identify trials, such as seed=0, to the trials
-    with these values; the others continue unchanged. words: overrides of the whole experiment, including the
+    with these values; the others continue unchanged. overrides: those of the whole experiment, including the
     edits. Raises InputError as `plan_grid` does, and where an edit contradicts the past of a trial.
     """
-    records, wanted = before.trials(), combinations(words)
-    swept = again.swept | swept_keys(words)
-    choosing = [word for word in again.edits if _key(word) in swept and not traits(_key(word)).resume]
+    records, wanted = before.trials(), combinations(overrides)
+    swept = again.swept | swept_keys(overrides)
+    choosing = [
+        override for override in again.edits if _key(override) in swept and not traits(_key(override)).resume
+    ]
     chosen = [_values(values) for values in combinations(choosing)]
-    others = [word for word in again.edits if word not in choosing]
+    others = [override for override in again.edits if override not in choosing]
     several = swept_keys(others)
-    (for_all,) = combinations([word for word in others if _key(word) not in several])
+    (for_all,) = combinations([override for override in others if _key(override) not in several])
     matched = _matched(wanted, records, swept)
 
     edited = [any(_agrees(record.overrides, values) for values in chosen) for record in records]
@@ -135,7 +148,7 @@ def plan_again(
     for index, record in enumerate(records):
         if edited[index]:
             own = next((wanted[at] for at, found in enumerate(matched) if found is record), [])
-            its = [*for_all, *(word for word in own if _key(word) in several)]
+            its = [*for_all, *(override for override in own if _key(override) in several)]
             drafts[index] = replaced(record.overrides, its)
     trials = [
         _Trial(dataclasses.replace(record, overrides=own), cfg, _past_of(before, record), is_edited)
@@ -156,7 +169,7 @@ def plan_again(
     trials = sorted([*trials, *new_trials], key=lambda trial: trial.record.number)
     for trial in trials:
         if trial.edited:
-            _check_count(trial, words, len(trials))
+            _check_count(trial, overrides, len(trials))
     needs = _left(trials, machine, again)
     selects = bool(choosing) and all(
         any(_agrees(record.overrides, values) for record in records) for values in chosen
@@ -164,28 +177,28 @@ def plan_again(
     return Plan([trial.record for trial in trials], needs, selects)
 
 
-def _new(number: int, words: list[str], cfg: DictConfig) -> _Trial:
-    return _Trial(TrialRecord(number=number, overrides=words, folder=_folder(cfg, number)), cfg)
+def _new(number: int, overrides: list[str], cfg: DictConfig) -> _Trial:
+    return _Trial(TrialRecord(number=number, overrides=overrides, folder=_folder(cfg, number)), cfg)
 
 
-def _key(word: str) -> str:
+def _key(override: str) -> str:
     """Return the key or group of an override, without the package."""
-    return split_word(word)[0].partition("@")[0]
+    return split_override(override)[0].partition("@")[0]
 
 
-def _values(words: Sequence[str]) -> dict[str, str]:
+def _values(overrides: Sequence[str]) -> dict[str, str]:
     """Return values as text, by key. Numbers are compared by value: 1e-4 and 0.0001 are the same."""
-    return dict(_value(word) for word in words if not is_hydras(word))
+    return dict(_value(override) for override in overrides if not is_hydras(override))
 
 
-@functools.cache  # most words are those of many trials, and each takes a tenth of a millisecond or more
-def _value(word: str) -> tuple[str, str]:
-    parsed = OverridesParser.create().parse_override(word)
+@functools.cache  # most overrides are those of many trials, and each takes a tenth of a millisecond or more
+def _value(override: str) -> tuple[str, str]:
+    parsed = OverridesParser.create().parse_override(override)
     return parsed.key_or_group, repr(parsed.value())
 
 
-def _agrees(words: Sequence[str], values: Mapping[str, str]) -> bool:
-    return values.items() <= _values(words).items()
+def _agrees(overrides: Sequence[str], values: Mapping[str, str]) -> bool:
+    return values.items() <= _values(overrides).items()
 
 
 def _matched(
@@ -198,21 +211,21 @@ def _matched(
     found: list[TrialRecord | None] = [None] * len(wanted)
     left = list(records)
     for keys in (swept, {key for key in swept if not traits(key).resume}):
-        for index, words in enumerate(wanted):
+        for index, overrides in enumerate(wanted):
             if found[index] is None:
-                own = _part(words, keys)
+                own = _part(overrides, keys)
                 found[index] = next((one for one in left if _part(one.overrides, keys) == own), None)
                 left = [one for one in left if one is not found[index]]
     return found
 
 
-def _part(words: Sequence[str], keys: set[str]) -> dict[str, str]:
-    """Return the values of `keys` in `words`."""
-    return {key: value for key, value in _values(words).items() if key in keys}
+def _part(overrides: Sequence[str], keys: set[str]) -> dict[str, str]:
+    """Return the values of `keys` in `overrides`."""
+    return {key: value for key, value in _values(overrides).items() if key in keys}
 
 
 def _as_its_siblings(
-    words: list[str], trials: Sequence[_Trial], swept: set[str], edits: Sequence[str]
+    overrides: list[str], trials: Sequence[_Trial], swept: set[str], edits: Sequence[str]
 ) -> list[str]:
     """Return the overrides of a new trial: if others differ from it in the seed alone, their present ones,
     including pinned keys."""
@@ -220,14 +233,14 @@ def _as_its_siblings(
     siblings = [
         trial.record.overrides
         for trial in trials
-        if _part(trial.record.overrides, group) == _part(words, group)
+        if _part(trial.record.overrides, group) == _part(overrides, group)
     ]
-    rest = _values(words).keys() - {"seed"}
+    rest = _values(overrides).keys() - {"seed"}
     if not siblings or any(
-        _part(sibling, _values(sibling).keys() - {"seed"}) == _part(words, rest) for sibling in siblings
+        _part(sibling, _values(sibling).keys() - {"seed"}) == _part(overrides, rest) for sibling in siblings
     ):
-        return words
-    return replaced(siblings[0], [*edits, *(word for word in words if _key(word) in swept)])
+        return overrides
+    return replaced(siblings[0], [*edits, *(override for override in overrides if _key(override) in swept)])
 
 
 def _composed(
@@ -239,28 +252,32 @@ def _composed(
     """
     found: list[DictConfig | HydraException] = []
     bare: dict[int, DictConfig] = {}
-    for index, words in enumerate(trials):
+    for index, overrides in enumerate(trials):
         try:
-            found.append(compose(words))
+            found.append(compose(overrides))
         except HydraException as error:
-            bare[index] = compose([word for word in words if not _is_value(word)])
+            bare[index] = compose([override for override in overrides if not _is_value(override)])
             found.append(error)
     known = [*others, *bare.values(), *(one for one in found if isinstance(one, DictConfig))]
     composed = []
-    for index, (words, cfg) in enumerate(zip(trials, found, strict=True)):
+    for index, (overrides, cfg) in enumerate(zip(trials, found, strict=True)):
         if isinstance(cfg, HydraException):
-            lacking = [word for word in words if _is_value(word) and not _has(bare[index], _key(word))]
-            if not all(any(_has(other, _key(word)) for other in known) for word in lacking):
+            lacking = [
+                override
+                for override in overrides
+                if _is_value(override) and not _has(bare[index], _key(override))
+            ]
+            if not all(any(_has(other, _key(override)) for other in known) for override in lacking):
                 raise cfg
-            words = [word for word in words if word not in lacking]
-            cfg = compose(words)
-        composed.append((list(words), cfg))
+            overrides = [override for override in overrides if override not in lacking]
+            cfg = compose(overrides)
+        composed.append((list(overrides), cfg))
     return composed
 
 
-def _is_value(word: str) -> bool:
-    """Return whether a word sets one key, and neither adds it nor chooses an option of a group."""
-    return re.match(r"\w+(\.\w+)+=", word) is not None
+def _is_value(override: str) -> bool:
+    """Return whether an override sets one key, and neither adds it nor chooses an option of a group."""
+    return re.match(r"\w+(\.\w+)+=", override) is not None
 
 
 def _has(cfg: DictConfig, key: str) -> bool:
@@ -281,12 +298,12 @@ def _at(config: Any, key: str) -> Any:
     return config
 
 
-def _pin(trial: _Trial, words: list[str], edits: Sequence[str], compose: Compose) -> None:
+def _pin(trial: _Trial, overrides: list[str], edits: Sequence[str], compose: Compose) -> None:
     """Keep the old value of keys that were not typed, where a new one would contradict the trial's past.
-    words: the overrides that composed it before the `edits`."""
-    changed = trial.changed() if trial.past else changes(to_plain(compose(words)), trial.plain)
+    overrides: the overrides that composed it before the `edits`."""
+    changed = trial.changed() if trial.past else changes(to_plain(compose(overrides)), trial.plain)
     pins = [
-        word_of(change.key, change.old)
+        override_of(change.key, change.old)
         for change in contradictions(changed)
         if change.pinnable and not _typed(change.key, edits)
     ]
@@ -297,31 +314,31 @@ def _pin(trial: _Trial, words: list[str], edits: Sequence[str], compose: Compose
 
 def _typed(key: str, edits: Sequence[str]) -> bool:
     """Return whether one of the `edits` gives a value to `key`, or to a group that it lies in."""
-    return any(f"{key}.".startswith(f"{_key(word).replace('/', '.')}.") for word in edits)
+    return any(f"{key}.".startswith(f"{_key(override).replace('/', '.')}.") for override in edits)
 
 
 def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> None:
     """Raise InputError for a trial like another: it would run twice, and count as two seeds."""
-    seen = [_values(words) for words in others]
+    seen = [_values(overrides) for overrides in others]
     for trial in trials:
-        words = trial.record.overrides
-        if _values(words) in seen and trial.cfg.seed is not None:
+        overrides = trial.record.overrides
+        if _values(overrides) in seen and trial.cfg.seed is not None:
             raise InputError(
                 f"two trials are the same, with seed={trial.cfg.seed} and all other values: "
-                f"{' '.join(words)}. Give each value once. Without a seed, or with seed=null,null, each "
+                f"{' '.join(overrides)}. Give each value once. Without a seed, or with seed=null,null, each "
                 "trial draws one of its own.",
                 code="contradiction",
                 key="seed",
             )
-        seen.append(_values(words))
+        seen.append(_values(overrides))
 
 
-def _check_count(trial: _Trial, words: Sequence[str], count: int) -> None:
-    """Raise InputError where the `words` of the command line allow fewer trials than the grid's `count`.
+def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
+    """Raise InputError where the `overrides` of the command line allow fewer trials than the grid's `count`.
 
     A file such as meta=fast_atari may say how many trials a search has.
     """
-    typed = any(split_word(word)[0] == "meta.max_trial" for word in words)
+    typed = any(split_override(override)[0] == "meta.max_trial" for override in overrides)
     limit = _meta(trial.cfg).get("max_trial") if typed else None
     if isinstance(limit, int | float) and 0 < limit < count:
         raise InputError(
@@ -367,7 +384,7 @@ def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
         check_values(trial.cfg)
     except LabrlError as error:
         shared = set.intersection(*map(set, trials))
-        own = " ".join(word for word in trial.record.overrides if word not in shared)
+        own = " ".join(override for override in trial.record.overrides if override not in shared)
         if not own:
             raise
         raise _of_trial(own, error) from error
@@ -418,10 +435,10 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
         "have been another one:",
         *table([("key", "then", "now", "", ""), *cells]),
     ]
-    pins = {change.key: override(change.key, change.old) for change in found if change.pinnable}
+    pins = {change.key: typed_override(change.key, change.old) for change in found if change.pinnable}
     if all(_keeps(trial, pins) for trial in trials if trial.edited):
         return "\n".join([*lines, *ways_out(found, list(pins.values()))])
-    typed = [word for word in again.edits if any(_typed(change.key, [word]) for change in found)]
+    typed = [override for override in again.edits if any(_typed(change.key, [override]) for change in found)]
     if typed:
         lines.append(f"Leave out {' '.join(typed)}, or give it to new trials.")
     return "\n".join([*lines, *ways_out(found, ["+pin=true"])])
@@ -430,7 +447,7 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
 def _keeps(trial: _Trial, pins: Mapping[str, str]) -> bool:
     """Return whether these values are those of the trial's past, where it has such keys."""
     then = {key: _at(trial.past.config, key) if trial.past else ABSENT for key in pins}
-    return all(value is ABSENT or override(key, value) == pins[key] for key, value in then.items())
+    return all(value is ABSENT or typed_override(key, value) == pins[key] for key, value in then.items())
 
 
 def _folder(cfg: DictConfig, number: int) -> str:

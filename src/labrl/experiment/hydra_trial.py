@@ -104,7 +104,7 @@ class HydraTrial:
                 try:
                     return self._run(task)
                 except HydraException as error:
-                    return Outcome.failed(str(explain(error, task.words, self.job.config_dir)))
+                    return Outcome.failed(str(explain(error, task.overrides, self.job.config_dir)))
         except OSError as error:
             return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
         finally:
@@ -112,7 +112,7 @@ class HydraTrial:
 
     def _run(self, task: Task) -> Outcome:
         with kinds_replace():
-            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(task.words))
+            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(task.overrides))
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"
             config.hydra.job.num = task.number
@@ -130,7 +130,7 @@ class HydraTrial:
 
 def launched(launcher: Launcher, tasks: Sequence[Task]) -> list[Outcome]:
     """Run trials with a launcher that is not labrl's."""
-    returns = launcher.launch([task.words for task in tasks], initial_job_idx=tasks[0].number)
+    returns = launcher.launch([task.overrides for task in tasks], initial_job_idx=tasks[0].number)
     return [_returned(one) for one in returns]
 
 
@@ -150,12 +150,12 @@ class LaunchedTasks(TasksLeft):
         need = Need.of({}, len(overrides), Machine().cores)
         super().__init__(
             [
-                Task(number=number, words=list(words), folder=Path(), need=need)
-                for number, words in enumerate(overrides, start=first)
+                Task(number=number, overrides=list(own), folder=Path(), need=need)
+                for number, own in enumerate(overrides, start=first)
             ]
         )
         self.returns = {
-            task.number: JobReturn(overrides=task.words, status=JobStatus.COMPLETED) for task in self.left
+            task.number: JobReturn(overrides=task.overrides, status=JobStatus.COMPLETED) for task in self.left
         }
 
     def ended(self, task: Task, outcome: Outcome) -> None:

@@ -45,12 +45,12 @@ class Job:
         config_dir: str | None,
         full_error: bool,
         typed: Typed,
-        words: Sequence[str],
+        overrides: Sequence[str],
         again: Again | ExperimentAgain | None = None,
     ) -> None:
         """config_dir: with a user's own groups; full_error: whether to show tracebacks; typed: the command;
-        words: those of them that compose trials, or of the run or experiment to go back to: `again`."""
-        self.typed, self.words = typed, list(words)
+        overrides: those of them that compose trials, or of the run or experiment to go back to: `again`."""
+        self.typed, self.overrides = typed, list(overrides)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error
         self.again = again.fork if isinstance(again, ExperimentAgain) else again
@@ -102,7 +102,7 @@ class Job:
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
         place(job.run.dir, "hydra.run.dir")
-        # as they were typed: an interpolation in a word resolves where its key stands, not here
+        # as they were typed: an interpolation in an override resolves where its key stands, not here
         task: Any = OmegaConf.to_container(job.overrides.task, resolve=False)
         broken_off = self._broken_off(folder, task) if self.part_of else None
         if isinstance(broken_off, Outcome):
@@ -127,11 +127,11 @@ class Job:
             print_summary(result)
         return Outcome.of(result)
 
-    def _broken_off(self, folder: str, words: list[str]) -> Resume | Outcome | None:
+    def _broken_off(self, folder: str, overrides: list[str]) -> Resume | Outcome | None:
         """Return the run that an earlier attempt at the trial left in its folder, or None.
 
-        words: of the trial now. What a search's trial came to is returned where it has ended, whatever the
-        marker of a killed trial says.
+        overrides: of the trial now. What a search's trial came to is returned where it has ended, whatever
+        the marker of a killed trial says.
         """
         if not (Path(folder) / MARKER).exists():
             return None
@@ -141,7 +141,7 @@ class Job:
             with run.lock():
                 run.discard_unrecorded()
             return None
-        again = Resume.on_trial(run, self.force, words)
+        again = Resume.on_trial(run, self.force, overrides)
         sessions = run.sessions()
         all_ended = len(sessions) == again.num_sessions and all(one.ended_well for one in sessions)
         if self.part_of == "search" and (run.status in ("finished", "pruned") or all_ended):

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from labrl.analysis.formats import number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
-from labrl.config.keys import split_word
+from labrl.config.keys import split_override
 from labrl.experiment.task import Outcome
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
@@ -23,18 +23,21 @@ MOST_ROWS = 40
 
 
 def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
-    """The words of each trial that not all trials have, by number."""
-    words = [set(record.overrides) for record in records]
-    shared = set.intersection(*words) if words else set()
-    if len(words) == 1:
+    """The overrides of each trial that not all trials have, by number."""
+    overrides = [set(record.overrides) for record in records]
+    shared = set.intersection(*overrides) if overrides else set()
+    if len(overrides) == 1:
         return {record.number: list(record.overrides) for record in records}
-    return {record.number: [word for word in record.overrides if word not in shared] for record in records}
+    return {
+        record.number: [override for override in record.overrides if override not in shared]
+        for record in records
+    }
 
 
 def said_of(record: TrialRecord, records: Collection[TrialRecord], outcome: Outcome) -> str:
     """One line about a trial that has ended."""
-    words = " ".join(varying(records)[record.number])
-    told = f"trial {record.number} {outcome.status}: {words}".rstrip(": ")
+    overrides = " ".join(varying(records)[record.number])
+    told = f"trial {record.number} {outcome.status}: {overrides}".rstrip(": ")
     if outcome.returns:
         told += f", final return {_return(outcome.returns)}"
     return f"{told}: {_first_line(outcome.error)}" if outcome.error else told
@@ -49,7 +52,7 @@ def print_experiment(
 ) -> None:
     """Trials and groups, what they reached, what failed, and where everything was written."""
     console = console or Terminal()
-    words = varying(records)
+    overrides = varying(records)
     table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
     for name in ("#", "status", "final return", "overrides"):
         table.add_column(name, justify="right" if name == "final return" else "left", overflow="fold")
@@ -59,13 +62,13 @@ def print_experiment(
     for record in shown[:MOST_ROWS]:
         outcome = outcomes.get(record.number)
         reached = _return(outcome.returns if outcome else ())
-        table.add_row(str(record.number), record.status, reached, " ".join(words[record.number]))
+        table.add_row(str(record.number), record.status, reached, " ".join(overrides[record.number]))
     if table.row_count:
         console.print(table)
         say(MEANING, console)
     if len(records) > table.row_count:
         say(f"and {len(records) - table.row_count} more, see experiment.json", console)
-    _print_groups(records, words, outcomes, console)
+    _print_groups(records, overrides, outcomes, console)
     for record in records:
         if record.error:
             told = f"trial {record.number} failed: {_first_line(record.error)}"
@@ -85,7 +88,7 @@ def how_to_resume_experiment(path: Path) -> str:
 
 def _print_groups(
     records: Sequence[TrialRecord],
-    words: Mapping[int, list[str]],
+    overrides: Mapping[int, list[str]],
     outcomes: Mapping[int, Outcome],
     console: Console,
 ) -> None:
@@ -93,7 +96,7 @@ def _print_groups(
     groups: dict[frozenset[str], list[float]] = {}
     names: dict[frozenset[str], str] = {}
     for record in records:
-        own = [word for word in words[record.number] if split_word(word)[0] != "seed"]
+        own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
         key = frozenset(own)  # a resume may have put them into another order
         names.setdefault(key, " ".join(own) or "all")
         groups.setdefault(key, []).extend(

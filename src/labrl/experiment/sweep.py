@@ -1,4 +1,4 @@
-"""A grid from its words to its end: plan, run, record."""
+"""A grid from its overrides to its end: plan, run, record."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ def sweep_grid(
 ) -> None:
     """Run every combination of the values that `job` was given; the exit code is left in it.
 
-    params: words that need not be typed; config: of the experiment, with Hydra's node; engine: makes what
+    params: overrides that need not be typed; config: of the experiment, with Hydra's node; engine: makes what
     runs the trials, on other machines if `elsewhere`. Raises InputError for wrong input before any trial
     starts, as far as it can be seen without building one.
     """
     again = job.experiment
     path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
-    words = replaced(params, job.words)
+    overrides = replaced(params, job.overrides)
     compose = hydra_context.config_loader.load_sweep_config
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if elsewhere else Machine()
     if again is None:
-        plan = plan_grid(words, lambda trial: compose(config, trial), machine)
+        plan = plan_grid(overrides, lambda trial: compose(config, trial), machine)
     else:
         before = ExperimentFolder.open(path)
-        plan = plan_again(again, before, words, lambda trial: compose(config, trial), machine)
+        plan = plan_again(again, before, overrides, lambda trial: compose(config, trial), machine)
     facts = {
-        "overrides": again.own if again and plan.selects else job.words,
-        "hydra_overrides": hydra_words(config),
-        "swept": sorted(swept_keys(words) | (again.swept if again else set())),
+        "overrides": again.own if again and plan.selects else job.overrides,
+        "hydra_overrides": hydra_overrides(config),
+        "swept": sorted(swept_keys(overrides) | (again.swept if again else set())),
         "config_dir": job.config_dir,
         "fork": job.again.as_json() if isinstance(job.again, Fork) else None,
     }
     tasks = [
         Task(
             number=record.number,
-            words=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
+            overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
             folder=path / record.folder,
             need=plan.left[record.number],
         )
@@ -75,7 +75,7 @@ def sweep_grid(
         job.exit_code = grid.run(engine())
 
 
-def hydra_words(config: DictConfig) -> list[str]:
-    """Return the words for Hydra that the experiment was composed with."""
+def hydra_overrides(config: DictConfig) -> list[str]:
+    """Return the overrides for Hydra that the experiment was composed with."""
     given = config.hydra.overrides.hydra
-    return [str(word) for word in given if not str(word).startswith("hydra.mode=")]
+    return [str(override) for override in given if not str(override).startswith("hydra.mode=")]

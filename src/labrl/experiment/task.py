@@ -22,10 +22,10 @@ class Task:
 
     number: int
     """Number of the trial in its experiment."""
-    words: list[str]
+    overrides: list[str]
     """All overrides that compose it, including those for Hydra."""
     folder: Path
-    """Its run folder, which the words name too."""
+    """Its run folder, which the overrides name too."""
     need: Need
     """Cores and GPUs that it takes."""
     channel: str | None = None

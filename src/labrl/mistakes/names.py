@@ -19,7 +19,7 @@ from labrl.errors import Mistake
 from labrl.mistakes.spelling import nearest, suggested
 
 VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin")
-"""Words that are typed with a plus and are no keys."""
+"""What is typed with a plus and is no key."""
 
 SOME = 8
 """Options or owners of a key that a message lists at most."""
@@ -116,11 +116,11 @@ def other_names() -> dict[str, list[OtherName]]:
     return found
 
 
-def other_words() -> dict[str, str]:
-    """Return what to type for the words that are commands elsewhere, such as train."""
-    words = _content()["words"]
-    assert isinstance(words, dict)
-    return words
+def other_commands() -> dict[str, str]:
+    """Return what to type for the commands of other libraries, such as train."""
+    commands = _content()["commands"]
+    assert isinstance(commands, dict)
+    return commands
 
 
 def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
@@ -156,12 +156,12 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     return Mistake("unknown-key", key, f"{key}: no such key.{hint} labrl --cfg {node} prints every key.")
 
 
-def option_named(word: str) -> str:
+def option_named(name: str) -> str:
     """Return group=option for the name of an option, or '' where there is none."""
     groups = ["agent", "env", "meta", "wandb", "experiment", "agent/network", "agent/memory"]
-    if group := next((one for one in groups if word.lower() in options_of(one)), ""):
-        return f"{group}={word.lower()}"
-    by_id = env_of(word)
+    if group := next((one for one in groups if name.lower() in options_of(one)), ""):
+        return f"{group}={name.lower()}"
+    by_id = env_of(name)
     return "" if by_id.endswith("<id>") else by_id
 
 

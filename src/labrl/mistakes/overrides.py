@@ -48,12 +48,12 @@ def _trials(
     mistakes: list[Mistake] = []
     parsed: list[list[Override]] = []
     parser = OverridesParser.create(loader)
-    for word in overrides:
+    for override in overrides:
         try:
-            one = parser.parse_override(word)
+            one = parser.parse_override(override)
             assert one.key_or_group
         except (HydraException, AssertionError):
-            mistakes.append(_bad_syntax(word, parser))
+            mistakes.append(_bad_syntax(override, parser))
             continue
         if not one.is_sweep_override():
             parsed.append([one])
@@ -66,14 +66,14 @@ def _trials(
             each = [parser.parse_override(f"{one.get_key_element()}={text}") for text in values]
             parsed.append(each if _is_choice(one, loader) else each[:1])
         else:
-            key, typed = one.key_or_group, word.partition("=")[2]
-            message = f"several values are an experiment (labrl -m '{word}') or a list ({key}=[{typed}])"
-            mistakes.append(Mistake("usage", key, f"{word}: {message}"))
+            key, typed = one.key_or_group, override.partition("=")[2]
+            message = f"several values are an experiment (labrl -m '{override}') or a list ({key}=[{typed}])"
+            mistakes.append(Mistake("usage", key, f"{override}: {message}"))
     return mistakes, itertools.product(*parsed)
 
 
-def _bad_syntax(word: str, parser: OverridesParser) -> Mistake:
-    key, equals, value = word.partition("=")
+def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
+    key, equals, value = override.partition("=")
     cleaned = f"{key}={value.strip('=,')}"
     advice = (
         "write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, and a value with blanks or signs "
@@ -85,13 +85,13 @@ def _bad_syntax(word: str, parser: OverridesParser) -> Mistake:
         advice = f"write {key}=<value>"
     elif re.search(r"[\s;][\w./]+=", value):
         advice = "write several overrides without quotes around all, and with a space between them"
-    elif key and cleaned != word:
+    elif key and cleaned != override:
         try:
             parser.parse_override(cleaned)
             advice = f"write {cleaned}"
         except HydraException:
             pass
-    return Mistake("syntax", key.lstrip("+~") or word, f"{word}: cannot be read: {advice}")
+    return Mistake("syntax", key.lstrip("+~") or override, f"{override}: cannot be read: {advice}")
 
 
 def _is_choice(one: Override, loader: ConfigLoader) -> bool:
@@ -114,8 +114,8 @@ def _wrong_in_trial(
     """Return what is wrong with the overrides of one trial, the others, and what these compose."""
 
     def load(choices: Sequence[Override]) -> DictConfig:
-        words = [str(one.input_line) for one in choices]
-        return loader.load_configuration("config", words, run_mode=RunMode.RUN)
+        typed = [str(one.input_line) for one in choices]
+        return loader.load_configuration("config", typed, run_mode=RunMode.RUN)
 
     mistakes: list[Mistake] = []
     # the whole before its parts, and all choices before the keys that come with them
@@ -146,7 +146,7 @@ def _wrong_in_trial(
 
 def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
     """Explain a wrong choice of an option beside those that make `cfg`."""
-    group, word = one.key_or_group, str(one.input_line)
+    group, override = one.key_or_group, str(one.input_line)
     if isinstance(error, LabrlError):
         return error.mistakes[0]
     options = _options(group, loader)
@@ -155,13 +155,13 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
         return Mistake("unknown-key", group, f"{group}: no such group.{near} labrl --help lists the groups.")
     if one.is_delete():
         none = f", {group}=none to leave it out" if "none" in options else ""
-        return Mistake("missing", group, f"{word}: it is needed; choose another, {group}=<option>{none}")
+        return Mistake("missing", group, f"{override}: it is needed; choose another, {group}=<option>{none}")
     if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).startswith(f"{group}/"):
         option = str(error.missing_cfg_file).removeprefix(f"{group}/")
         return _unknown_option(group, option, list(dict.fromkeys([*(error.options or []), *options])))
     chosen = one.value()
     if not all(isinstance(option, str) for option in (chosen if isinstance(chosen, list) else [chosen])):
-        return _unknown_option(group, word.partition("=")[2], options)
+        return _unknown_option(group, override.partition("=")[2], options)
     key = group.replace("/", ".")
     if one.package is not None:
         part = f"'{one.package}={{_target_: <class>}}', with its keys beside _target_"
@@ -170,15 +170,15 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
         if not one.is_add():
             is_loop = isinstance(error, RecursionError)
             why = "the defaults of its file lead back to itself" if is_loop else first_line(error)
-            return Mistake("syntax", group, f"{word}: {why}")
-        message = f"there is such a group; write {word.lstrip('+')}, without the plus"
+            return Mistake("syntax", group, f"{override}: {why}")
+        message = f"there is such a group; write {override.lstrip('+')}, without the plus"
     elif owners := owners_of(key, all_keys(cfg)):
         whole = key.partition(".")[0]
         has = f"{whole}={cfg.hydra.runtime.choices[whole]}"
         message = f"{has} has no such part; choose {some(owners)} to have one"
     else:
-        message = f"nothing is chosen from this group so far; write +{word.lstrip('+')}"
-    return Mistake("unknown-key", group, f"{word}: {message}")
+        message = f"nothing is chosen from this group so far; write +{override.lstrip('+')}"
+    return Mistake("unknown-key", group, f"{override}: {message}")
 
 
 def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
@@ -205,14 +205,14 @@ def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
 
 def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
     """Explain a wrong override of a key in `cfg`."""
-    key, word, known = one.key_or_group, str(one.input_line), all_keys(cfg)
-    value = word.partition("=")[2]
+    key, override, known = one.key_or_group, str(one.input_line), all_keys(cfg)
+    value = override.partition("=")[2]
     cause = error.__cause__
     full = (cause.full_key if isinstance(cause, OmegaConfBaseException) else None) or key
     if key in known and full.startswith(f"{key}."):
         inner = OmegaConf.select(OmegaConf.create({key: one.value()}), full.replace(key, f"[{key}]", 1))
         mistake = unknown_key(full, "" if OmegaConf.is_config(inner) else str(inner), known)
-        advice = f" Groups of keys are merged; this puts another in its place: ~{key} '+{word}'."
+        advice = f" Groups of keys are merged; this puts another in its place: ~{key} '+{override}'."
         return Mistake(mistake.code, full, mistake.message + advice)
     if re.sub(r"\[\d+\]", "", key) not in known:
         parents = (key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1))
@@ -224,17 +224,17 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
                 others = [f"{group}={name}" for name in _options(group, loader)]
                 message = f"there are no keys below {above}={value}"
                 advice = f"choose {some(others)}" if others else f"write {above}=<value>"
-                return Mistake("unknown-key", key, f"{word}: {message}; {advice}")
+                return Mistake("unknown-key", key, f"{override}: {message}; {advice}")
         return unknown_key(key, value, known)
     if one.is_add():
-        message = f"there is such a key; write {word.lstrip('+')}, without the plus"
-        return Mistake("unknown-key", key, f"{word}: {message}")
+        message = f"there is such a key; write {override.lstrip('+')}, without the plus"
+        return Mistake("unknown-key", key, f"{override}: {message}")
     if one.is_delete():
-        return Mistake("contradiction", key, f"{word}: it has another value; {key}=<value> changes it")
+        return Mistake("contradiction", key, f"{override}: it has another value; {key}=<value> changes it")
     if value == "null":
-        return Mistake("type", key, f"{word}: it cannot be null; give it a value, or leave the word out")
-    advice = f"~{key} '+{word}' puts something of another kind there"
-    return Mistake("type", key, f"{word}: {first_line(cause or error)}; {advice}")
+        return Mistake("type", key, f"{override}: it cannot be null; give it a value, or leave it out")
+    advice = f"~{key} '+{override}' puts something of another kind there"
+    return Mistake("type", key, f"{override}: {first_line(cause or error)}; {advice}")
 
 
 def first_line(text: object) -> str:

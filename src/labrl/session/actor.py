@@ -233,7 +233,7 @@ class ActorProcess:
     def _next(self, at_least: float = 0.0) -> Any:
         """Wait for the next message, for the timeout and at least `at_least` seconds."""
         timeout = max(self._options.timeout, at_least)
-        if self._companion.has_word(timeout):
+        if self._companion.has_message(timeout):
             return self._companion.receive()
         self._companion.signal(signal.SIGUSR2)  # it writes where it is into the log
         time.sleep(0.5)
@@ -277,7 +277,7 @@ def _act(line: Line, options: AsyncUnrollConfig, env: VectorEnv, copy: ActingCop
     sender, places = Sender(line), options.queue_size
     next_step = time.monotonic()
     while True:
-        while not places or line.has_word():  # the learner has taken a step
+        while not places or line.has_message():  # the learner has taken a step
             line.receive()
             places += 1
         places -= 1

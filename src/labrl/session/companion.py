@@ -79,7 +79,7 @@ class Companion:
             pass
         raise self._ended()
 
-    def has_word(self, seconds: float = 0.0) -> bool:
+    def has_message(self, seconds: float = 0.0) -> bool:
         """Wait up to this long for a message or the end of the process. Return whether there is one."""
         return self._line.poll(seconds)
 
@@ -151,7 +151,7 @@ class Line:
         except (EOFError, OSError):
             raise TrainingEndedError from None
 
-    def has_word(self) -> bool:
+    def has_message(self) -> bool:
         """Return whether the session has sent something, or is gone."""
         try:
             return self._connection.poll()
@@ -164,7 +164,7 @@ class Line:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + 0.1
-            if self.has_word():
+            if self.has_message():
                 raise TrainingEndedError
         return False
 

@@ -172,7 +172,7 @@ class Evaluator:
 
     def answer(self, stopping: Callable[[], bool] | None = None) -> list[Played] | None:
         """Return what it has played, None as long as it does; with `stopping` wait, until that is true."""
-        while not self._companion.has_word(POLL_SECONDS if stopping else 0.0):
+        while not self._companion.has_message(POLL_SECONDS if stopping else 0.0):
             if stopping is None or stopping():
                 return None
         return self._companion.receive()

@@ -90,7 +90,7 @@ class ExperimentFolder(Folder[ExperimentStatus]):
 
     `experiment.json` marks it: `kind`, `status` (running is also what a killed one leaves behind), `command`
     (what was typed at first), `resumes` (what was typed each time that it went on), `overrides` and
-    `hydra_overrides` (the words that compose it now), `swept` (the keys that tell trials apart),
+    `hydra_overrides` (the overrides that compose it now), `swept` (the keys that tell trials apart),
     `config_dir`, `trials` in order of their number, and for a search its facts under `search`.
     """
 
@@ -128,7 +128,7 @@ class ExperimentFolder(Folder[ExperimentStatus]):
         self.update(trials=[trial.as_json() for trial in sorted(trials, key=lambda one: one.number)])
 
     def resumed(self, command: Typed, edits: Sequence[str], **facts: Any) -> None:
-        """Record that the experiment goes on: by which command, with which of its words, and further `facts`.
+        """Record that the experiment goes on: by which command, with which overrides, and further `facts`.
 
         What was typed at first stays under `command`.
         """

@@ -48,15 +48,15 @@ _PLAIN_DIFF = (
 
 
 Typed = list[str] | str
-"""Typed command: the words of a command line, or a call from Python."""
+"""Typed command: the arguments of a command line, or a call from Python."""
 
 
 def as_typed(arguments: Sequence[str]) -> list[str]:
     """The command that started a Python process, as one types it: `labrl ...`, `python -m labrl ...`."""
-    interpreter, *words = arguments
-    if words and os.sep in words[0] and not words[0].endswith(".py"):  # a script that pip has made
-        return [os.path.basename(words[0]), *words[1:]]
-    return [os.path.basename(interpreter), *words]
+    interpreter, *rest = arguments
+    if rest and os.sep in rest[0] and not rest[0].endswith(".py"):  # a script that pip has made
+        return [os.path.basename(rest[0]), *rest[1:]]
+    return [os.path.basename(interpreter), *rest]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Command:
     """The overrides of a command, and their choices."""
 
     overrides: list[str] = field(default_factory=list)
-    """The words, but for those that name folders."""
+    """The arguments, but for those that name folders."""
     choices: dict[str, str] = field(default_factory=dict)
     """The option of each group, whether typed or by default."""
     config_dir: str | None = None

@@ -190,11 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--whole", action="store_true", help="keep nothing if that is too short for all episodes"
     )
-    words = parser.parse_args(argv)
-    if words.whole:  # it works for a process that may go any time
+    args = parser.parse_args(argv)
+    if args.whole:  # it works for a process that may go any time
         stop_when_orphaned()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    path = ensure_baseline(words.folder, words.seconds, words.whole)
+    path = ensure_baseline(args.folder, args.seconds, args.whole)
     if path is None:
         return FAILED
     print(path)

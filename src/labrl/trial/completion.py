@@ -10,22 +10,22 @@ from labrl.storage.run_folder import MARKER
 from labrl.trial.past import RUNS
 
 TAKE_A_RUN = ("+resume=", "+rerun=", "+fork=", "+enjoy=")
-"""Words whose value is a run folder, or `latest`."""
+"""Arguments whose value is a run folder, or `latest`."""
 
 
 def completions(line: str) -> list[str] | None:
-    """Return completions of the last word of a command line, or None where Hydra completes it.
+    """Return completions of the last argument of a command line, or None where Hydra completes it.
 
     Folders are completed one level at a time: a run folder as it is, and one with a slash that may hold runs.
     """
-    words = line.split()
-    word = words[-1] if words and not line.endswith(" ") else ""
-    verb = next((verb for verb in TAKE_A_RUN if word.startswith(verb)), None)
+    arguments = line.split()
+    argument = arguments[-1] if arguments and not line.endswith(" ") else ""
+    verb = next((verb for verb in TAKE_A_RUN if argument.startswith(verb)), None)
     if verb is None:
-        verbs = [verb for verb in TAKE_A_RUN if len(word) > 1 and verb.startswith(word)]
-        return verbs if word.startswith(("+r", "+f", "+enj")) else None
-    typed = word.removeprefix(verb)
-    whole = verb == "+resume=" and not {"-m", "--multirun"}.isdisjoint(words)
+        verbs = [verb for verb in TAKE_A_RUN if len(argument) > 1 and verb.startswith(argument)]
+        return verbs if argument.startswith(("+r", "+f", "+enj")) else None
+    typed = argument.removeprefix(verb)
+    whole = verb == "+resume=" and not {"-m", "--multirun"}.isdisjoint(arguments)
     start = typed or f"{RUNS}/"
     folders = [Path(folder) for folder in sorted(glob.glob(f"{glob.escape(start)}*/"), reverse=True)]
     if whole:

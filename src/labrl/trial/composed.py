@@ -55,8 +55,8 @@ class Again(ABC):
 
     @property
     @abstractmethod
-    def words(self) -> list[str]:
-        """The command line that composes the trial: the run's own words, and what is to differ."""
+    def overrides(self) -> list[str]:
+        """The command line that composes the trial: the run's own overrides, and what is to differ."""
 
     @property
     def config_dir(self) -> str | None:
@@ -65,7 +65,7 @@ class Again(ABC):
 
     @abstractmethod
     def run(self, composed: Composed) -> TrialResult:
-        """Run the trial that `words` compose.
+        """Run the trial that `overrides` compose.
 
         Raises InputError, with nothing run, where the past of the run contradicts it.
         """

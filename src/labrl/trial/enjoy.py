@@ -119,7 +119,7 @@ def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) ->
 
 
 def _check_agreement(past: Past, request: EnjoyRequest) -> None:
-    """Raise InputError where a run that was named is not the one that the other words describe."""
+    """Raise InputError where a run that was named is not the one that the other overrides describe."""
     made = chosen(past.command)
     for group, option in choices(request.choices).items():
         if made.get(group) != option:

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
-from labrl.config.keys import Change, contradictions, override, split_word
+from labrl.config.keys import Change, contradictions, split_override, typed_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.steady_output import doing
 from labrl.storage.checkpoint import CheckpointStore, copy_replay
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.trial.result import TrialResult
 
-# Functions below import the trial late: a misspelt word must not wait for torch.
+# Functions below import the trial late: a misspelt override must not wait for torch.
 
 _FIXED = {
     "seed": "the random streams of the past go on",
@@ -51,7 +51,7 @@ class Fork(Again):
     frame: int
     """Frame of the checkpoint that the fork begins with."""
     edits: list[str]
-    """The other words that were typed, which change the run's own."""
+    """The other overrides that were typed, which change the run's own."""
 
     @classmethod
     def asked_for(cls, which: str, at: str | None, edits: Sequence[str]) -> Fork:
@@ -60,7 +60,7 @@ class Fork(Again):
         Raises InputError where there is no such run or no checkpoint of that frame in each of its sessions.
         """
         past = Past.of(find(which, edits, "fork"))
-        given = [value for key, value in map(split_word, edits) if key == "meta.max_session"]
+        given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
         return cls(str(past.folder.path), _frame_of(past, at, count), list(edits))
 
@@ -78,10 +78,13 @@ class Fork(Again):
         return cls(**said) if isinstance(said, dict) else None
 
     @property
-    def words(self) -> list[str]:
-        """The words of the run with the edits in their place."""
-        typed = {split_word(word)[0] for word in self.edits}
-        return [*(word for word in self.past.words if split_word(word)[0] not in typed), *self.edits]
+    def overrides(self) -> list[str]:
+        """The overrides of the run with the edits in their place."""
+        typed = {split_override(override)[0] for override in self.edits}
+        return [
+            *(override for override in self.past.overrides if split_override(override)[0] not in typed),
+            *self.edits,
+        ]
 
     @cached_property
     def past(self) -> Past:  # type: ignore[override]  # nobody sets it
@@ -139,7 +142,7 @@ class Fork(Again):
             for session in run.sessions():
                 shutil.rmtree(session.path, ignore_errors=True)
             raise
-        before_edits, typed = self.past.words, composed.command.overrides
+        before_edits, typed = self.past.overrides, composed.command.overrides
         entry = {
             "folder": self.folder,
             "frame": self.frame,
@@ -215,7 +218,7 @@ class Fork(Again):
             raise
 
     def _refused(self, change: Change, why: str) -> InputError:
-        keep = f" To keep it as it was: {override(change.key, change.old)}." if change.pinnable else ""
+        keep = f" To keep it as it was: {typed_override(change.key, change.old)}." if change.pinnable else ""
         return InputError(
             f"{described(change)}: {self.folder} at frame {self.frame} cannot be continued with it, because "
             f"{why}.{keep}".replace("..", "."),

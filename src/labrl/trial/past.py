@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import ABSENT, Change, changes, contradictions, override, traits, written
+from labrl.config.keys import ABSENT, Change, changes, contradictions, traits, typed_override, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import nearest
 from labrl.storage.experiment_folder import experiment_of, is_experiment
@@ -102,12 +102,12 @@ class Past:
             raise InputError(f"{asked}: {told}", code="changed-past", key=contradicting[0].key)
 
     @property
-    def words(self) -> list[str]:
+    def overrides(self) -> list[str]:
         """Return the command line that composes the run again, wherever its folder may lie."""
-        words = [word for word in self.command.overrides if not is_hydras(word)]
-        if not any(word.startswith("seed=") for word in words):
-            words.append(f"seed={self.config['seed']}")
-        return words
+        overrides = [override for override in self.command.overrides if not is_hydras(override)]
+        if not any(override.startswith("seed=") for override in overrides):
+            overrides.append(f"seed={self.config['seed']}")
+        return overrides
 
 
 def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def refusal(
     lines = ["with these values the past of the run would have been another one:"]
     lines += table([("key", "then", "now", ""), *(row_of(one, unresolved, edited) for one in contradicting)])
     pinned = {one.key: one.old for one in contradicting if one.pinnable}
-    return "\n".join([*lines, *ways_out(contradicting, [override(*pin) for pin in pinned.items()])])
+    return "\n".join([*lines, *ways_out(contradicting, [typed_override(*pin) for pin in pinned.items()])])
 
 
 def described(change: Change) -> str:
@@ -225,13 +225,13 @@ def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     if which != "latest":
         return _named(Path(os.path.expanduser(which)), verb)
     wanted = choices(edits)
-    run = _latest(wanted, _word(verb))
+    run = _latest(wanted, _override(verb))
     experiment = experiment_of(run.path)
     return run if experiment is None else _best_of(experiment, run, wanted, verb)
 
 
 def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
-    # Late: no word that is wrong waits for numpy.
+    # Late: no override that is wrong waits for numpy.
     from labrl.analysis.listing import best_trial
     from labrl.trial.summary import say
 
@@ -259,7 +259,7 @@ def newest_folder() -> Path:
     return experiment_of(run.path) or run.path
 
 
-def _word(verb: Verb) -> str:
+def _override(verb: Verb) -> str:
     """Return the override that names a run."""
     return _TYPED[verb][0]
 
@@ -279,7 +279,7 @@ def near(path: Path, folders: Iterable[Path]) -> str:
     return "".join(f" Did you mean {match}?" for match in matches)
 
 
-def _latest(wanted: dict[str, str], word: str) -> RunFolder:
+def _latest(wanted: dict[str, str], override: str) -> RunFolder:
     found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
         # a run that was killed before it was recorded has done nothing
@@ -287,7 +287,7 @@ def _latest(wanted: dict[str, str], word: str) -> RunFolder:
             return run
     agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
     raise InputError(
-        f"there is no run under {RUNS.absolute()}{agrees}: name a run folder", code="not-found", key=word
+        f"there is no run under {RUNS.absolute()}{agrees}: name a run folder", code="not-found", key=override
     )
 
 
@@ -320,20 +320,24 @@ def _runs() -> Iterable[RunFolder]:
 
 
 def _named(path: Path, verb: Verb) -> RunFolder:
-    word = _word(verb)
+    override = _override(verb)
     if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
         return RunFolder.open(path, rebuilt=verb != "resume")
     if (path.parent / MARKER).exists():
         raise InputError(
-            f"{path} is part of a run: name the run folder, {path.parent}", code="usage", key=word
+            f"{path} is part of a run: name the run folder, {path.parent}", code="usage", key=override
         )
     if is_experiment(path):
         whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
-        raise InputError(f"{path} is an experiment: {whole}{_trials_of(path, verb)}", code="usage", key=word)
+        raise InputError(
+            f"{path} is an experiment: {whole}{_trials_of(path, verb)}", code="usage", key=override
+        )
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if trials:
         listed = "\n".join(f"  {trial}" for trial in trials)
-        raise InputError(f"{path} contains several runs: name one of them\n{listed}", code="usage", key=word)
+        raise InputError(
+            f"{path} contains several runs: name one of them\n{listed}", code="usage", key=override
+        )
     guess = (
         near(path, [run.path for run in _runs()])
         or f" Runs lie in {RUNS}/, and `latest` is the newest there."
@@ -346,8 +350,8 @@ def _named(path: Path, verb: Verb) -> RunFolder:
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:
-    """Option by group, of the words that choose one; without those that only watch."""
-    pairs = (word.split("=", 1) for word in edits if "=" in word)
+    """Option by group, of the overrides that choose one; without those that only watch."""
+    pairs = (override.split("=", 1) for override in edits if "=" in override)
     return {
         name: value
         for name, value in pairs
@@ -355,6 +359,6 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
     }
 
 
-def is_hydras(word: str) -> bool:
-    """Return whether a word of the command line is for Hydra, not for a trial."""
-    return word.lstrip("+~").startswith(("hydra.", "hydra/"))
+def is_hydras(override: str) -> bool:
+    """Return whether an override of the command line is for Hydra, not for a trial."""
+    return override.lstrip("+~").startswith(("hydra.", "hydra/"))

@@ -23,7 +23,7 @@ class Rerun(Again):
     """A run that is repeated."""
 
     def __init__(self, past: Past, edits: Sequence[str], force: bool) -> None:
-        """edits: words that change the run's own; force: whether they may contradict its past.
+        """edits: overrides that change the run's own; force: whether they may contradict its past.
 
         Raises InputError for a fork, whose first frames another run has played.
         """
@@ -37,16 +37,16 @@ class Rerun(Again):
         self.past, self._edits, self._force = past, list(edits), force
 
     @property
-    def words(self) -> list[str]:
-        """The run's own words, then those typed now."""
-        return [*self.past.words, *self._edits]
+    def overrides(self) -> list[str]:
+        """The run's own overrides, then those typed now."""
+        return [*self.past.overrides, *self._edits]
 
     def run(self, composed: Composed) -> TrialResult:
         """Run a new trial, and record in its result and its folder whether it equals the old one.
 
         Raises InputError with a table where its values contradict those of the old one.
         """
-        # Imported late: a misspelt word must not wait for torch.
+        # Imported late: a misspelt override must not wait for torch.
         from labrl.trial.summary import say
         from labrl.trial.trial import run_trial
 
@@ -91,7 +91,7 @@ def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
 
 
 def _rows(session: SessionFolder, table: str) -> list[dict[str, Any]]:
-    # Imported late: a misspelt word must not wait for numpy.
+    # Imported late: a misspelt override must not wait for numpy.
     from labrl.storage.tables import read_rows
 
     return read_rows(session.path / f"{table}.csv")

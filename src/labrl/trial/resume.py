@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.keys import ABSENT, Change, changes, contradictions, quoted, split_word, word
+from labrl.config.keys import ABSENT, Change, changes, contradictions, override_of, quoted, split_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.session.callbacks.stop import Stop
 from labrl.steady_output import doing
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.trial.result import TrialResult
 
-# Functions below import labrl.trial.trial and the checkpoints late: a misspelt word must not wait for torch.
+# Functions below import labrl.trial.trial and the checkpoints late: a misspelled key must not wait for torch.
 
 _SWITCHES = ("force", "pin")
-"""Words that are true or false and go with +resume or +rerun."""
+"""Overrides that are true or false and go with +resume or +rerun."""
 
 
 class FinishedError(InputError):
@@ -51,19 +51,19 @@ class Request:
     force: bool
     """Whether to continue although the new values contradict the run's past."""
     edits: list[str]
-    """The other words, which change the run's own."""
+    """The other overrides, which change the run's own."""
     pin: bool = False
     """Whether, in an experiment, keys that follow an edit keep the value that they had in each trial."""
     at: str | None = None
     """The frame to fork at."""
 
 
-def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
-    """Return what `words` ask for, or None if they name no run to go back to.
+def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | None:
+    """Return what `overrides` ask for, or None if they name no run to go back to.
 
-    multirun: whether they come with -m. Raises InputError for words that contradict each other.
+    multirun: whether they come with -m. Raises InputError for overrides that contradict each other.
     """
-    given, edits = own_words(words, ("resume", "rerun", "fork", "at", *_SWITCHES))
+    given, edits = own_overrides(overrides, ("resume", "rerun", "fork", "at", *_SWITCHES))
     if not given:
         return None
     for name in _SWITCHES:
@@ -101,7 +101,11 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
             code="contradiction",
             key="-m",
         )
-    if multirun and kinds[0] == "fork" and any(word.startswith("hydra/sweeper=optuna") for word in edits):
+    if (
+        multirun
+        and kinds[0] == "fork"
+        and any(override.startswith("hydra/sweeper=optuna") for override in edits)
+    ):
         raise InputError(
             "+fork and a search contradict each other: the trials of a search begin at frame 0. Leave out "
             "hydra/sweeper=optuna, and give the values of a grid: agent.lr=1e-4,3e-4",
@@ -110,7 +114,7 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
         )
     kind: Literal["resume", "rerun", "fork"] = kinds[0]  # type: ignore[assignment]  # one of these names
     of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
-    folder = next((word for word in edits if word.lstrip("+").startswith(f"{of_folder}=")), None)
+    folder = next((override for override in edits if override.lstrip("+").startswith(f"{of_folder}=")), None)
     if kind == "resume" and folder:
         instead = "" if multirun else "; +rerun=<run> takes a new one"
         raise InputError(
@@ -123,14 +127,14 @@ def request_of(words: Sequence[str], multirun: bool = False) -> Request | None:
     return Request(kind, given[kind], edits=edits, at=given.get("at"), **flags)
 
 
-def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of the words `+name=value` that are labrl's own, and the other words.
+def own_overrides(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of the overrides `+name=value` that are labrl's own, and the other overrides.
 
     `at` needs no sign. Raises InputError for one without a value, with another sign than +, or given twice.
     """
     given: dict[str, str] = {}
     others = []
-    for one in words:
+    for one in overrides:
         name, _, value = one.lstrip("+").partition("=")
         if name not in names:
             others.append(one)
@@ -153,12 +157,12 @@ def own_words(words: Sequence[str], names: Collection[str]) -> tuple[dict[str, s
     return given, others
 
 
-def asked_for(words: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Again | None:
-    """Return what `words` go back to, or None. Raises InputError where they contradict or no run exists.
+def asked_for(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Again | None:
+    """Return what `overrides` go back to, or None. Raises InputError where they contradict or no run exists.
 
     config_dir: with a user's own groups, where it is not the run's own.
     """
-    request = request_of(words)
+    request = request_of(overrides)
     if request is None:
         return None
     if request.kind == "fork":
@@ -181,16 +185,16 @@ class Resume(Again):
         in_file: Sequence[str] = (),
         edited: Collection[str] = (),
     ) -> None:
-        """edits: words that change the run's own; force: whether they may contradict its past; in_file: what
-        was changed in its `config.yaml`, as words; edited: the keys of that."""
+        """edits: overrides that change the run's own; force: whether they may contradict its past; in_file:
+        what was changed in its `config.yaml`, as overrides; edited: the keys of that."""
         self.past, self._edits, self._force = past, [*in_file, *edits], force
-        self._edited = frozenset(edited) - {split_word(one)[0] for one in edits}
+        self._edited = frozenset(edited) - {split_override(one)[0] for one in edits}
 
     @classmethod
-    def on_trial(cls, run: RunFolder, force: bool, words: Sequence[str]) -> Resume:
-        """Return how to continue `run`, a trial of an experiment, which now has these words."""
+    def on_trial(cls, run: RunFolder, force: bool, overrides: Sequence[str]) -> Resume:
+        """Return how to continue `run`, a trial of an experiment, which now has these overrides."""
         past = Past.of(run)
-        return cls(past, [one for one in words if one not in past.words], force)
+        return cls(past, [one for one in overrides if one not in past.overrides], force)
 
     @property
     def seed(self) -> int:
@@ -203,9 +207,9 @@ class Resume(Again):
         return self.past.config["meta"]["max_session"]
 
     @property
-    def words(self) -> list[str]:
-        """The run's own words, edits of its `config.yaml`, then those typed now."""
-        return [*self.past.words, *self._edits, f"hydra.run.dir={quoted(str(self.past.folder.path))}"]
+    def overrides(self) -> list[str]:
+        """The run's own overrides, edits of its `config.yaml`, then those typed now."""
+        return [*self.past.overrides, *self._edits, f"hydra.run.dir={quoted(str(self.past.folder.path))}"]
 
     def run(self, composed: Composed) -> TrialResult:
         """Run the sessions that have not spent their budget, each from its newest checkpoint.
@@ -275,31 +279,33 @@ class Resume(Again):
 
 
 def _changes_in_file(past: Past, config_dir: str | os.PathLike[str] | None) -> tuple[list[str], list[str]]:
-    """Return what was changed in a run's `config.yaml`, as words of a command line, and the changed keys.
+    """Return what was changed in a run's `config.yaml`, as overrides of a command line, and the changed keys.
 
     Keys that follow a changed one, as schedules follow `env.max_frame`, keep the value that the file has.
     Raises DamagedFileError where the file is damaged, InputError where what was changed is wrong.
     """
     file = past.edited()
     found = past.changes(file)
-    words = [("++" if change.old is ABSENT else "") + word(change.key, change.new) for change in found]
+    overrides = [
+        ("++" if change.old is ABSENT else "") + override_of(change.key, change.new) for change in found
+    ]
     if not found:
         return [], []
     try:
-        cfg = compose([*past.words, *words], config_dir)
+        cfg = compose([*past.overrides, *overrides], config_dir)
         for change in changes(to_plain(cfg), file):
             parent, _, name = change.key.rpartition(".")
             node = OmegaConf.select(cfg, parent) if parent else cfg
             if isinstance(node, DictConfig) and OmegaConf.is_interpolation(node, name):
-                words.append(word(change.key, change.new))
-        cfg = compose([*past.words, *words], config_dir)
+                overrides.append(override_of(change.key, change.new))
+        cfg = compose([*past.overrides, *overrides], config_dir)
         resolve(cfg)
     except LabrlError as error:
         raise InputError.of(
             replace(one, message=f"{past.folder.config} was edited and cannot be used: {one.message}")
             for one in error.mistakes
         ) from error
-    return words, [change.key for change in found]
+    return overrides, [change.key for change in found]
 
 
 def frames_reached(run: RunFolder) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""The words of the commands that show what was learned: `labrl +enjoy=...` and `labrl-replay`."""
+"""The overrides of the commands that show what was learned: `labrl +enjoy=...` and `labrl-replay`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.trial.past import choices
-from labrl.trial.resume import own_words
+from labrl.trial.resume import own_overrides
 
 Render = Literal["video", "human"]
 
@@ -22,7 +22,7 @@ class EnjoyRequest:
     which: str
     """A run folder, or `latest`."""
     choices: list[str]
-    """Words such as env=pong, with which the run must agree."""
+    """Overrides such as env=pong, with which the run must agree."""
     checkpoint: str = "default"
     """best, latest, or a frame; default: the best, and where there is none the latest."""
     session: int | None = None
@@ -53,9 +53,9 @@ class ReplayRequest:
     render: Render = "video"
 
 
-def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest | None:
-    """Return what `words` ask for, or None without `+enjoy` among them. Raises InputError for wrong ones."""
-    found, others = own_words(words, ["enjoy"])
+def enjoy_request(overrides: Sequence[str], multirun: bool = False) -> EnjoyRequest | None:
+    """Return what `overrides` ask for, or None without `+enjoy`. Raises InputError for wrong ones."""
+    found, others = own_overrides(overrides, ["enjoy"])
     if not found:
         return None
     which = found["enjoy"]
@@ -65,36 +65,36 @@ def enjoy_request(words: Sequence[str], multirun: bool = False) -> EnjoyRequest 
             code="contradiction",
             key="-m",
         )
-    chosen = [word for word in others if choices([word])]
+    chosen = [override for override in others if choices([override])]
     names = ("checkpoint", "session", "episodes", "greedy", "epsilon", "render", "videos", "seed")
     takes = f"+enjoy={which} plays what a run has learned, in the environment that it learned in, and takes"
-    given = _options([word for word in others if word not in chosen], names, takes)
+    given = _options([override for override in others if override not in chosen], names, takes)
     return EnjoyRequest(which=which, choices=chosen, **given)
 
 
-def replay_request(which: str, words: Sequence[str]) -> ReplayRequest:
-    """Return what `labrl-replay <which> <words>` asks for. Raises InputError for a wrong word."""
+def replay_request(which: str, overrides: Sequence[str]) -> ReplayRequest:
+    """Return what `labrl-replay <which> <overrides>` asks for. Raises InputError for a wrong override."""
     names = ("episode", "session", "render")
-    return ReplayRequest(which=which, **_options(words, names, "labrl-replay <run folder> takes"))
+    return ReplayRequest(which=which, **_options(overrides, names, "labrl-replay <run folder> takes"))
 
 
-def _options(words: Sequence[str], known: Sequence[str], takes: str) -> dict[str, Any]:
-    """Return the value of each word by its name. Raises InputError for one that is unknown or wrong."""
+def _options(overrides: Sequence[str], known: Sequence[str], takes: str) -> dict[str, Any]:
+    """Return the value of each override by its name. Raises InputError for one that is unknown or wrong."""
     given: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
+    for override in overrides:
+        name, _, value = override.partition("=")
         name = name.lstrip("+")
         if name not in known:
             raise InputError(
-                f"{word}: {takes} {', '.join(known)}.{did_you_mean(name, known)}",
+                f"{override}: {takes} {', '.join(known)}.{did_you_mean(name, known)}",
                 code="unknown-key",
                 key=name,
             )
         if not value:
-            raise InputError(f"{word}: needs a value, as in {name}=<value>", code="missing", key=name)
+            raise InputError(f"{override}: needs a value, as in {name}=<value>", code="missing", key=name)
         if name in given:
             raise InputError(
-                f"{name} is given twice: {name}={given[name]} and {word}. Leave one out.",
+                f"{name} is given twice: {name}={given[name]} and {override}. Leave one out.",
                 code="contradiction",
                 key=name,
             )
@@ -167,4 +167,4 @@ _VALUES: dict[str, Callable[[str, str], Any]] = {
     "epsilon": _probability,
     "render": _one_of("video", "human"),
 }
-"""Parsers of the values, by word."""
+"""Parsers of the values, by override."""

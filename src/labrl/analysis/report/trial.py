@@ -70,7 +70,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[
     again = run.provenance.get("overrides")
     if fork := run.info.get("fork"):
         again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
-    elif again is not None:  # of two words for one key the last one counts
+    elif again is not None:  # of two overrides for one key the last one counts
         again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
     content = {
         "run": run,
@@ -242,7 +242,9 @@ def _videos(run: Run) -> dict[Path, str]:
 
     def rank(path: Path) -> tuple[int, str]:
         order = ("best", "last", "latest")
-        return next((i for i, word in enumerate(order) if path.stem.startswith(word)), len(order)), path.name
+        return next(
+            (i for i, override in enumerate(order) if path.stem.startswith(override)), len(order)
+        ), path.name
 
     found = [
         (path, (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " "))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.keys import split_word
+from labrl.config.keys import split_override
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
@@ -31,7 +31,7 @@ from labrl.experiment.search.settings import Settings
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
-from labrl.experiment.sweep import hydra_words
+from labrl.experiment.sweep import hydra_overrides
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
 from labrl.trial.baseline import random_return
@@ -52,9 +52,14 @@ class EngineFor(Protocol):
 
 
 def search(
-    cfg: DictConfig, settings: Settings, words: Sequence[str], job: Job, engine: EngineFor, elsewhere: bool
+    cfg: DictConfig,
+    settings: Settings,
+    overrides: Sequence[str],
+    job: Job,
+    engine: EngineFor,
+    elsewhere: bool,
 ) -> int:
-    """Run the search that `cfg` and the `words` of the command line describe. Returns an exit code.
+    """Run the search that `cfg` and the `overrides` of the command line describe. Returns an exit code.
 
     job: what Hydra would run for each trial, which knows what was typed; engine: makes what runs the
     trials, on other machines if `elsewhere`. Raises InputError for wrong input, before any trial starts.
@@ -63,22 +68,22 @@ def search(
     plain = to_plain(cfg)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
     # A number given as seed is that of the search; its trials have seeds that follow from it.
-    typed = [word for word in words if not re.fullmatch(r"\+*seed=(\d+|null)", word)]
+    typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
     space = Space.of(known, settings.params or {}, typed)
     recipe = Recipe(space, _choices(cfg), unwatched(typed), job.config_dir)
     ready = cfg.hydra.runtime.choices["search"]
     base = check_space(recipe, ready, known)
     # `cfg` may lack a key that the space adds.
     asked = resolve({**plain, "agent": base.agent, "env": base.env})
-    _check_total(asked, settings, words)
+    _check_total(asked, settings, overrides)
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
     need, limit, cores = _slots(base, settings, cfg.hydra.runtime.choices["hydra/launcher"], elsewhere)
     path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = ExperimentFolder(path).marker.exists()
     facts: dict[str, Any] = {
-        "overrides": list(words),
-        "hydra_overrides": hydra_words(cfg),
+        "overrides": list(overrides),
+        "hydra_overrides": hydra_overrides(cfg),
         "config_dir": job.config_dir,
     }
     job.part_of = "search"
@@ -104,10 +109,10 @@ def search(
             return break_off(experiment, storage, error)
 
 
-def _check_total(asked: TrialConfig, settings: Settings, words: Sequence[str]) -> None:
+def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str]) -> None:
     """Raise InputError where two numbers of trials were asked for. A ready space may bring another one."""
     total = asked.meta.max_trial
-    typed = any(split_word(word)[0] == "meta.max_trial" for word in words)
+    typed = any(split_override(override)[0] == "meta.max_trial" for override in overrides)
     if typed and total not in (None, settings.n_trials):
         raise InputError(
             f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
@@ -204,8 +209,8 @@ def _slots(
 
 def unwatched(typed: Sequence[str]) -> list[str]:
     """Return OF_A_TRIAL without the keys in `typed`: `meta.report=true` gives each trial a report."""
-    given = {word.partition("=")[0].lstrip("+") for word in typed}
-    return [word for word in OF_A_TRIAL if word.partition("=")[0] not in given]
+    given = {override.partition("=")[0].lstrip("+") for override in typed}
+    return [override for override in OF_A_TRIAL if override.partition("=")[0] not in given]
 
 
 def _choices(cfg: DictConfig) -> dict[str, str]:

@@ -84,7 +84,7 @@ def check_ready(name: str, recipe: Recipe) -> None:
         told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
         raise InputError(
             f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which the trials would not get: "
-            "they take only search.space and the agent from it. Type these words on the command line, or "
+            "they take only search.space and the agent from it. Type these overrides on the command line, or "
             "put them into a recipe of their own (experiment=<name>).",
             code="unsupported",
             key="search",
@@ -135,7 +135,7 @@ def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: An
 
     The value is set as Hydra would do; composing with Hydra would take a hundred times as long.
     """
-    (override,) = OverridesParser.create().parse_overrides(recipe.space.words({key: value})[-1:])
+    (override,) = OverridesParser.create().parse_overrides(recipe.space.overrides({key: value})[-1:])
     changed = OmegaConf.create(dict(default))
     try:
         with kinds_replace():

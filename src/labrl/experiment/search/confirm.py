@@ -128,7 +128,7 @@ class ConfirmingRuns(TasksLeft):
             [
                 Task(
                     number=number,
-                    words=[*recipe.words(params, seed, max_session=1), *recipe.place(folder)],
+                    overrides=[*recipe.overrides(params, seed, max_session=1), *recipe.place(folder)],
                     folder=folder,
                     need=need,
                     log=TRIAL_LOG,

@@ -34,23 +34,23 @@ class Recipe:
     """A folder with a user's own groups."""
 
     def compose(self, params: Mapping[str, Any], *more: str) -> DictConfig:
-        """Return the configuration with these values, and `more` words. Raises InputError."""
+        """Return the configuration with these values, and `more` overrides. Raises InputError."""
         return compose([*self.configuration(params), *more], self.config_dir)
 
-    def words(self, params: Mapping[str, Any], seed: int, max_session: int | None = None) -> list[str]:
-        """Return all words of the trial with these values; max_session: in place of the search's own."""
-        words = [*self.configuration(params), *self.how, f"seed={seed}"]
-        return words if max_session is None else [*words, f"meta.max_session={max_session}"]
+    def overrides(self, params: Mapping[str, Any], seed: int, max_session: int | None = None) -> list[str]:
+        """Return all overrides of the trial with these values; max_session: in place of the search's own."""
+        overrides = [*self.configuration(params), *self.how, f"seed={seed}"]
+        return overrides if max_session is None else [*overrides, f"meta.max_session={max_session}"]
 
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
-        """Return the words for what is learned with these values, as one would type them."""
-        words = self.space.words(params)
-        typed = {word.partition("=")[0] for word in words}
+        """Return the overrides for what is learned with these values, as one would type them."""
+        overrides = self.space.overrides(params)
+        typed = {override.partition("=")[0] for override in overrides}
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
-        return [*named, *words]
+        return [*named, *overrides]
 
     def place(self, folder: Path) -> list[str]:
-        """Return the words that give a trial its run folder."""
+        """Return the overrides that give a trial its run folder."""
         return [f"hydra.sweep.dir={quoted(str(folder.parent))}", f"hydra.sweep.subdir={quoted(folder.name)}"]
 
     def command(self, params: Mapping[str, Any]) -> str:
@@ -79,7 +79,7 @@ class Recipe:
             f"# labrl --config-dir {shlex.quote(str(home))} experiment=best",
             *(f"# {line}" for line in told),
             f"# {self.command(params)}",
-            *(f"# what a file cannot say, to be typed: {shlex.quote(word)}" for word in left_out),
+            *(f"# what a file cannot say, to be typed: {shlex.quote(override)}" for override in left_out),
         ]
         defaults = [{f"override /{group}": option} for group, option in groups.items()]
         body = {"defaults": [*parents, "_self_", *defaults], **keys}

@@ -85,7 +85,7 @@ class Search:
         self._given[one.number] = one
         return Task(
             number=one.number,
-            words=[*self.recipe.words(one.params, one.seed), *self.recipe.place(one.folder)],
+            overrides=[*self.recipe.overrides(one.params, one.seed), *self.recipe.place(one.folder)],
             folder=one.folder,
             need=self._need,
             channel=self._hub.channel(one.number),
@@ -197,7 +197,7 @@ class Search:
         folder = Path(own.get("folder", self._subfolder.format(number=trial.number)))
         return TrialRecord(
             number=trial.number,
-            overrides=self.recipe.words(trial.params, self.study.trial_seed(trial.number)),
+            overrides=self.recipe.overrides(trial.params, self.study.trial_seed(trial.number)),
             folder=str(folder.relative_to(home) if folder.is_relative_to(home) else folder),
             status=status,
             error=own.get("error"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labrl.config import config_folder
-from labrl.config.keys import split_word, walk
+from labrl.config.keys import split_override, walk
 from labrl.config.types import PositiveInt, Probability
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
@@ -40,13 +40,13 @@ class Settings:
         return dataclass_of(cls, dict(node), "hydra.sweeper")
 
 
-def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], words: Sequence[str]) -> None:
+def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Raise InputError where the agent lacks keys of the ready space, as far as that is sure.
 
-    plain: the configuration without any searched value; choices: the option of each group; words: the
+    plain: the configuration without any searched value; choices: the option of each group; overrides: the
     overrides. Where options are searched too, `check_space` finds out.
     """
-    typed = dict(map(split_word, words))
+    typed = dict(map(split_override, overrides))
     space = plain["search"]["space"]
     searched = [key for key, value in typed.items() if "." not in key and ("," in value or "(" in value)]
     if searched or any("." not in key for key in space):

@@ -23,7 +23,7 @@ from labrl.config.keys import quoted
 from labrl.errors import InputError
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
-"""Words that say how a search goes and nothing about one of its trials."""
+"""Overrides that say how a search goes and nothing about one of its trials."""
 
 
 _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|cast)\s*\(")
@@ -31,17 +31,17 @@ _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|cast)\s*\(")
 
 @dataclass(frozen=True)
 class Space:
-    """Searched keys with their distributions, and the words that every trial has in common."""
+    """Searched keys with their distributions, and the overrides that every trial has in common."""
 
     distributions: dict[str, BaseDistribution]
     """Distributions by full key, with the `+` of a new key."""
     fixed: list[str]
-    """Words of the command line that every trial has, in their order."""
+    """Overrides of the command line that every trial has, in their order."""
     written: dict[str, str] = field(default_factory=dict)
     """Ranges as they were typed, by key, for messages."""
 
     @classmethod
-    def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], words: Sequence[str]) -> Space:
+    def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], overrides: Sequence[str]) -> Space:
         """Build from `search.space`, `hydra.sweeper.params` and the command line; later ones win.
 
         Raises InputError for a range that is empty or cannot be read, and where nothing is searched.
@@ -49,18 +49,18 @@ class Space:
         searched: dict[str, tuple[str, BaseDistribution, str]] = {}
         fixed: dict[str, list[str]] = {}
         own = [f"{key}={_as_written(value)}" for key, value in {**ready, **params}.items()]
-        for word in [*own, *(word for word in words if not OF_THE_SEARCH.match(word))]:
-            key = _key(word)
+        for override in [*own, *(override for override in overrides if not OF_THE_SEARCH.match(override))]:
+            key = _key(override)
             searched.pop(key, None)
             # what is taken away first may be added again: ~agent.lr +agent.lr={...}
-            gone = [one for one in fixed.pop(key, []) if one.startswith("~") and word.startswith("+")]
-            found = _parsed(word)
+            gone = [one for one in fixed.pop(key, []) if one.startswith("~") and override.startswith("+")]
+            found = _parsed(override)
             if found is None:
-                fixed[key] = [*gone, word]
+                fixed[key] = [*gone, override]
             else:
                 fixed[key] = gone
-                searched[key] = (*found, word)
-        written = {name: word for name, _, word in searched.values()}
+                searched[key] = (*found, override)
+        written = {name: override for name, _, override in searched.values()}
         if not searched:
             raise InputError(
                 "there is nothing to search. Choose a ready-made space, such as search=ppo, or give the "
@@ -77,11 +77,13 @@ class Space:
                 key="seed",
             )
         distributions = {name: one for name, one, _ in searched.values()}
-        return cls(distributions, [word for words in fixed.values() for word in words], written)
+        return cls(
+            distributions, [override for overrides in fixed.values() for override in overrides], written
+        )
 
-    def words(self, params: Mapping[str, Any]) -> list[str]:
-        """The words of the trial with the values `params`."""
-        return [*self.fixed, *(f"{key}={_as_word(value)}" for key, value in params.items())]
+    def overrides(self, params: Mapping[str, Any]) -> list[str]:
+        """The overrides of the trial with the values `params`."""
+        return [*self.fixed, *(f"{key}={_as_override(value)}" for key, value in params.items())]
 
     def as_json(self) -> dict[str, Any]:
         """Distributions by key, as plain data; equal for equal spaces."""
@@ -112,26 +114,26 @@ class Space:
         )
 
 
-def _parsed(word: str) -> tuple[str, BaseDistribution] | None:
-    """Key and distribution of a word that searches, None for any other."""
+def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
+    """Key and distribution of an override that searches, None for any other."""
     try:
-        searched, _, _ = create_params_from_overrides([word])
+        searched, _, _ = create_params_from_overrides([override])
     except OverrideParseException as error:
         raise InputError(
-            f"{word} cannot be read. Write a searched key as key=interval(1e-5,1e-2), "
+            f"{override} cannot be read. Write a searched key as key=interval(1e-5,1e-2), "
             "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)",
             code="syntax",
-            key=_key(word),
+            key=_key(override),
         ) from error
     # All that Hydra's sweeper and Optuna raise for what cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
-        raise InputError(f"{word}: {_reason(error)}", code="range", key=_key(word)) from error
+        raise InputError(f"{override}: {_reason(error)}", code="range", key=_key(override)) from error
     return next(iter(searched.items()), None)
 
 
-def _key(word: str) -> str:
-    """The configuration key of a word of the command line."""
-    return word.partition("=")[0].lstrip("+~").partition("@")[0]
+def _key(override: str) -> str:
+    """The configuration key of an override of the command line."""
+    return override.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
 def _reason(error: Exception) -> str:
@@ -157,10 +159,10 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
 
 def _as_written(value: Any) -> str:
     """A value of a file: text is in Hydra's own syntax, where it is a range or choices."""
-    return value if isinstance(value, str) and _SWEPT.match(value) else _as_word(value)
+    return value if isinstance(value, str) and _SWEPT.match(value) else _as_override(value)
 
 
-def _as_word(value: Any) -> str:
+def _as_override(value: Any) -> str:
     """Return the value as Hydra reads it. Text in brackets is a list or a group of keys, in quotes what was
     quoted when it was given as a choice."""
     if value is None or isinstance(value, bool):

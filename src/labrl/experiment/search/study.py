@@ -22,7 +22,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.config.keys import split_word, traits
+from labrl.config.keys import split_override, traits
 from labrl.errors import InputError
 from labrl.experiment.search.objective import Direction, ended_early, intermediate_values, trial_values
 from labrl.experiment.search.options import Measure, Pruner
@@ -72,7 +72,9 @@ class Plan:
         return {
             "space": self.space.as_json(),
             # Keys that cannot change what a trial is worth may differ.
-            "fixed": _by_key(word for word in self.space.fixed if traits(split_word(word)[0]).score),
+            "fixed": _by_key(
+                override for override in self.space.fixed if traits(split_override(override)[0]).score
+            ),
             "objective": list(self.measures),
             "directions": list(self.directions),
             "frames": self.budget,
@@ -80,9 +82,9 @@ class Plan:
         }
 
 
-def _by_key(words: Iterable[str]) -> list[str]:
-    """Return `words` in the order of their keys, those of one key in the order in which they were typed."""
-    return sorted(words, key=lambda word: split_word(word)[0])
+def _by_key(overrides: Iterable[str]) -> list[str]:
+    """Return `overrides` in the order of their keys, those of one key as they were typed."""
+    return sorted(overrides, key=lambda override: split_override(override)[0])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Words after `labrl` that are neither flags nor overrides, and what to type instead."""
+"""Arguments after `labrl` that are neither flags nor overrides, and what to type instead."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from labrl.mistakes.names import (
     choice_of,
     option_named,
     options_of,
+    other_commands,
     other_names,
-    other_words,
     owners_of,
 )
 from labrl.mistakes.spelling import nearest
@@ -33,8 +33,8 @@ FLAGS = {
 """The flags of `labrl`, which Hydra reads, and the values that they take."""
 
 
-def stray_words(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
-    """Return what is wrong with words that are neither flags, key=value nor ~key, and the overrides.
+def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
+    """Return what is wrong with arguments that are neither flags, key=value nor ~key, and the overrides.
 
     They are commands of other programs (train, --env pong, -s 3), options without their group (pong), or
     overrides that the shell has divided (env = pong, key=[1, 2]). One mistake says of all of them how the
@@ -44,22 +44,24 @@ def stray_words(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
     overrides: list[str] = []
     wrong: list[str] = []
     line = ["labrl"]
-    left = [re.sub("^[\N{EN DASH}\N{EM DASH}]", "--", word) for word in arguments]
+    left = [re.sub("^[\N{EN DASH}\N{EM DASH}]", "--", argument) for argument in arguments]
     while left:
-        parts, word = _taken(left)
+        parts, argument = _taken(left)
         typed = " ".join(parts)
-        name, equals, value = word.partition("=")
+        name, equals, value = argument.partition("=")
         if name in FLAGS:
             line.append(typed)
             if not _takes(name, equals, value):
                 message = f"{typed}: {name} takes {FLAGS[name] or 'no value'}"
                 mistakes.append(Mistake("unknown-option" if value else "missing", name, message))
-        elif len(parts) == 1 and (word.startswith("~") or (equals and not word.startswith("-"))):
-            overrides.append(word)
-            line.append(shlex.quote(word))
+        elif len(parts) == 1 and (argument.startswith("~") or (equals and not argument.startswith("-"))):
+            overrides.append(argument)
+            line.append(shlex.quote(argument))
         else:
             wrong.append(typed)
-            line.append(shlex.quote(word) if "=" in parts[0] and word[0] != "-" else _meant(name, value))
+            line.append(
+                shlex.quote(argument) if "=" in parts[0] and argument[0] != "-" else _meant(name, value)
+            )
     if wrong:
         command = next((part for part in line if part.startswith("labrl-")), " ".join(filter(None, line)))
         message = f"{', '.join(wrong)}: not of the form key=value, without spaces. Write: {command}"
@@ -69,35 +71,35 @@ def stray_words(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
 
 
 def _taken(left: list[str]) -> tuple[list[str], str]:
-    """Take the words from the front of `left` that belong together: as they were typed, and as one word."""
-    word = left.pop(0)
-    parts = [word]
-    while left and _goes_on(word, left[0]):
+    """Take the arguments from the front of `left` that belong together: as they were typed, and as one."""
+    argument = left.pop(0)
+    parts = [argument]
+    while left and _goes_on(argument, left[0]):
         part = left.pop(0)
         parts.append(part)
-        word += f" {part}" if _is_open(word) else part if "=" in word + part else f"={part}"
-    return parts, word
+        argument += f" {part}" if _is_open(argument) else part if "=" in argument + part else f"={part}"
+    return parts, argument
 
 
-def _goes_on(word: str, following: str) -> bool:
-    """Return whether `following` is the rest of `word`: a value, or what the shell has cut off."""
+def _goes_on(argument: str, following: str) -> bool:
+    """Return whether `following` is the rest of `argument`: a value, or what the shell has cut off."""
     if following.startswith("="):
-        return "=" not in word
-    if _is_open(word):
+        return "=" not in argument
+    if _is_open(argument):
         return True
     if not re.fullmatch(r"[^-~=][^=]*|-[\d.e+-]+", following):
         return False
-    if "=" in word or word.startswith("-"):
-        return word.endswith("=") or ("=" not in word and FLAGS.get(word) != "")
-    if word.lstrip("+") in VERBS:
+    if "=" in argument or argument.startswith("-"):
+        return argument.endswith("=") or ("=" not in argument and FLAGS.get(argument) != "")
+    if argument.lstrip("+") in VERBS:
         return following == "latest" or os.path.exists(following)
-    is_key = "." in word or word in other_names() or (config_folder() / word).is_dir()
-    return is_key and word not in other_words()
+    is_key = "." in argument or argument in other_names() or (config_folder() / argument).is_dir()
+    return is_key and argument not in other_commands()
 
 
-def _is_open(word: str) -> bool:
+def _is_open(argument: str) -> bool:
     """Return whether a bracket is not closed."""
-    return sum(map(word.count, "[{(")) > sum(map(word.count, "]})"))
+    return sum(map(argument.count, "[{(")) > sum(map(argument.count, "]})"))
 
 
 def _takes(flag: str, equals: str, value: str) -> bool:
@@ -109,13 +111,13 @@ def _takes(flag: str, equals: str, value: str) -> bool:
 
 
 def _meant(name: str, value: str) -> str:
-    """Return what to type in place of an unknown flag or a bare word. value: what follows it, or ''."""
+    """Return what to type in place of an unknown flag or bare name. value: what follows it, or ''."""
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not value and ":" in plain:
         plain, _, value = plain.partition(":")
-    words = other_words()
-    if not value and plain.lower() in words:
-        return words[plain.lower()]
+    commands = other_commands()
+    if not value and plain.lower() in commands:
+        return commands[plain.lower()]
     if plain in VERBS:
         return f"+{plain}={shlex.quote(value) or 'latest'}"
     if plain in ("agent", "env"):
@@ -132,7 +134,7 @@ def _meant(name: str, value: str) -> str:
         if owners_of(f"{node}.{plain}"):
             return f"{node}.{plain}={value or '<value>'}"
     options = [option for group in ("agent", "env", "meta") for option in options_of(group)]
-    near = nearest(name, [*FLAGS, *words, *options])
+    near = nearest(name, [*FLAGS, *commands, *options])
     if not near:
         return f"<key>={value or '<value>'}"
-    return words.get(near[0]) or option_named(near[0]) or near[0]
+    return commands.get(near[0]) or option_named(near[0]) or near[0]
