@@ -66,7 +66,7 @@ PAIRS = Chapter(
     text="""With each agent's preset: PQN in three sessions over the budget of DQN, whose scores stand above,
 and TQC beside SAC at equal frames: `make results ARGS=lunar_lander_pqn`. *Return* is the mean over the
 last 100 training episodes.""",
-    words={
+    overrides={
         name: [
             f"agent={name.rpartition('_')[2]}",
             f"env={env}",
