@@ -1,4 +1,4 @@
-"""Measure the cost of a checkpoint and of a resume: PPO, and DQN with a full replay buffer."""
+"""Measure the cost of a checkpoint and of a resume: PPO, and DQN with a replay buffer in files and in RAM."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -31,14 +32,21 @@ from labrl.trial.worker import restored_session
 
 SAVES = 7
 """Checkpoints that are timed, after a first one."""
+SAVES_OF_RAM = 1
+"""The same where each of them writes the whole replay buffer."""
 
 OVERRIDES = {
     # Frequent, so that the rollout is caught at every stage; how well it learns does not matter.
     "ppo": ["agent=ppo", "agent.epochs=1", "agent.batch_size=512", "meta.log_frequency=448"],
     # Nothing is learned: sampling writes nothing.
-    "dqn": ["agent=dqn", "agent.memory.storage=mmap", "agent.learning_starts=1e5"],
+    "dqn": ["agent=dqn", "agent.memory.storage=mmap"],
+    "dqn in RAM": ["agent=dqn", "agent.memory.storage=ram"],
 }
-TITLES = {"ppo": "PPO on Pong (16 x 128)", "dqn": "DQN on Pong, memory of {capacity:,} in files, full"}
+TITLES = {
+    "ppo": "PPO on Pong (16 x 128)",
+    "dqn": "DQN on Pong, replay buffer of {capacity:,} in files, full",
+    "dqn in RAM": "DQN on Pong, replay buffer of {capacity:,} in RAM, full",
+}
 
 
 def run(repeats: int, quick: bool) -> Report:
@@ -53,11 +61,10 @@ def run(repeats: int, quick: bool) -> Report:
     for name, measured in results.items():
         title = TITLES[name].format(capacity=capacity)
         rows += [
-            Row(
-                f"**{title}**: a checkpoint, the median of {SAVES}", [1e3 * m["save"] for m in measured], "ms"
-            ),
+            Row(f"**{title}**: a checkpoint, median", [1e3 * m["save"] for m in measured], "ms"),
             Row("the longest of them", [1e3 * m["longest"] for m in measured], "ms"),
             Row("resume: load, and replay the episodes under way", [m["resume"] for m in measured], "s"),
+            Row("largest memory of a process that resumes", [m["peak"] / 1e9 for m in measured], "GB"),
             Row("size of a checkpoint", [m["bytes"] / 1e6 for m in measured], "MB"),
         ]
     return Report("checkpoint", "Checkpoints and resume", rows)
@@ -68,55 +75,92 @@ def _measured(round_: int, **spec: Any) -> Measured:
 
 
 class Timed:
-    """Replaces a checkpoint's `_save`: times it, and ends the session after enough of them."""
+    """Replaces a checkpoint's `_save`: times it, ends the session after a first one and `count` others."""
 
-    def __init__(self, checkpoint: Checkpoint, interruption: Interruption) -> None:
+    def __init__(self, checkpoint: Checkpoint, interruption: Interruption, count: int) -> None:
         self.seconds: list[float] = []
-        self._save, self._interruption = checkpoint._save, interruption
+        self._save, self._interruption, self._count = checkpoint._save, interruption, count
 
     def __call__(self, session: Any) -> None:
         began = time.perf_counter()
         self._save(session)
         self.seconds.append(time.perf_counter() - began)
-        if len(self.seconds) > SAVES:
+        if len(self.seconds) > self._count:
             self._interruption.stop(signal.SIGINT)
 
 
-def measure(agent: str, capacity: int, frequency: int, seed: int) -> Measured:
-    """Seconds of the saves and of a resume, bytes of a checkpoint."""
+def measure(agent: str, capacity: int, frequency: int, seed: int, folder: str | None = None) -> Measured:
+    """Seconds of the saves and of a resume, bytes of a checkpoint and of memory.
+
+    folder: of a run to resume, None to begin one and to resume it in a process of its own.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()
     overrides = [*OVERRIDES[agent], "env=pong", f"seed={seed}", "env.max_frame=1e7", "meta.device=cpu"]
     overrides += ["meta.progress=false", "meta.tensorboard=false", "wandb=disabled"]
-    if agent == "dqn":
+    if agent != "ppo":
         overrides += [f"agent.memory.capacity={capacity}", f"meta.log_frequency={frequency}"]
-        overrides += [f"env.num_envs={NUM_ENVS}"]
+        overrides += [f"env.num_envs={NUM_ENVS}", f"agent.learning_starts={min(capacity, 100_000)}"]
     config = resolve(compose(overrides))
-    folder = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
+    if folder is not None:
+        return _resumed(config, RunFolder(Path(folder)).session(0))
+    root = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
     try:
-        return _timed(config, RunFolder.create(folder / "run").session(0), capacity, agent == "dqn")
+        run = RunFolder.create(root / "run")
+        saved = _saved(config, run.session(0), capacity, agent)
+        spec = {"agent": agent, "capacity": capacity, "frequency": frequency, "seed": seed}
+        return saved | alone("benchmarks.checkpoint", **spec, folder=str(run.path))
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(root)
 
 
-def _timed(config: TrialConfig, folder: SessionFolder, capacity: int, with_memory: bool) -> Measured:
-    session = Session(config, 0, folder, available_cpus())
-    if with_memory:
-        _fill(session, capacity)
-    checkpoint: Any = next(part for part in session.callbacks if isinstance(part, Checkpoint))
-    timed = checkpoint._save = Timed(checkpoint, session.interruption)
-    session.run()
+def _saved(config: TrialConfig, folder: SessionFolder, capacity: int, agent: str) -> Measured:
+    with contextlib.closing(Session(config, 0, folder, available_cpus())) as session:
+        if agent != "ppo":
+            _fill(session, capacity)
+        checkpoint: Any = next(part for part in session.callbacks if isinstance(part, Checkpoint))
+        count = SAVES_OF_RAM if agent == "dqn in RAM" else SAVES
+        timed = checkpoint._save = Timed(checkpoint, session.interruption, count)
+        session.run()
     newest = max(folder.checkpoints.glob("frame_*"))
-    began = time.perf_counter()
-    with contextlib.closing(restored_session(config, 0, folder, available_cpus())):
-        resume = time.perf_counter() - began
-    saves = sorted(timed.seconds[1 : SAVES + 1])
+    saves = sorted(timed.seconds[1 : count + 1])
     return {
         "save": saves[len(saves) // 2],
         "longest": saves[-1],
-        "resume": resume,
         "bytes": sum(file.stat().st_size for file in newest.iterdir()),
     }
+
+
+def _resumed(config: TrialConfig, folder: SessionFolder) -> Measured:
+    began = time.perf_counter()
+    with Peak() as peak, contextlib.closing(restored_session(config, 0, folder, available_cpus())):
+        resume = time.perf_counter() - began
+    return {"resume": resume, "peak": peak.bytes}
+
+
+class Peak:
+    """Watches the memory of this process inside a `with` block.
+
+    Pages of files that are only read do not count: the system takes them back when it needs room.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            status = Path("/proc/self/status").read_text()
+            self.bytes = max(self.bytes, 1024 * int(status.partition("RssAnon:")[2].split()[0]))
 
 
 def _fill(session: Session, capacity: int) -> None:

@@ -78,8 +78,8 @@ last 100 training episodes.""",
             ("lunar_lander_pqn", "lunar_lander", "3e5", 3),
             ("pendulum_10k_sac", "pendulum", "1e4", 2),
             ("pendulum_10k_tqc", "pendulum", "1e4", 2),
-            ("bipedal_walker_sac", "bipedal_walker", "1e5", 1),
-            ("bipedal_walker_tqc", "bipedal_walker", "1e5", 1),
+            ("bipedal_walker_sac", "bipedal_walker", "5e4", 1),
+            ("bipedal_walker_tqc", "bipedal_walker", "5e4", 1),
         )
     },
 )
