@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -46,7 +48,27 @@ def numbers(rng: np.random.Generator, *shape: int) -> Any:
     return rng.standard_normal(shape, np.float32)
 
 
-def assert_as_torch(network: nn.Module, *inputs: Any, rows: int, **asked: Any) -> None:
+class InParts:
+    """The kernel of an actor-critic for the rows of a rollout, which are computed some at a time."""
+
+    def __init__(self, network: nn.Module, at_once: int) -> None:
+        self._kernel: Any = kernel_of(network)
+        self._at_once = at_once
+
+    def forward(self, observation: Any) -> Any:
+        rollout = self._kernel.kept(len(observation))
+        for begin in range(0, len(observation), self._at_once):
+            part = observation[begin : begin + self._at_once]
+            found = rollout.compute(part, None, rows=slice(begin, begin + len(part)))
+            assert len(found.parameters) == len(found.value) == len(part)
+        assert rollout.complete == len(observation)
+        self.backward = rollout.backward
+        return rollout.forward(observation)
+
+
+def assert_as_torch(
+    network: nn.Module, *inputs: Any, rows: int, by: Callable[..., Any] = kernel_of, **asked: Any
+) -> None:
     """Outputs and gradients are those of a copy in double precision, for two numbers of rows in turn.
 
     Gradients are compared by the norm of the difference, since single numbers of them may be sums that
@@ -62,7 +84,7 @@ def assert_as_torch(network: nn.Module, *inputs: Any, rows: int, **asked: Any) -
         if isinstance(part, Numbers):
             part.register_forward_hook(lambda module, inputs, output: output.double())
     FlatParameters(network)
-    kernel = kernel_of(network)
+    kernel = by(network)
     for size in (rows, max(rows // 2, 1), rows):
         given = [each[:size] for each in inputs]
         with torch.no_grad():
@@ -109,6 +131,7 @@ def test_policies_and_values(
     observation = numbers(np.random.default_rng(rows), rows, size)
     if has_value:
         assert_as_torch(network, observation, rows=rows)
+        assert_as_torch(network, observation, rows=rows, by=partial(InParts, at_once=size))
     else:
         assert_as_torch(network, observation, rows=rows, value=False)
 

@@ -104,6 +104,7 @@ class A2C(PolicyAgent):
             and not recurrent
             and self.learner.keep_outputs(config.horizon * spaces.num_envs)
         )
+        self.values_too |= self.keeps_outputs
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:

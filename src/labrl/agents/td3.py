@@ -107,7 +107,8 @@ class TD3(ReplayAgent):
             action = self.actions.random(len(observation.array), self.policy_stream)
         else:
             best = np.tanh(self.policy.forward(self.layout(observation.array)))
-            action = np.clip(best + self._noise.sample(self._clock.frame, self.policy_stream), -1, 1)
+            action = best + self._noise.sample(self._clock.frame, self.policy_stream)
+            action = np.minimum(np.maximum(action, -1), 1)
         self._observation, self._action = observation.array, action
         environments: NDArray = self.actions.to_env(action)
         return environments

@@ -208,6 +208,7 @@ class ClassicControl(Backend):
         self._first_cut = limit
         """The first step in which an episode may reach the limit."""
         self._seen = np.zeros((num_envs, *(self.observation_space.shape or ())), np.float32)
+        self._none_cut = np.zeros(num_envs, np.bool_)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
@@ -225,10 +226,9 @@ class ClassicControl(Backend):
         self._states[:] = states
         self._steps += 1
         self._seen = np.array(seen, np.float32)
+        cut = self._none_cut
         if self._steps >= self._first_cut:
             cut = self._steps - self._began >= self._limit
-        else:
-            cut = np.zeros(self.num_envs, np.bool_)
         ended = np.array(over, np.bool_)
         return Transition(self._seen, np.array(rewards, np.float64), ended, cut, ended)
 

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.learning.flat import FlatParameters, Network
-from labrl.learning.kernels.networks import Kernel, UnknownNetworkError, WatchedKernel, kernel_of
+from labrl.learning.kernels.networks import (
+    ActorCriticKernel,
+    Kernel,
+    RolloutKernel,
+    UnknownNetworkError,
+    WatchedKernel,
+    kernel_of,
+)
 from labrl.networks.spaces import Spaces, sees_images
 
 if TYPE_CHECKING:
@@ -206,6 +213,7 @@ class Learner(Generic[Network]):
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
         self._kernel = WatchedKernel(None)
+        self._kept: RolloutKernel | None = None
         self._beside = SecondHalf() if num_threads > 1 and not whole_minibatches else None
         self._note: Callable[[str], None] | None = compute.note
         if compute.compiled:
@@ -231,7 +239,11 @@ class Learner(Generic[Network]):
         """
         kernel = self._kernel.now
         if kernel is not None:
-            output = kernel.forward(*inputs, **options)
+            kept = None if rows is None else self._kept
+            if kept is not None and kept.kernel is kernel and rows is not None:
+                output: Any = kept.compute(*inputs, rows=rows)
+            else:
+                output = kernel.forward(*inputs, **options)
             # The next call overwrites what the kernel gives.
             return output.copy() if isinstance(output, np.ndarray) else type(output)._make(map(_copy, output))
         tensors = map(self.tensor, inputs)
@@ -262,7 +274,9 @@ class Learner(Generic[Network]):
             # What is not finite is noticed by the gradient's norm.
             with torch.no_grad(), np.errstate(all="ignore"):
                 if self._beside is None:
-                    found = by_hand(kernel, minibatch)
+                    found = by_hand(
+                        self._kept_by(kernel, len(minibatch)) if rows is not None else kernel, minibatch
+                    )
                 else:
                     found = self._beside.gradient(by_hand, kernel, minibatch, self.flat.gradient)
                 statistics = torch.from_numpy(found)
@@ -274,6 +288,8 @@ class Learner(Generic[Network]):
 
     def step(self, lr: float) -> float:
         """Make one update at learning rate `lr`. Returns the norm of the gradient before it was limited."""
+        if self._kept is not None:
+            self._kept.drop()
         return self._optimizer.step(lr)
 
     def keep_outputs(self, num_rows: int) -> bool:
@@ -282,7 +298,18 @@ class Learner(Generic[Network]):
         num_rows: rows of the rollout. Returns whether that is possible and worth it here; if not, `rows` is
         to be left out.
         """
-        return False
+        kernel = self._kernel.now
+        if isinstance(kernel, ActorCriticKernel) and self._beside is None and self._noise is None:
+            self._kept = kernel.kept(num_rows)
+        return self._kept is not None
+
+    def _kept_by(self, kernel: Kernel, num_rows: int) -> Kernel:
+        """Return the kernel with what it has kept; without it where rows are missing or weights may have
+        changed."""
+        kept = self._kept
+        if kept is None or kept.kernel is not kernel or kept.complete != num_rows or self.flat.shared:
+            return kernel
+        return kept
 
     def twin(self) -> tuple[Network, Tensor]:
         """Return a copy of the network with weights of its own and no gradient, and these weights. [size]"""

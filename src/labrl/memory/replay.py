@@ -203,16 +203,22 @@ class FrameRing:
                 if ended.any():
                     self.begin(first[number][ended], np.flatnonzero(ended))
             return newest, following
-        count = 1 + over
-        following = self.head + count.cumsum(axis=0) - count
-        self.head += count.sum(axis=0)
+        following = self.head + np.arange(len(over))[:, None]
+        self.head += len(over)
+        some_ended = np.count_nonzero(over) > 0
+        if some_ended:  # the first observation of the next episode lies between
+            ended = over.cumsum(axis=0)
+            self.head += ended[-1]
+            following += ended
+            following -= over
         # `written` before the frames, so that a process that dies in between has not said too little.
         np.maximum(self.written, self.head, out=self.written)
         new = _stacked(after).reshape(*over.shape, *self.frame)
         self._flat[following % self.length + self._start] = new
-        for number, env in np.argwhere(over).tolist():
-            place = (following[number, env] + 1) % self.length
-            self.frames[env, place] = first[number][env]
+        if some_ended:
+            for number, env in np.argwhere(over).tolist():
+                place = (following[number, env] + 1) % self.length
+                self.frames[env, place] = first[number][env]
         return following - 1, following
 
     def _follow(self, before: NDArray, after: NDArray) -> None:
@@ -429,7 +435,10 @@ class Replay:
         rewards, terminations, overs, nexts, firsts, next_masks = zip(*map(_OUTCOME, steps), strict=True)
         self._waiting.clear()
         first = self.steps - len(steps)
-        slots = np.arange(first, self.steps) % self.slots
+        place = first % self.slots
+        slots: Any = slice(place, place + len(steps))  # which is written in less time than an array of places
+        if slots.stop > self.slots:
+            slots = np.arange(first, self.steps) % self.slots
         over = _stacked(overs)  # [steps, num_envs], as all that follow
         terminated = _stacked(terminations)
         cut = terminated | over
@@ -445,9 +454,10 @@ class Replay:
         if self._masked:
             columns["mask"][slots] = _stacked(masks)
             columns["next_mask"][slots] = _stacked(next_masks)
-        last_cut = (cut * np.arange(first + 1, self.steps + 1)[:, None]).max(axis=0)
         np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
-        np.maximum(self.complete, last_cut, out=self.complete)
+        if np.count_nonzero(cut):
+            last_cut = (cut * np.arange(first + 1, self.steps + 1)[:, None]).max(axis=0)
+            np.maximum(self.complete, last_cut, out=self.complete)
         np.maximum(self.oldest, self.steps - self.live, out=self.oldest)
         if self._may_lack_frames:
             self._drop_without_frames()
@@ -523,10 +533,10 @@ class Replay:
     def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw environment and step of `count` transitions. [count] each"""
         counts = self.complete - self.oldest
-        ends = counts.cumsum()
-        place = self.generator.integers(0, ends[-1], count)
         if self.num_envs == 1:
-            return np.zeros(count, np.int64), place + self.oldest
+            return np.zeros(count, np.int64), self.generator.integers(0, int(counts[0]), count) + self.oldest
+        ends = counts.cumsum()
+        place = self.generator.integers(0, int(ends[-1]), count)
         env = ends.searchsorted(place, side="right")
         return env, place + (self.oldest + counts - ends)[env]
 

@@ -44,14 +44,10 @@ def generalized_advantages(
     termination only; the sum of errors stops wherever the next row is not the successor state, and at
     a lost life, which ends the problem the learner sees.
     """
-    advantage = np.zeros_like(reward, dtype=np.float32)
-    error = reward + gamma * next_value * ~terminated - value
+    advantage = (reward + gamma * next_value * ~terminated - value).astype(np.float32, copy=False)
     decay = np.float32(gamma * gae_lambda) * ~(terminated | episode_over)
-    following = np.zeros(reward.shape[1], np.float32)
-    for now, kept, here in zip(error[::-1], decay[::-1], advantage[::-1], strict=True):
-        np.multiply(kept, following, out=here)
-        here += now
-        following = here
+    for t in range(len(advantage) - 2, -1, -1):  # A_t = error_t + decay_t A_{t+1}
+        advantage[t] += decay[t] * advantage[t + 1]
     return advantage
 
 
@@ -336,7 +332,8 @@ class Rollout:
         arrays, t = self._arrays, self.t
         reward, value = arrays["reward"][:t], arrays["value"][:t]
         terminated, episode_over = arrays["terminated"][:t], arrays["episode_over"][:t]
-        next_value = np.concatenate([value[1:], beyond[None, : self.num_envs]])
+        next_value = np.empty_like(value)
+        next_value[:-1], next_value[-1] = value[1:], beyond[: self.num_envs]
         for cut, final in zip(self.cuts, beyond[self.num_envs :], strict=True):
             next_value[cut.t, cut.env] = final
         return self.rows(
@@ -353,11 +350,16 @@ class Rollout:
         """
         value, length = self.rows("value"), self.sequence_length
         mask = self.rows("mask") if "mask" in self._arrays else None
-        old = np.zeros_like(value) if log_prob is None else log_prob.numpy()
         # One array for all: what is read of them later is read together.
-        small = torch.from_numpy(np.stack([advantage, advantage + value, value, old]))
-        columns = small.to(device).unbind()
+        small = np.zeros((4, len(value)), np.float32)
+        small[0], small[2] = advantage, value
+        np.add(advantage, value, out=small[1])
+        if log_prob is not None:
+            small[3] = log_prob.numpy()
+        columns = torch.from_numpy(small).to(device).unbind()
         over = self.rows("episode_over").reshape(-1, length)
+        start = np.zeros_like(over)
+        start[:, 1:] = over[:, :-1]
         return Minibatch(
             observations=torch.from_numpy(self.rows("observation")).to(device),
             rows=None,
@@ -370,7 +372,7 @@ class Rollout:
             sequence_length=length,
             state=torch.from_numpy(self._state.reshape(len(over), self._state.shape[2])).to(device),
             # At the first row of a sequence the state is 0 where an episode begins.
-            start=np.concatenate([np.zeros_like(over[:, :1]), over[:, :-1]], axis=1),
+            start=start,
         )
 
     @property
@@ -389,6 +391,8 @@ class Rollout:
         which: name of an array, or another one, [horizon, num_envs, ...].
         """
         array = self._arrays[which] if isinstance(which, str) else which
+        if self.sequence_length == 1:
+            return array.reshape(-1, *array.shape[2:])
         parts = array.reshape(-1, self.sequence_length, *array.shape[1:])  # sequences of each, length, ...
         return parts.swapaxes(1, 2).reshape(-1, *array.shape[2:])
 

@@ -111,7 +111,7 @@ class BoxActions:
     def to_env(self, action: NDArray) -> NDArray:
         """Rescale to the bounds. [n, size] -> [n, *action]"""
         # A rounding error beyond the bounds would be refused by some environments.
-        scaled = np.clip(self._middle + action * self.half, self._low, self._high)
+        scaled = np.minimum(np.maximum(self._middle + action * self.half, self._low), self._high)
         if self._whole:  # cutting off what follows the point would favour 0
             scaled = np.rint(scaled)
         return scaled.astype(self._dtype, copy=False).reshape(-1, *self._shape)

@@ -39,7 +39,7 @@ PATIENCE = 1.0
 """Seconds to wait for a process prepared at low priority before the work is done again at the usual one."""
 
 GO = "make the report\n"
-"""Override that a prepared process waits for; at the end of its standard input it exits without a report."""
+"""Line that a prepared process waits for; at the end of its standard input it exits without a report."""
 
 MOST_WARNINGS = 8
 """Messages that a terminal shows."""
@@ -87,11 +87,11 @@ def make_report(folder: Path, prepared: subprocess.Popen[str] | None = None) -> 
     return None
 
 
-def _started(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+def _started(folder: Path, *flags: str) -> subprocess.Popen[str]:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return subprocess.Popen(
-        [sys.executable, "-m", "labrl.trial.reporting", str(folder), *overrides],
-        stdin=subprocess.PIPE if overrides else subprocess.DEVNULL,
+        [sys.executable, "-m", "labrl.trial.reporting", str(folder), *flags],
+        stdin=subprocess.PIPE if flags else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -238,17 +238,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.reporting", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder or an experiment folder")
     parser.add_argument("--wait", action="store_true", help="begin when a line comes from the standard input")
-    overrides = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     try:
-        is_run = (overrides.folder / MARKER).exists()
-        if overrides.wait and not _told_to_begin(overrides.folder):
+        is_run = (args.folder / MARKER).exists()
+        if args.wait and not _told_to_begin(args.folder):
             return DONE
         from labrl.analysis.report.build import build
 
         if is_run:
-            record_changes(RunFolder.open(overrides.folder))
-            baseline.ensure_baseline(overrides.folder)
-        print(build(overrides.folder).path)
+            record_changes(RunFolder.open(args.folder))
+            baseline.ensure_baseline(args.folder)
+        print(build(args.folder).path)
     except LabrlError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -53,18 +53,18 @@ def typed_command() -> Typed:
     """The command that started this process: under torchrun that of its parent, where the system tells it."""
     if Launch.here() is not None:
         try:
-            overrides = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
+            arguments = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
         except (OSError, UnicodeDecodeError):
-            overrides = []
-        if any("torchrun" in override or override.startswith("torch.distributed") for override in overrides):
-            return as_typed(overrides)
+            arguments = []
+        if any("torchrun" in one or one.startswith("torch.distributed") for one in arguments):
+            return as_typed(arguments)
     return as_typed(sys.orig_argv)
 
 
 def refuse_torchrun(what: str) -> None:
     """Raise InputError where torchrun has started this process: `what` is for one that is alone.
 
-    what: the override of the command line, or the key with its value.
+    what: the argument of the command line, or the key with its value.
     """
     if (launch := Launch.here()) is not None:
         raise InputError(
@@ -172,7 +172,7 @@ class Group:
             dist.destroy_process_group()
 
     def fail(self, error: BaseException) -> None:
-        """Another rank: leave override of what ended it, hang up, and give rank 0 the time to record it."""
+        """Another rank: leave a note of what ended it, hang up, and give rank 0 the time to record it."""
         self._store.set(_FAILED, f"rank {self.ranks.rank} failed: {type(error).__name__}: {error}")
         self.leave()
         until = time.monotonic() + _PATIENCE

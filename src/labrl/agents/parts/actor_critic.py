@@ -178,7 +178,7 @@ class ReplayAgent(Agent):
         """Learners, their learning rates and the names of their averages, of which the last is that of the
         gradient's norm."""
         # Exponential averages, by the name of their last statistic.
-        self._averages: dict[str, NDArray[np.float64]] = {}
+        self._averages: dict[str, list[float]] = {}
 
     @classmethod
     def check_config(cls, config: Any, env: Any) -> None:
@@ -245,9 +245,11 @@ class ReplayAgent(Agent):
         norm = learner.step(value_at(lr, frame))
         if not math.isfinite(norm):
             check_finite(frame, {names[0]: values[0], names[-1]: norm})
-        latest = np.array([*values, norm])
+        latest = [*values, norm]
         before = self._averages.get(names[-1], latest)
-        self._averages[names[-1]] = before + AVERAGING * (latest - before)
+        self._averages[names[-1]] = [
+            old + AVERAGING * (new - old) for old, new in zip(before, latest, strict=True)
+        ]
         self.experience.updates += name == "critics"
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
@@ -290,8 +292,7 @@ class ReplayAgent(Agent):
     def averages(self, name: str) -> dict[str, float]:
         """Return the averages of a learner's statistics, nan before the first update."""
         names = self.follows[name][2]
-        averages = self._averages.get(names[-1], np.full(len(names), math.nan))
-        return dict(zip(names, averages.tolist(), strict=True))
+        return dict(zip(names, self._averages.get(names[-1], [math.nan] * len(names)), strict=True))
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the networks that learn, and their targets."""
@@ -316,7 +317,7 @@ class ReplayAgent(Agent):
             "critics": self.critics.state_dict(),
             "targets": {name: target.network.state_dict() for name, target in self.targets.items()},
             "experience": self.experience.state_dict(),
-            "averages": {name: each.tolist() for name, each in self._averages.items()},
+            "averages": {name: list(each) for name, each in self._averages.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -326,7 +327,7 @@ class ReplayAgent(Agent):
         for name, target in self.targets.items():
             target.network.load_state_dict(state["targets"][name])
         self.experience.load_state_dict(state["experience"])
-        self._averages = {name: np.array(each, np.float64) for name, each in state["averages"].items()}
+        self._averages = {name: list(each) for name, each in state["averages"].items()}
 
     def close(self) -> None:
         """End the worker threads, and write out what the replay buffer has in files."""

@@ -135,7 +135,7 @@ class PolicyAgent(Agent):
         self._stream = streams.numpy("policy")
         # Values come with the policy from one torso, and must follow the state; others are computed all at
         # once.
-        self._values_too = self.network.shared or self.network.state_size > 0
+        self.values_too = self.network.shared or self.network.state_size > 0
         self._state = np.zeros((spaces.num_envs, self.network.state_size), np.float32)
         self._evaluation_state = self._state
         self._next: NDArray | None = None  # the observation after the last row of the rollout
@@ -162,13 +162,13 @@ class PolicyAgent(Agent):
         inputs, before, rollout = self.network.layout(observation.array), self._state, self.rollout
         first = rollout.t * rollout.num_envs
         rows = slice(first, first + rollout.num_envs) if self.keeps_outputs else None
-        output = self.learner.forward(inputs, before, rows=rows, value=self._values_too)
+        output = self.learner.forward(inputs, before, rows=rows, value=self.values_too)
         parameters, value, self._state = output
         if observation.mask is not None:
             parameters = masked(parameters, observation.mask)
         action = self.distribution.sample(parameters, self._stream)
         self._choice = observation.array, action, observation.mask
-        known = value if self._values_too else 0.0
+        known = value if self.values_too else 0.0
         rollout.add_choice(inputs, action, parameters, known, observation.mask, before)
         return self.distribution.to_env(action)
 
@@ -188,7 +188,7 @@ class PolicyAgent(Agent):
         """
         rollout = self.rollout
         assert self._next is not None
-        if not self._values_too:
+        if not self.values_too:
             # The network's own updates come after the last row, so all values are computed in one pass.
             rollout.set_values(self.values(rollout.rows("observation")))
         beyond = self.values(*rollout.beyond(self.network.layout(self._next), self._state))
@@ -249,7 +249,7 @@ class PolicyAgent(Agent):
         inputs = self.network.layout(observation.array)
         start = np.ones(len(inputs), np.bool_) if observation.start is None else observation.start
         before = forgotten(self._evaluation_state, start, self.network.state_size)
-        output = self.learner.forward(inputs, before, value=self._values_too)
+        output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, _, self._evaluation_state = output
         return parameters if observation.mask is None else masked(parameters, observation.mask)
 

@@ -26,8 +26,13 @@ MOST_NUMPY_PRODUCTS = 2**17, 8000
 """Products of a matrix by a matrix and by a vector up to which NumPy multiplies: a call of it is shorter, but
 for larger matrices OpenBLAS would start threads, which would compete with those of torch."""
 
+MOST_NUMPY_RELU_ELEMENTS, MOST_NUMPY_RELU_GRADIENTS = 4096, 20_000
+"""Numbers of an array up to which NumPy computes a ReLU, and the gradient through one."""
+
 MOST_TANH_ELEMENTS = 4096
 """Numbers of an array up to which NumPy's tanh is quicker than what replaces it in `_tanh`."""
+
+ALL = slice(None)
 
 _aten: Any = torch.ops.aten
 
@@ -145,6 +150,10 @@ class Pass:
         """Operations that compute `outputs` from `inputs`."""
         self._gradients: list[Tensor] = []  # of what each layer but the first reads
 
+    def operations_of(self, rows: slice) -> list[Operation]:
+        """Return operations that compute some rows of `outputs` from the same rows of `inputs`."""
+        return [operation for layer in self._layers for operation in layer.forward(rows)]
+
     @cached_property
     def backward_operations(self) -> list[Operation]:
         """Operations that compute the gradients of the weights and of the inputs from `output_gradient`."""
@@ -181,22 +190,25 @@ class _Bound:
         in_place = layer.activation is None or not ACTIVATIONS[type(layer.activation)].needs_inputs
         self.outputs = self._normalized if in_place else torch.zeros(shape)
 
-    def forward(self) -> Iterator[Operation]:
-        layer, linear, normalized = self._layer, self._linear, self._normalized
-        yield from products(self._inputs, layer.weight.value, linear)
+    def forward(self, rows: slice = ALL) -> Iterator[Operation]:
+        layer = self._layer
+        inputs, linear, normalized, outputs, mean, inverse = (
+            buffer[..., rows, :]
+            for buffer in (self._inputs, self._linear, self._normalized, self.outputs, *self._statistics)
+        )
+        yield from products(inputs, layer.weight.value, linear)
         if linear.numel() <= MOST_NUMPY_ELEMENTS:
             yield partial(np.add, linear.numpy(), layer.bias.value.numpy(), out=linear.numpy())
         else:
             yield partial(torch.add, linear, layer.bias.value, out=linear)
         if layer.norm is not None:
             gain, shift, eps = layer.norm
-            mean, inverse = self._statistics
             yield partial(
                 _aten.native_layer_norm.out, linear, [linear.shape[-1]], gain.value, shift.value, eps,
                 out0=normalized, out1=mean, out2=inverse,
             )  # fmt: skip
         if layer.activation is not None:
-            yield ACTIVATIONS[type(layer.activation)].forward(layer.activation, normalized, self.outputs)
+            yield ACTIVATIONS[type(layer.activation)].forward(layer.activation, normalized, outputs)
 
     def backward(self, gradient: Tensor, before: Tensor | None, ones: Tensor | None) -> Iterator[Operation]:
         """gradient: of the outputs, overwritten; before: where that of the inputs goes; ones: [1, rows], None
@@ -263,6 +275,28 @@ def _tanh(module: Any, x: Tensor, y: Tensor) -> Operation:
     return by_sigmoid
 
 
+def _relu(module: Any, x: Tensor, y: Tensor) -> Operation:
+    """Write max(x, 0)."""
+    if x.numel() > MOST_NUMPY_RELU_ELEMENTS:
+        return partial(torch.relu_, y)
+    # With an array of zeros: the maximum with one number is not vectorized.
+    return partial(np.maximum, y.numpy(), np.zeros(y.shape, np.float32), out=y.numpy())
+
+
+def _relu_backward(module: Any, g: Tensor, x: Tensor, y: Tensor) -> Operation:
+    """Write g [y > 0]."""
+    if x.numel() > MOST_NUMPY_RELU_GRADIENTS:
+        return partial(_aten.threshold_backward.grad_input, g, y, 0, grad_input=g)
+    gradient, values, positive = g.numpy(), y.numpy(), np.zeros(y.shape, np.bool_)
+    zero = np.float32(0)
+
+    def by_mask() -> None:
+        np.greater(values, zero, out=positive)
+        np.multiply(gradient, positive, out=gradient)
+
+    return by_mask
+
+
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: Activation(
         _tanh,
@@ -270,8 +304,8 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
         needs_inputs=False,
     ),
     nn.ReLU: Activation(
-        lambda module, x, y: partial(torch.relu_, y),
-        lambda module, g, x, y: partial(_aten.threshold_backward.grad_input, g, y, 0, grad_input=g),
+        _relu,
+        _relu_backward,
         needs_inputs=False,
     ),
     nn.ELU: Activation(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.learning.kernels.mlp import ACTIVATIONS, Layer, Operation, Pass, Weight
+from labrl.learning.kernels.mlp import ACTIVATIONS, ALL, Layer, Operation, Pass, Weight
 from labrl.networks.actor_critic import ActorCritic, ActorCriticOutput, GaussianHead
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.layers import Normalized, Output
@@ -112,7 +112,7 @@ class ActorCriticKernel:
     def __init__(self, network: ActorCritic) -> None:
         if network.state_size:
             raise UnknownNetworkError("it is recurrent")
-        self._reader, self._policy_torso = _torso(network.policy_torso)
+        self.reader, self._policy_torso = _torso(network.policy_torso)
         self._value_torso = _torso(network.value_torso)[1]
         self._one_torso, self._has_value = network.one_torso, network.has_value
         self._policy_head = list(_layers(network.policy_head))
@@ -127,13 +127,17 @@ class ActorCriticKernel:
             self._log_std = Weight.of(network.policy_head.log_std)
         self._buffers = Buffers(self._make_buffers)
 
+    def kept(self, num_rows: int) -> RolloutKernel:
+        """Return this kernel with buffers for `num_rows` rows that are computed in parts."""
+        return RolloutKernel(self, self._make_buffers(num_rows, policy=True, value=True))
+
     def forward(
         self, observation: Any, state: Any = None, *others: None, policy: bool = True, value: bool = True
     ) -> ActorCriticOutput:
         """Compute distribution parameters [rows, num_outputs] and values [rows], as far as asked for."""
         buffers = self._buffers
         at = buffers.last = buffers.at(len(observation), policy, value)
-        self._reader(observation, at.inputs)
+        self.reader(observation, at.inputs)
         for operation in at.forward:
             operation()
         return ActorCriticOutput(at.parameters, at.values, state)  # type: ignore[arg-type]  # arrays
@@ -144,7 +148,10 @@ class ActorCriticKernel:
         parameters: gradient of the distribution parameters, [rows, num_outputs]; value: that of the values,
         [rows], None where they are not learned.
         """
-        at = self._buffers.last
+        self.backward_at(self._buffers.last, parameters, value)
+
+    def backward_at(self, at: _ActorCriticBuffers, parameters: NDArray, value: NDArray | None) -> None:
+        """Compute the gradients of all weights as `backward`, after a forward pass with the buffers `at`."""
         if self._log_std is not None:
             parameters, log_std = np.split(parameters, 2, axis=1)
             if self._log_std.gradient is not None:
@@ -156,7 +163,7 @@ class ActorCriticKernel:
 
     def _make_buffers(self, rows: int, policy: bool, value: bool) -> _ActorCriticBuffers:
         """Make the buffers and operations of the parts that are asked for."""
-        inputs, nothing = torch.zeros(rows, self._reader.size), np.zeros(rows, np.float32)
+        inputs, nothing = torch.zeros(rows, self.reader.size), np.zeros(rows, np.float32)
         learned = value and self._has_value
         # The first head adds up what both give to one torso.
         merged: list[Operation] = []
@@ -176,17 +183,20 @@ class ActorCriticKernel:
             seen = [(torso.outputs, torso.output_gradient) for torso in torsos]
         heads = [self._policy_head] * policy + [self._value_head] * learned
         own = [Pass(head, *what) for head, what in zip(heads, seen, strict=False)]
-        forward = [operation for part in (*torsos, *own) for operation in part.forward_operations]
-        parameters = None
-        if policy:
-            parameters = means = own[0].outputs.numpy()
-            if self._log_std is not None:
-                parameters = np.zeros((rows, 2 * means.shape[1]), np.float32)
-                left, right = np.split(parameters, 2, axis=1)
-                forward += [
-                    partial(np.copyto, left, means),
+        parameters = means = own[0].outputs.numpy() if policy else None
+        if means is not None and self._log_std is not None:
+            parameters = np.zeros((rows, 2 * means.shape[1]), np.float32)
+
+        def forward_of(some: slice) -> list[Operation]:
+            operations = [operation for part in (*torsos, *own) for operation in part.operations_of(some)]
+            if means is not None and parameters is not None and self._log_std is not None:
+                left, right = np.split(parameters[some], 2, axis=1)
+                operations += [
+                    partial(np.copyto, left, means[some]),
                     partial(np.copyto, right, self._log_std.value.numpy()),
                 ]
+            return operations
+
         backward: list[Operation] = []
         if policy and learned == self._has_value:
             heads_back = [operation for part in own for operation in part.backward_operations]
@@ -199,9 +209,57 @@ class ActorCriticKernel:
             values=own[-1].outputs.numpy()[:, 0] if learned else nothing if value else None,
             parameter_gradient=gradients[0],
             value_gradient=gradients[-1][:, 0] if learned else nothing.copy(),
-            forward=forward,
+            forward=forward_of(ALL),
             backward=backward,
+            forward_of=forward_of,
         )
+
+
+class RolloutKernel:
+    """The kernel of an actor-critic whose forward pass over some rows is done in parts, one after the other.
+
+    A gradient by the same weights then need not compute it again.
+    """
+
+    def __init__(self, kernel: ActorCriticKernel, buffers: _ActorCriticBuffers) -> None:
+        self.kernel, self._buffers = kernel, buffers
+        self._read = np.zeros_like(buffers.inputs)
+        self._operations_of = cache(lambda begin, end: buffers.forward_of(slice(begin, end)))
+        self._count = 0  # rows that were computed by the present weights
+
+    @property
+    def complete(self) -> int:
+        """Number of rows, if all were computed since they were last dropped, else 0."""
+        return self._count if self._count == len(self._buffers.inputs) else 0
+
+    def drop(self) -> None:
+        """Begin again, because the weights have changed."""
+        self._count = 0
+
+    def compute(self, observation: Any, state: Any, rows: slice) -> ActorCriticOutput:
+        """Compute some rows, which follow those of the call before. [rows, ...]"""
+        self._count = rows.stop if rows.start in (0, self._count) else -1
+        at = self._buffers
+        self.kernel.reader(observation, at.inputs[rows])
+        for operation in self._operations_of(rows.start, rows.stop):
+            operation()
+        assert at.parameters is not None
+        assert at.values is not None
+        return ActorCriticOutput(at.parameters[rows], at.values[rows], state)  # type: ignore[arg-type]  # arrays
+
+    def forward(self, observation: Any, *others: None) -> ActorCriticOutput:
+        """Return what was computed of all rows; compute it where these are not the observations acted on."""
+        at = self._buffers
+        self.kernel.reader(observation, self._read)
+        if not np.array_equal(self._read, at.inputs):
+            np.copyto(at.inputs, self._read)
+            for operation in at.forward:
+                operation()
+        return ActorCriticOutput(self._buffers.parameters, self._buffers.values, None)  # type: ignore[arg-type]
+
+    def backward(self, parameters: NDArray, value: NDArray | None = None) -> None:
+        """Compute the gradients of all weights, as the kernel does."""
+        self.kernel.backward_at(self._buffers, parameters, value)
 
 
 @dataclass(frozen=True)
@@ -217,6 +275,8 @@ class _ActorCriticBuffers:
     forward: list[Operation]
     backward: list[Operation]
     """Empty where not all parts of the network are computed."""
+    forward_of: Callable[[slice], list[Operation]]
+    """Returns the forward operations of some rows."""
 
 
 class QNetworkKernel:
